@@ -68,10 +68,11 @@ def test_what_fits_above_a_wrong_result_does_not_count() -> None:
     assert known[4096] == "wrong"
 
 
-def test_what_fits_above_a_lack_of_memory_counts() -> None:
+def test_what_fits_above_a_lack_of_memory_counts_and_above_a_wrong_result_does_not() -> None:
     """As where a library has another, leaner kernel for long sequences."""
     known: dict[int, Outcome] = {4096: "stops", 8192: "fits", 16384: "stops"}
     assert bracket(known) == Bracket(8192, 16384)
+    assert bracket({128: "fits", 256: "wrong", 512: "fits"}) == Bracket(128, 256)
 
 
 def test_a_library_that_refuses_all_but_powers_of_two_is_searched_further() -> None:
@@ -87,14 +88,3 @@ def test_a_search_goes_on_from_what_is_known() -> None:
     for count in range(1, len(tried)):
         known = {size: whole[size] for size in tried[:count]}
         assert next_size(known, SIZES, 64 * 1024) == tried[count]
-
-
-def test_batches() -> None:
-    sizes, known = grid(1), {}
-    while (size := next_size(known, sizes, 100)) is not None:
-        known[size] = up_to(77)(size)
-    assert bracket(known).fits == max(size for size in sizes if size <= 77)
-
-
-def test_one_size_that_fits_above_a_wrong_one_is_left_out() -> None:
-    assert bracket({128: "fits", 256: "wrong", 512: "fits"}) == Bracket(128, 256)

@@ -8,17 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.report.grids import heading
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
-from attnbench.results.cells import cells
-from attnbench.results.metrics import METRICS
 from attnbench.run import compile_caches, job_order
 from attnbench.run.suite import load_suite, parse_options, resolve
 from attnbench.run.workers import WorkerPool
-from builders import case, ok
-from builders import run as run_of
+from builders import case
 
 DEVICE = Device("fake", 0, "Simulated GPU", 2**36, 2**36)
 COMPILES = """
@@ -110,14 +106,3 @@ def test_option_and_suite_say_so() -> None:
     quick = load_suite("quick")
     assert resolve(quick, "cuda").policy.caches == "kept"
     assert resolve(quick, "cuda", parse_options({"policy": {"caches": "fresh"}})).policy.caches == "fresh"
-
-
-def test_the_heading_says_in_which_state_they_were() -> None:
-    kept = run_of([ok(case(), "triton", 100, first_call=0.2)])
-    fresh = run_of([ok(case(2048), "triton", 100, first_call=3.0)], policy=Policy(caches="fresh"))
-    metric = METRICS["first_call"]
-    assert heading(metric, cells([kept])) == "First call (kernels that were compiled before may be reused)"
-    assert heading(metric, cells([fresh])) == "First call (each in a new process, no kernel compiled before)"
-    assert heading(metric, []) == "First call"
-    both = heading(metric, cells([kept, fresh]))
-    assert "no kernel compiled before; in other runs kernels that were" in both

@@ -150,12 +150,6 @@ def test_on_a_gpu_the_rates_are_read_when_all_workers_are_open_and_idle() -> Non
     assert words == ["looking", "importing", "opening", "timing", "planned"]
 
 
-def test_no_worker_opens_the_device_before_its_free_memory_has_been_read() -> None:
-    measured()
-    first = min(i for i, (_, what) in enumerate(SimulatedWorker.log) if what == "ready")
-    assert at(PROBE, "environment done") < first
-
-
 def test_plan_and_workers_know_the_rates_in_the_end() -> None:
     measured()
     planned, _ = run_file.read(Path("run.jsonl"))

@@ -22,8 +22,6 @@ import os, zipfile
 def build_wheel(folder, config_settings=None, metadata_directory=None):
     for n in (1, 2):
         print(f"[{n}/2] {os.environ['CUDA_HOME']}/bin/nvcc -c kernel{n}.cu", flush=True)
-    if os.environ["MAX_JOBS"] == "13":
-        raise SystemExit("nvcc error   : 'cicc' died due to signal 9 (Kill signal)")
     version = "3.0.0+" + os.environ["FLASH_ATTN_LOCAL_VERSION"]
     name, info = f"flash_attn_3-{version}-py3-none-any.whl", f"flash_attn_3-{version}.dist-info"
     with zipfile.ZipFile(os.path.join(folder, name), "w") as file:
@@ -93,7 +91,8 @@ def test_it_is_built_installed_and_probed(
     kept = shutil.copy(wheel, here)
     env.remove("fa3")
     monkeypatch.setenv("CUDA_HOME", "/nowhere")
-    assert venvs.create("fa3", here / "other", ["--no-index"], print, Path(kept)).requirements == (str(kept),)
+    other, (install,) = venvs.planned("fa3", here / "other", [], Path(kept))
+    assert other.requirements == (str(kept),) == tuple(word for word in install.command if word.endswith(".whl"))
 
 
 def test_the_commands_are_shown_and_not_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,13 +126,6 @@ def test_what_pip_compiles_gets_the_toolkit_and_the_headers_of_torchs_libraries(
     assert "--no-build-isolation" in steps[-1].command
     _, steps = venvs.planned("fa4", here / "env", [])
     assert not steps[-1].variables
-
-
-def test_a_compilation_without_memory_says_what_to_do(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MAX_JOBS", "13")
-    with pytest.raises(UserError, match="ran out of memory; run fewer at a time: MAX_JOBS=1 attnbench env create fa3"):
-        venvs.create("fa3", here / "env", ["--no-index"], lambda _: None, clone(here / "clone"))
-    assert not (here / "env").exists()
 
 
 @pytest.mark.parametrize(

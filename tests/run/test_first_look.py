@@ -140,6 +140,7 @@ def test_numpys_rates() -> None:
     [
         (("backends",), "right results on"),
         (("run", "--dry-run", "-b", "eager,sdpa-*,flex,fa2"), "Nothing was measured"),
+        (("run", "--device", "fake", "-b", "fake", "--seqlen", "1k", "--causal", "--pass", "fwd"), "Simulated GPU"),
         (("run", "--device", "cuda:0"), "sees no CUDA device"),
         (("profile", "-b", "eager", "--device", "cuda:0"), "sees no CUDA device"),
     ],

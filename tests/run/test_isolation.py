@@ -18,7 +18,6 @@ from attnbench.core.json import to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job
-from attnbench.run.device_probe import probe_device
 from attnbench.run.process import child_environment
 from attnbench.run.profile import ncu
 from attnbench.run.workers import WorkerPool
@@ -73,12 +72,6 @@ def test_python_m(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert hijacked(folder) == ""
-
-
-@pytest.mark.usefixtures("here")
-def test_the_device_probe_imports_the_real_torch() -> None:
-    torch = pytest.importorskip("torch")
-    assert probe_device("cpu", ["fp32"]).torch == torch.__version__
 
 
 @pytest.mark.usefixtures("here")

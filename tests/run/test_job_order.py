@@ -1,7 +1,9 @@
-"""The jobs of a run in groups."""
+"""The jobs of a run in groups, and within a time limit, where forecasts were right or wrong."""
 
 from __future__ import annotations
 
+import sys
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,15 +23,18 @@ GPU = Device("cuda", 0, "GPU", 2**34, 2**34)
 
 
 class Pool:
-    """A pool of which jobs of one case go together; each job takes its forecast on a clock."""
+    """A pool on a clock of its own: a job takes `factor` times its forecast.
 
-    compilers: frozenset[str] = frozenset()
+    With `joins` the jobs of a case go together, but for those of the backend `heavy`.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, factor: float = 1.0, joins: bool = False, heavy: str = "", compilers: str = "") -> None:
+        self.factor, self.joins, self.heavy, self.compilers = factor, joins, heavy, compilers
         self.now, self.groups, self.last = 0.0, list[str](), list[bool]()
 
     def may_join(self, group: Sequence[Job], job: Job, *_: Any) -> bool:
-        return all(of.case == job.case and of.round == job.round for of in group)
+        alike = all(of.case == job.case and of.round == job.round for of in group)
+        return self.joins and job.backend != self.heavy and alike
 
     def open_device(self, *_: Any) -> None: ...
 
@@ -41,56 +46,126 @@ class Pool:
     def measure_together(self, jobs: Sequence[Job], *_: Any, last: bool) -> list[Record]:
         self.groups.append("".join(job.backend for job in jobs))
         self.last.append(last)
-        self.now += sum(job.forecast.seconds for job in jobs)
+        self.now += self.factor * sum(job.forecast.seconds for job in jobs)
         return [Record(job.case, job.backend, job.round, "ok") for job in jobs]
 
 
+def job(seqlen: int, backend: str, seconds: float, **more: Any) -> Job:
+    return Job(case(seqlen), backend, 0, Forecast(seconds, 0.001, 1), **more)
+
+
 def plan(rounds: int = 1) -> list[Job]:
-    return [Job(case(n), name, at, Forecast(10.0, 0.001, 1)) for at in range(rounds) for n in (8, 16) for name in "abc"]
+    return [replace(job(n, name, 10.0), round=at) for at in range(rounds) for n in (8, 16) for name in "abc"]
 
 
-def measured(pool: Any, jobs: Sequence[Job], limit: float | None = None) -> list[tuple[str, str]]:
-    """Return what is told of the jobs: their backend, and "" where one begins, else how it ended."""
+def steps(pool: Any, jobs: Sequence[Job], limit: float | None = None, device: Device = GPU) -> list[Any]:
+    """Return what is told of the jobs: each that starts with None, each that ended with its record."""
     with mock.patch.object(job_order, "time", SimpleNamespace(monotonic=lambda: pool.now)):
-        within = TimeLimit(limit, clock=lambda: pool.now) if limit else None
-        steps = job_order.measure_jobs(jobs, pool, Policy(), GPU, within)
-        return [(job.backend, record.status if record else "") for job, record in steps]
+        within = None if limit is None else TimeLimit(limit, clock=lambda: pool.now)
+        return [*job_order.measure_jobs(jobs, pool, Policy(), device, within)]
+
+
+def measured(pool: Pool, jobs: Sequence[Job], limit: float | None = None, device: Device = GPU) -> list[Record]:
+    """Return the records of jobs, of which each has one; those that were measured took no more than the limit."""
+    ended = [record for _, record in steps(pool, jobs, limit, device) if record]
+    assert sorted(record.id for record in ended) == sorted(job.id for job in jobs)
+    assert limit is None or pool.now <= limit
+    return ended
 
 
 def test_jobs_of_a_case_go_together_and_all_are_told() -> None:
-    pool = Pool()
-    told = measured(pool, plan(rounds=2))
+    pool = Pool(joins=True)
+    told = [(job.backend, record.status if record else "") for job, record in steps(pool, plan(rounds=2))]
     assert pool.groups == ["abc"] * 4
     assert pool.last == [False, False, False, True]
     assert told == [*[(name, "") for name in "abc"], *[(name, "ok") for name in "abc"]] * 4
 
 
 def test_a_job_that_is_skipped_does_not_part_a_group() -> None:
-    pool, jobs = Pool(), plan()
-    jobs[1] = replace(jobs[1], skip="not supported")
-    told = measured(pool, jobs)
-    assert pool.groups == ["ac", "abc"]
-    assert told.count(("b", "skipped")) == 1
-    assert len([1 for _, status in told if status]) == len(jobs)
+    pool, jobs = Pool(joins=True), plan()
+    jobs[1], jobs[-1] = (replace(of, skip="not supported") for of in (jobs[1], jobs[-1]))
+    ended = measured(pool, jobs)
+    assert pool.groups == ["ac", "ab"]
+    assert pool.last == [False, True]
+    assert [r.backend for r in ended if r.status == "skipped"] == ["b", "c"]
 
 
 def test_a_job_that_may_not_join_does_not_part_a_group() -> None:
-    class OneIsHeavy(Pool):
-        def may_join(self, group: Sequence[Job], job: Job, *_: Any) -> bool:
-            return job.backend != "b" and super().may_join(group, job)
-
-    pool = OneIsHeavy()
-    told = measured(pool, plan())
+    pool = Pool(joins=True, heavy="b")
+    ended = measured(pool, plan())
     assert pool.groups == ["ac", "b"] * 2
     assert pool.last == [False, False, False, True]
-    assert [name for name, status in told if status] == [*"acb"] * 2
+    assert [r.backend for r in ended] == [*"acb"] * 2
 
 
 @pytest.mark.parametrize(("seconds", "groups"), [(100.0, ["abc", "abc"]), (45.0, ["abc"]), (70.0, ["abc", "abc"])])
 def test_a_group_is_within_a_time_limit(seconds: float, groups: list[str]) -> None:
     """The limit counts all jobs of a group that has not begun."""
-    pool = Pool()
-    told = measured(pool, plan(), seconds)
+    pool = Pool(joins=True)
+    measured(pool, plan(), seconds)
     assert pool.groups == groups
-    assert pool.now <= seconds
-    assert len([1 for _, status in told if status]) == 6
+
+
+@pytest.mark.parametrize("seconds", [0.0, 5.0, 1e9])
+def test_a_time_limit_takes_no_square_of_the_jobs(seconds: float) -> None:
+    """Four times as many jobs, of which none, some or all fit, take four times as many calls of functions."""
+
+    def calls(number: int) -> int:
+        pool: Any = Pool(factor=0.0)
+        jobs = [job(64 + n, "a", 0.1) for n in range(number)]
+        counted: Counter[str] = Counter()
+        sys.setprofile(lambda _, event, __: counted.update([event]))
+        try:
+            deque(job_order.measure_jobs(jobs, pool, Policy(), GPU, TimeLimit(seconds)), maxlen=0)
+        finally:
+            sys.setprofile(None)
+        return counted["call"]
+
+    assert calls(200) < 6 * calls(50)
+
+
+def on_three_lengths() -> list[Job]:
+    """Return the jobs of three lengths, both passes, 10 s, 20 s and 40 s each by forecast, in the order of a plan."""
+    return [
+        replace(job(n, name, 10.0 * n / 8), case=case(n, direction=way))
+        for n in (8, 16, 32)
+        for way in ("fwd", "bwd")
+        for name in "ab"
+    ]
+
+
+def lengths_measured(ended: Sequence[Record]) -> Counter[int]:
+    return Counter(r.case.shape.seqlen_k for r in ended if r.status == "ok")
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+@pytest.mark.parametrize(("factor", "lengths"), [(1.0, {8, 16, 32}), (2.0, {8, 16}), (5.0, {8})])
+def test_what_a_time_limit_leaves_is_whole_where_the_forecast_was_too_low(
+    factor: float, lengths: set[int], kind: Any
+) -> None:
+    """A length has all backends and both passes, or none; on all machines the shortest are there."""
+    ended = measured(Pool(factor), on_three_lengths(), 280.0, replace(GPU, kind=kind))
+    assert lengths_measured(ended) == dict.fromkeys(lengths, 4)
+    assert all(r.resumable and "--time-limit" in str(r.reason) for r in ended if r.status == "skipped")
+
+
+def test_time_that_is_left_begins_no_case_that_does_not_fit_as_a_whole() -> None:
+    """After two lengths 180 s are left, in which two of the four jobs of the third would fit."""
+    assert lengths_measured(measured(Pool(2.0), on_three_lengths(), 420.0)) == {8: 4, 16: 4}
+
+
+def test_where_no_case_fits_as_a_whole_its_cheapest_jobs_are_measured() -> None:
+    ended = measured(Pool(), [job(8, "a", 90.0), job(8, "b", 20.0)], 100.0)
+    assert {r.backend: r.status for r in ended} == {"b": "ok", "a": "skipped"}
+
+
+def test_a_job_that_did_not_fit_by_forecasts_that_were_too_high_is_measured_at_the_end() -> None:
+    ended = measured(Pool(factor=0.0), [job(8, "a", 60.0), job(9, "a", 50.0)], 100.0)
+    assert [(r.case.shape.seqlen_k, r.status, r.resumable) for r in ended] == [(9, "ok", False), (8, "ok", False)]
+
+
+def test_of_jobs_that_waited_those_that_may_compile_for_minutes_come_last() -> None:
+    """Their forecasts leave compiling out."""
+    jobs = [job(8, "c", 60.0), job(8, "a", 70.0), job(9, "a", 60.0)]
+    ended = measured(Pool(factor=0.0, compilers="c"), jobs, 100.0)
+    assert [(r.backend, r.case.shape.seqlen_k) for r in ended] == [("a", 9), ("a", 8), ("c", 8)]

@@ -326,10 +326,6 @@ def test_a_suite_is_found_by_name_or_as_a_file(tmp_path: Path, monkeypatch: pyte
 SHIPPED = sorted(suite.shipped_suites())
 
 
-def test_suites_ship() -> None:
-    assert {"default", "quick"} <= set(SHIPPED)
-
-
 @pytest.mark.parametrize("kind", ["cuda", "cpu", "fake"])
 @pytest.mark.parametrize("name", SHIPPED)
 def test_shipped_suites_resolve(name: str, kind: str) -> None:

@@ -25,7 +25,6 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Measurement, Record, TensorError
 from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS, exit_code, given_up
 from attnbench.run import job_order, process, workers
-from attnbench.run.job_order import TimeLimit
 from attnbench.run.process import WorkerProcess
 from attnbench.run.workers import WorkerPool, checked
 
@@ -125,21 +124,10 @@ def new_pool(tmp_path: Path) -> Iterator[NewPool]:
         pool.close()
 
 
-def run(pool: WorkerPool, *jobs: Job, policy: Policy = POLICY, limit: TimeLimit | None = None) -> list[Record]:
-    """Measure jobs and return their records.
-
-    Each job that is not skipped must be announced, each must end one time, and without a limit their order is kept.
-    """
-    ends, announced = [], None
-    for at, record in job_order.measure_jobs(jobs, pool, policy, DEVICE, limit):
-        if record is None:
-            assert announced is None
-            announced = at.id
-            continue
-        assert announced == (None if at.skip else record.id)
-        announced = None
-        ends.append(record)
-    assert (sorted if limit else list)(r.id for r in ends) == (sorted if limit else list)(j.id for j in jobs)
+def run(pool: WorkerPool, *jobs: Job, policy: Policy = POLICY) -> list[Record]:
+    """Measure jobs and return their records."""
+    ends = [record for _, record in job_order.measure_jobs(jobs, pool, policy, DEVICE) if record]
+    assert [r.id for r in ends] == [j.id for j in jobs]
     return ends
 
 
@@ -240,34 +228,31 @@ def test_every_status_and_the_next_job_works(new_pool: NewPool, monkeypatch: pyt
     assert records[8].stderr is None  # a refusal is no failure
 
 
-def test_a_hang_is_a_timeout_and_the_next_job_works(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATTNBENCH_FAKE", "hang@1k")
-    began = time.monotonic()
-    hung, after = run(new_pool(FAKE), job(1024), job(2048), policy=Policy(timeout_s=0.6))
-    assert (hung.status, after.status) == ("timeout", "ok")
-    assert hung.reason == "no answer within 0.6s; its worker was killed (--timeout, policy timeout_s)"
-    assert hung.seconds is not None
-    assert 0.6 <= hung.seconds <= time.monotonic() - began < 30
-
-
-def test_a_job_that_is_forecast_to_be_long_is_given_longer(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ATTNBENCH_FAKE", "hang@1k")
-    (hung,) = run(new_pool(FAKE), job(1024, forecast=Forecast(0.25, 0.1, 1)), policy=Policy(timeout_s=0.1))
-    assert hung.status == "timeout"
-    assert hung.seconds is not None
-    assert hung.seconds >= 5 * 0.25
-    assert hung.reason == "no answer within 1.2s; its worker was killed (5 times its forecast)"
-
-
-def test_one_that_starts_a_compiler_is_given_as_long_as_that_takes(
-    new_pool: NewPool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("own", "forecast", "timeout", "seconds", "why"),
+    [
+        ("Own", QUICK, 0.6, 0.6, "0.6s; its worker was killed (--timeout, policy timeout_s)"),
+        ("Own", Forecast(0.25, 0.1, 1), 0.1, 1.25, "1.2s; its worker was killed (5 times its forecast)"),
+        ("Compiles", QUICK, 0.1, 1.0, "1.0s; its worker was killed (it may have had kernels to compile)"),
+    ],
+)
+def test_a_hang_is_a_timeout_and_the_next_job_works(
+    new_pool: NewPool,
+    monkeypatch: pytest.MonkeyPatch,
+    own: str,
+    forecast: Forecast,
+    timeout: float,
+    seconds: float,
+    why: str,
 ) -> None:
     monkeypatch.setenv("ATTNBENCH_FAKE", "hang@1k")
     monkeypatch.setattr(workers, "COLD_TIMEOUT", 1.0)
-    (hung,) = run(new_pool(own="Compiles"), job(1024, "own"), policy=Policy(timeout_s=0.1))
-    assert hung.status == "timeout"
+    began, jobs = time.monotonic(), (job(1024, "own", forecast=forecast), job(2048, "own"))
+    hung, after = run(new_pool(own=own), *jobs, policy=Policy(timeout_s=timeout))
+    assert (hung.status, after.status) == ("timeout", "ok")
+    assert hung.reason == f"no answer within {why}"
     assert hung.seconds is not None
-    assert hung.seconds >= 1.0
+    assert seconds <= hung.seconds <= time.monotonic() - began < 30
 
 
 def test_a_library_that_ends_the_process(new_pool: NewPool) -> None:
@@ -518,36 +503,6 @@ def test_skips_start_nothing(new_pool: NewPool) -> None:
     assert (resumable.status, resumable.resumable) == ("skipped", True)
 
 
-def test_past_the_limit_jobs_become_skips_that_resume_measures(new_pool: NewPool) -> None:
-    now = [0.0]
-    limit = TimeLimit(10.0, clock=lambda: now[0])
-    jobs = [job(8, forecast=Forecast(1.0, 0.1, 1)), job(9, forecast=Forecast(20.0, 1.0, 1))]
-    ran, dear = run(new_pool(FAKE), *jobs, limit=limit)
-    now[0] = 11.0
-    (late,) = run(new_pool(FAKE), job(10), limit=limit)
-    assert ran.status == "ok"
-    for record in (dear, late):
-        assert (record.status, record.resumable) == ("skipped", True)
-        assert "--time-limit" in str(record.reason)
-
-
-def test_a_forecast_that_was_too_high_costs_nothing(new_pool: NewPool) -> None:
-    """A job that would exceed the limit waits, and runs at the end if the others took less time than forecast."""
-    dear, cheap = (job(n, forecast=Forecast(s, 0.1, 1)) for n, s in ((8, 60.0), (9, 50.0)))
-    records = run(new_pool(FAKE), dear, cheap, limit=TimeLimit(100.0, clock=lambda: 0.0))
-    assert [(r.case, r.status, r.resumable) for r in records] == [(cheap.case, "ok", False), (dear.case, "ok", False)]
-
-
-def test_of_jobs_that_waited_those_that_may_compile_for_minutes_come_last(new_pool: NewPool) -> None:
-    """Their forecasts leave compiling out."""
-    pool = new_pool(FAKE, compiles="Compiles")
-    pool.probe()
-    first, second = (Forecast(seconds, 0.1, 1) for seconds in (60.0, 70.0))
-    jobs = [job(8, "compiles", forecast=first), job(8, forecast=second), job(9, forecast=first)]
-    found = run(pool, *jobs, limit=TimeLimit(100.0, clock=lambda: 0.0))
-    assert [(r.backend, r.case.shape.seqlen_q) for r in found] == [("fake", 9), ("fake", 8), ("compiles", 8)]
-
-
 RIGHT = TensorError(1e-3, 1e-3, 2e-3, 1e-3)
 
 
@@ -596,31 +551,6 @@ os.kill(os.getpid(), 9)
     while list(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not list(tmp_path.iterdir())
-
-
-def test_the_parent_stays_without_torch(tmp_path: Path) -> None:
-    """The parent runs jobs without loading torch."""
-    code = f"""
-import sys
-sys.path.insert(0, {os.fspath(Path(__file__).parent)!r})
-from attnbench.backends import BACKENDS
-from attnbench.core.case import Case, Shape
-from attnbench.core.errors import EXIT_NOTHING_MEASURED, UserError
-from attnbench.core.policy import Policy
-from attnbench.core.record import Forecast, Job
-from attnbench.run.device_probe import probe_device
-from attnbench.run.job_order import measure_jobs
-from attnbench.run.workers import WorkerPool
-job = Job(Case(Shape(1, 8, 8, 1, 1, 8, 8), "bf16", "fwd"), "fake", 0, Forecast(1.0, 1.0, 1))
-pool = WorkerPool({{"fake": BACKENDS["fake"]}})
-device = probe_device("fake").device
-*_, (_, record) = measure_jobs([job], pool, Policy(), device)
-pool.close()
-assert "torch" not in sys.modules
-print(record.status)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert done.stdout.split() == ["ok"], done.stderr
 
 
 @pytest.mark.parametrize(

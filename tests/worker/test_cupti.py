@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from attnbench.core.activity import Activity
 from attnbench.worker.kernel_rules import busy_seconds
 from attnbench.worker.measure.cupti import MARK, MAX_TRIES, TracedCall, Tracer, Untraceable, _split_into_calls
 
@@ -63,19 +62,25 @@ class _DeviceType(SimpleNamespace):
 
 
 class Trace:
-    """A trace in which the host enqueues from 0 us on and the device runs from 1000 us on."""
+    """A trace in which the host enqueues from 0 us on and the device runs from 1000 us on.
 
-    def __init__(self) -> None:
+    It begins with markers, each a (start, end), and kernels, each a (name, start, end) and a stream if it is not 7.
+    """
+
+    def __init__(self, *begins: Sequence[Any]) -> None:
         self.events: list[Event] = []
         self.host = 0.0
         self._id = 0
+        for step in begins:
+            add = self.launched if isinstance(step[0], str) else lambda *span: self.marker(span)
+            add(*step)
 
-    def launched(self, name: str, start: float, end: float, **more: Any) -> None:
+    def launched(self, name: str, start: float, end: float, stream: int = 7) -> None:
         """Add a kernel and the host call that launched it."""
         self._id += 1
         self.host += 10
         self.events.append(Event("cudaLaunchKernel", self.host, self.host + 5, self._id))
-        self.events.append(Event(name, start, end, self._id, "CUDA", **more))
+        self.events.append(Event(name, start, end, self._id, "CUDA", stream))
 
     def marker(self, *spans: tuple[float, float]) -> None:
         """Add a marker: a named range and the kernels that were launched in it."""
@@ -97,14 +102,15 @@ def names(call: TracedCall) -> list[str]:
 
 @pytest.mark.parametrize("shuffle", [list, lambda events: events[::-1]], ids=["in order", "backwards"])
 def test_a_call_is_what_ran_between_two_markers(shuffle: Any) -> None:
-    trace = Trace()
-    trace.launched("spin", 900, 1000)  # hides the host, and belongs to no call
-    trace.marker((1000, 1010))
-    trace.launched("first", 1011, 1020)
-    trace.launched("second", 1022, 1030)
-    trace.marker((1031, 1040))
-    trace.launched("third", 1041, 1045)
-    trace.marker((1046, 1050))
+    trace = Trace(
+        ("spin", 900, 1000),  # hides the host, and belongs to no call
+        (1000, 1010),
+        ("first", 1011, 1020),
+        ("second", 1022, 1030),
+        (1031, 1040),
+        ("third", 1041, 1045),
+        (1046, 1050),
+    )
     one, two = trace.split(2, shuffle)
     assert names(one) == ["first", "second"]
     assert names(two) == ["third"]
@@ -118,21 +124,14 @@ def test_a_call_is_what_ran_between_two_markers(shuffle: Any) -> None:
 
 def test_markers_are_recognised_by_their_host_call_and_not_by_name() -> None:
     """A backend may fill memory too, with the same kernel as the marker."""
-    trace = Trace()
-    trace.marker((1000, 1010))
-    trace.launched("FillFunctor", 1011, 1020)
-    trace.launched("FillFunctor", 1021, 1030)
-    trace.marker((1031, 1040))
+    trace = Trace((1000, 1010), ("FillFunctor", 1011, 1020), ("FillFunctor", 1021, 1030), (1031, 1040))
     (call,) = trace.split(1)
     assert names(call) == ["FillFunctor"] * 2
 
 
 def test_correlation_numbers_of_operators_make_no_marker() -> None:
     """Operators have correlation numbers too, which may equal those of kernels."""
-    trace = Trace()
-    trace.marker((1000, 1010))
-    trace.launched("ours", 1011, 1020)
-    trace.marker((1021, 1030))
+    trace = Trace((1000, 1010), ("ours", 1011, 1020), (1021, 1030))
     (number,) = (e.correlation for e in trace.events if e.text == "ours")
     (began, *_) = sorted(e.start for e in trace.events if e.text == MARK and e.device == "CPU")
     trace.events.append(Event("aten::zero_", began + 1, began + 2, number))
@@ -154,9 +153,7 @@ def test_a_marker_of_two_kernels_is_one_marker() -> None:
 
 def test_kernels_of_other_threads_and_streams_belong_to_their_call() -> None:
     """Autograd launches from its own thread, and CUPTI may know no host call of a kernel."""
-    trace = Trace()
-    trace.marker((1000, 1010))
-    trace.launched("forward", 1011, 1020)
+    trace = Trace((1000, 1010), ("forward", 1011, 1020))
     trace.events.append(Event("backward", 1021, 1030, 999, "CUDA"))
     trace.events.append(Event("elsewhere", 1012, 1029, 0, "CUDA", stream=13))
     trace.marker((1031, 1040))
@@ -167,22 +164,11 @@ def test_kernels_of_other_threads_and_streams_belong_to_their_call() -> None:
     assert call.overrun == 0
 
 
-def test_span_and_busy_of_kernels_that_overlap_and_leave_a_gap() -> None:
-    kernels = [("a", 0, 10), ("b", 5, 8), ("c", 9, 12), ("d", 20, 25)]
-    call = TracedCall(tuple(Activity(name, a * NS, b * NS, 7) for name, a, b in kernels), 0.0, 0.0, 30 * NS)
-    assert call.span == pytest.approx(25 * NS)
-    assert busy_seconds(call.kernels) == pytest.approx((12 + 5) * NS)
-
-
 def test_work_that_outlasts_the_next_marker_is_an_overrun() -> None:
     """Here work runs on another stream and nothing waits for it, so that the next marker runs beside it."""
-    trace = Trace()
-    trace.marker((1000, 1010))
-    trace.launched("ours", 1011, 1020)
-    trace.launched("hidden", 1012, 1075, stream=13)
-    trace.marker((1021, 1030))
-    trace.launched("ours", 1031, 1040)
-    trace.marker((1041, 1050))
+    trace = Trace(
+        (1000, 1010), ("ours", 1011, 1020), ("hidden", 1012, 1075, 13), (1021, 1030), ("ours", 1031, 1040), (1041, 1050)
+    )
     one, two = trace.split(2)
     assert names(one) == ["ours", "hidden"]
     assert one.overrun == pytest.approx((1075 - 1021) * 1e-6)
@@ -190,11 +176,7 @@ def test_work_that_outlasts_the_next_marker_is_an_overrun() -> None:
 
 
 def test_work_after_the_last_marker_belongs_to_the_last_call() -> None:
-    trace = Trace()
-    trace.marker((1000, 1010))
-    trace.launched("ours", 1011, 1020)
-    trace.launched("late", 1500, 1600, stream=13)
-    trace.marker((1021, 1030))
+    trace = Trace((1000, 1010), ("ours", 1011, 1020), ("late", 1500, 1600, 13), (1021, 1030))
     (call,) = trace.split(1)
     assert names(call) == ["ours", "late"]
     assert call.overrun == pytest.approx((1600 - 1021) * 1e-6)
@@ -202,14 +184,15 @@ def test_work_after_the_last_marker_belongs_to_the_last_call() -> None:
 
 def test_work_that_begins_before_its_marker_has_a_head_start() -> None:
     """Here work runs on another stream that waits for nothing, during the spin that hides the host."""
-    trace = Trace()
-    trace.launched("spin", 900, 1000)
-    trace.marker((1000, 1010))
-    trace.launched("ours", 1011, 1020)
-    trace.launched("hidden", 930, 990, stream=13)
-    trace.marker((1021, 1030))
-    trace.launched("ours", 1031, 1040)
-    trace.marker((1041, 1050))
+    trace = Trace(
+        ("spin", 900, 1000),
+        (1000, 1010),
+        ("ours", 1011, 1020),
+        ("hidden", 930, 990, 13),
+        (1021, 1030),
+        ("ours", 1031, 1040),
+        (1041, 1050),
+    )
     one, two = trace.split(2)
     assert names(one) == ["hidden", "ours"]
     assert (one.head_start, two.head_start) == (pytest.approx(70e-6), 0)
@@ -238,9 +221,7 @@ def test_work_on_another_stream_is_unwaited_unless_the_host_asked_to_wait(then: 
 
 
 def test_a_graph_orders_its_own_streams() -> None:
-    trace = Trace()
-    trace.marker((1000, 1010))
-    trace.launched("half", 1011, 1018, stream=13)
+    trace = Trace((1000, 1010), ("half", 1011, 1018, 13))
     trace.events = [
         replace(e, text="cudaGraphLaunch") if e.correlation == 2 and e.device == "CPU" else e for e in trace.events
     ]
@@ -250,23 +231,14 @@ def test_a_graph_orders_its_own_streams() -> None:
 
 
 def test_work_belongs_to_the_call_that_launched_it_whenever_it_ran() -> None:
-    trace = Trace()
-    trace.marker((1000, 1010))
-    trace.launched("late", 1035, 1075, stream=13)
-    trace.marker((1021, 1030))
-    trace.launched("ours", 1031, 1040)
-    trace.marker((1041, 1050))
+    trace = Trace((1000, 1010), ("late", 1035, 1075, 13), (1021, 1030), ("ours", 1031, 1040), (1041, 1050))
     one, two = trace.split(2)
     assert (names(one), names(two)) == (["late"], ["ours"])
     assert one.overrun == pytest.approx((1075 - 1021) * 1e-6)
 
 
 def test_a_call_in_which_nothing_ran() -> None:
-    trace = Trace()
-    trace.marker((1000, 1010))
-    trace.marker((1011, 1020))
-    trace.launched("ours", 1021, 1030)
-    trace.marker((1031, 1040))
+    trace = Trace((1000, 1010), (1011, 1020), ("ours", 1021, 1030), (1031, 1040))
     empty, something = trace.split(2)
     assert names(empty) == []
     assert (empty.span, empty.kernels, empty.overrun) == (0, (), 0)
@@ -305,10 +277,7 @@ def test_a_lost_marker_makes_the_trace_untraceable(lost: int) -> None:
 
 def test_a_range_without_its_host_call_is_no_marker() -> None:
     """Without a correlation number a marker cannot be recognised."""
-    trace = Trace()
-    trace.marker((1000, 1010))
-    trace.launched("ours", 1011, 1020)
-    trace.marker((1021, 1030))
+    trace = Trace((1000, 1010), ("ours", 1011, 1020), (1021, 1030))
     trace.events = [e for e in trace.events if e.text != "cudaLaunchKernel"]
     with pytest.raises(Untraceable, match="saw 0 of 2 markers"):
         trace.split(1)

@@ -1,4 +1,4 @@
-"""Pages, latent rows and the softmax scale on the command line and in suites."""
+"""Pages, latent rows, the softmax scale and ragged batches: which cases they stand for, and what they refuse."""
 
 from __future__ import annotations
 
@@ -56,9 +56,45 @@ def test_a_suite_of_which_no_case_is_left_says_why(axes: dict[str, Any]) -> None
         resolve(load_suite("quick"), "cuda", given)
 
 
+def test_a_ragged_batch_has_the_tokens_of_the_dense_one() -> None:
+    dense, uniform, longtail = expand(Axes(seqlen="1k", lengths="none,uniform,longtail/descending"), "8k", None)
+    assert [c.is_ragged for c in (dense, uniform, longtail)] == [False, True, True]
+    for case in (uniform, longtail):
+        assert (case.shape.batch, case.extent.seqlen_k, case.mean_seqlens) == (8, 8192, (1024, 1024))
+    assert longtail.sequences[0].seqlen_k == longtail.shape.seqlen_k > 1024
+
+
+def test_a_batch_of_a_pattern_has_two_sequences_at_least() -> None:
+    (case,) = expand(Axes(seqlen="64k", lengths="uniform"), "16k", None)
+    assert (case.shape.batch, case.extent.seqlen_k) == (2, 2**17)
+
+
+def test_a_list_needs_no_seqlen_and_ignores_one() -> None:
+    (alone,) = expand(Axes(lengths="2q2k_32q1s16k"), None, None)
+    assert alone.lengths == ((2, 2048, 2048), (32, 1, 16384))
+    assert [*dict.fromkeys(expand(Axes(lengths="2q2k_32q1s16k", seqlen="1k,2k"), None, None))] == [alone]
+
+
+def test_exclude_knows_ragged_cases() -> None:
+    dense, uniform, listed = expand(Axes(seqlen="1k", lengths="none,uniform,1k+2*512"), "8k", None)
+    for text, found in (("none", dense), ("uniform", uniform), ("1k+2*512", listed)):
+        assert [matches(Axes(lengths=text), case) for case in (dense, uniform, listed)] == [
+            case is found for case in (dense, uniform, listed)
+        ]
+    (alone,) = expand(Axes(seqlen="8k"), "8k", None)
+    assert not matches(Axes(lengths="uniform"), alone), "one sequence has no pattern"
+    assert matches(Axes(seqlen="1k"), uniform)
+    assert not matches(Axes(seqlen="1k", lengths="longtail"), uniform)
+
+
 @pytest.mark.parametrize(
     ("axes", "said"),
     [
+        ({"lengths": "uniform", "seqlen": None}, "seqlen is missing"),
+        ({"lengths": "uniform", "batch": "1"}, "give --batch 2 or more"),
+        ({"lengths": "uniform", "seqlen": "1", "batch": "8k"}, "8192 sequences; at most 4096"),
+        ({"lengths": "uniform", "dropout": "0.1"}, "dropout 0.1 with a ragged batch"),
+        ({"lengths": "uniform", "layout": "packed"}, "layout packed with a ragged batch"),
         ({"page_size": "0"}, "page-size: 0 is not at least 1"),
         ({"page_size": "x"}, "'x' is not a size"),
         ({"page_size": "16", "dropout": "0.1"}, "dropout 0.1 with a cache of pages"),
