@@ -9,6 +9,7 @@ backend are objects of this process, unless they are told to crash or to hang; a
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import signal
@@ -28,6 +29,7 @@ from attnbench.core.captured_stderr import captured_stderr
 from attnbench.run import device_probe, process, workers
 
 ENDS = re.compile("(crash|hang)@")  # in ATTNBENCH_FAKE: what ends a process
+OF_WORKERS = ("attnbench.worker.measure_cell", "torch.fx.experimental.symbolic_shapes")  # else each fork imports them
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
@@ -86,7 +88,11 @@ class Worker:
 
     def send(self, request: Mapping[str, Any]) -> None:
         if "_worker" not in vars(self):
-            self._worker: Any = (Simulated if self._is_simulated(request) else process.WorkerProcess)(*self._given)
+            is_simulated = self._is_simulated(request)
+            if not is_simulated and "fake" not in (request.get("name"), request.get("device")):
+                for name in OF_WORKERS:
+                    importlib.import_module(name)
+            self._worker: Any = (Simulated if is_simulated else process.WorkerProcess)(*self._given)
             self._worker.on_question = self.on_question
         self._worker.send(request)
 
