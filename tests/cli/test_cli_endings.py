@@ -371,6 +371,7 @@ def test_a_limit_that_no_command_fits_is_one_line(measured: Tool, kib: int) -> N
 @posix
 def test_an_interpreter_that_would_go_on_afterwards_keeps_the_exit_code(measured: Tool) -> None:
     assert in_shell(measured, "PYTHONINSPECT=1 $A report none.jsonl < /dev/null")[0] == EXIT_BAD_INPUT
+    assert in_shell(measured, "PYTHONINSPECT=1 $A suites quick < /dev/null")[0] == 0
 
 
 def test_an_output_that_fails_is_named_by_its_own_reason(

@@ -132,10 +132,10 @@ class Tool:
             time.sleep(0.05)
         raise AssertionError("the run never began")
 
-    def terminal(self, *args: str, columns: int = 80, fake: str = "", **env: str) -> tuple[int, str]:
+    def terminal(self, *args: str, fake: str = "", **env: str) -> tuple[int, str]:
         """Run the command on a pseudo-terminal; return the exit code and everything that was written there."""
         parent, child = pty.openpty()
-        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
         environment = self.env(fake, TERM="xterm-256color", **env)
         del environment["COLUMNS"]
         said: list[bytes] = []
