@@ -29,7 +29,8 @@ from attnbench.core.captured_stderr import captured_stderr
 from attnbench.run import device_probe, process, workers
 
 ENDS = re.compile("(crash|hang)@")  # in ATTNBENCH_FAKE: what ends a process
-OF_WORKERS = ("attnbench.worker.measure_cell", "torch.fx.experimental.symbolic_shapes")  # else each fork imports them
+for name in ("attnbench.worker.measure_cell", "torch.fx.experimental.symbolic_shapes"):
+    importlib.import_module(name)  # else each fork that measures on a CPU does
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
@@ -88,11 +89,7 @@ class Worker:
 
     def send(self, request: Mapping[str, Any]) -> None:
         if "_worker" not in vars(self):
-            is_simulated = self._is_simulated(request)
-            if not is_simulated and "fake" not in (request.get("name"), request.get("device")):
-                for name in OF_WORKERS:
-                    importlib.import_module(name)
-            self._worker: Any = (Simulated if is_simulated else process.WorkerProcess)(*self._given)
+            self._worker: Any = (Simulated if self._is_simulated(request) else process.WorkerProcess)(*self._given)
             self._worker.on_question = self.on_question
         self._worker.send(request)
 
