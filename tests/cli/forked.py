@@ -1,39 +1,22 @@
-"""A command in a process that is forked with attnbench's modules imported: a tenth of the time of a new interpreter.
-
-The server that forks it is Python's own (multiprocessing's forkserver). It imports the modules below, with torch for
-the workers, which are forks of the command (forked_worker.py), and starts once in each process of pytest. The command
-finds what it would find in a new process: its arguments, working directory, environment, and streams, which are files.
-"""
+"""An interpreter for scripts that starts in no time: what it runs of attnbench is a fork of the tests' process."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
 import json
-import multiprocessing
 import os
-import signal
 import socketserver
 import sys
 import tempfile
 import threading
+import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "attnbench"
-IMPORTED = (
-    *("rich.console", "rich.table", "rich.live", "rich._emoji_codes", "typer.rich_utils", "typer._adapters"),
-    *("pydantic", "scipy.special", "xml.etree.ElementTree", "torch.fx.experimental.symbolic_shapes"),
-    *("attnbench.cli", "attnbench.run.run_suite", "attnbench.run.check", "attnbench.run.capacity"),
-    *("attnbench.worker.serve", "attnbench.worker.measure_cell"),
-    *(
-        ".".join(("attnbench", *file.relative_to(PACKAGE).with_suffix("").parts))
-        for folder in ("commands", "analysis", "render")
-        for file in sorted((PACKAGE / folder).rglob("*.py"))
-        if file.stem != "__init__"
-    ),
-)
-SECONDS = 120
+import in_process
+
 # Asks for a fork with its own arguments, folder, environment and streams
 PYTHON = """#!{python} -IS
 import json, os, socket, sys
@@ -43,28 +26,6 @@ with socket.socket(socket.AF_UNIX) as asked:
     asked.sendall(json.dumps([sys.argv[1:], os.getcwd(), dict(os.environ), *streams]).encode() + b"\\n")
     sys.exit(int(asked.recv(9)))
 """
-
-
-def run(args: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int, str, str]:
-    """Run a command line to its end; return its exit code and what it wrote to stdout and stderr."""
-    with tempfile.TemporaryDirectory() as temporary:
-        out, err = Path(temporary, "out"), Path(temporary, "err")
-        code = _run([*args], str(folder), dict(env), str(out), str(err))
-        return code, out.read_text(errors="replace"), err.read_text(errors="replace")
-
-
-def _run(args: list[str], folder: str, env: dict[str, str], out: str, err: str) -> int:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*IMPORTED])
-    process = context.Process(target=_command, args=(args, folder, env, out, err))
-    process.start()
-    process.join(SECONDS)
-    if process.is_alive():
-        process.kill()
-        process.join()
-        raise TimeoutError(f"{args} takes over {SECONDS} s")
-    assert process.exitcode is not None
-    return process.exitcode
 
 
 @contextlib.contextmanager
@@ -90,23 +51,18 @@ class _Asked(socketserver.StreamRequestHandler):
         self.wfile.write(str(code).encode())
 
 
-def _command(args: Sequence[str], folder: str, env: Mapping[str, str], out: str, err: str) -> None:
-    gc.freeze()  # a collection that looked at the modules would copy their pages
-    os.chdir(folder)
-    os.getloadavg = lambda: (0.0, 0.0, 0.0)  # what is said first does not depend on the machine of the tests
-    os.environ.clear()
-    os.environ.update(env)
-    for number, path, mode in ((0, os.devnull, os.O_RDONLY), (1, out, os.O_WRONLY), (2, err, os.O_WRONLY)):
-        opened = os.open(path, mode | os.O_CREAT | os.O_APPEND)
-        os.dup2(opened, number)
-        os.close(opened)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115  (they last as long as the process)
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
-    sys.stderr = open(2, "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
-    sys.argv = ["attnbench", *args]
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    import forked_worker
-    from attnbench.cli import main
-
-    with forked_worker.workers():
-        main()
+def _run(args: Sequence[str], folder: str, env: Mapping[str, str], *streams: str) -> int:
+    """Run a command line in a fork, with files as stdout and stderr; return its exit code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: that there are threads
+        pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    code = 1
+    try:
+        gc.freeze()  # a collection that looked at the modules would copy their pages
+        opened = [os.open(path, os.O_WRONLY | os.O_APPEND) for path in streams]
+        code = in_process.run_with(args, Path(folder), env, [os.open(os.devnull, os.O_RDONLY), *opened])
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tool import FAKE, Result, Tool
+from tool import FAKE, Tool
 from typer.main import get_command
 
-from attnbench.cli import main
 from attnbench.commands.command_line import command_line
 
 BAD_OPTIONS = {
@@ -119,25 +116,9 @@ def littered(tool: Tool) -> Tool:
     return tool
 
 
-@pytest.fixture
-def inside(tool: Tool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """Run the command in the process of the tests, because dozens of mistakes would start dozens of processes."""
-    monkeypatch.chdir(tool.folder)
-    monkeypatch.delenv("ATTNBENCH_FAKE", raising=False)
-
-    def run(*args: str, code: int) -> Result:
-        monkeypatch.setattr(sys, "argv", ["attnbench", *args])
-        with pytest.raises(SystemExit) as end:
-            main()
-        assert end.value.code == code
-        return Result(code, *capsys.readouterr())
-
-    return run
-
-
-def check(tool: Tool, *args: str, says: str, run: Callable[..., Result] | None = None) -> None:
+def check(tool: Tool, *args: str, says: str) -> None:
     before = sorted(tool.folder.rglob("*"))
-    result = (run or tool)(*args, code=2)
+    result = tool(*args, code=2)
     assert result.err.startswith("attnbench: ")
     assert result.err.count("\n") == 1, result.err
     assert says in result.err
@@ -146,12 +127,12 @@ def check(tool: Tool, *args: str, says: str, run: Callable[..., Result] | None =
 
 
 @pytest.mark.parametrize(("options", "says"), BAD_OPTIONS.items())
-def test_bad_options(littered: Tool, inside: Callable[..., Result], options: str, says: str) -> None:
-    check(littered, *FAKE, *options.split(" "), says=says, run=inside)
+def test_bad_options(littered: Tool, options: str, says: str) -> None:
+    check(littered, *FAKE, *options.split(" "), says=says)
 
 
-def test_an_unknown_device(littered: Tool, inside: Callable[..., Result]) -> None:
-    check(littered, "run", "--device=gpu", says="--device: 'gpu' is not", run=inside)
+def test_an_unknown_device(littered: Tool) -> None:
+    check(littered, "run", "--device=gpu", says="--device: 'gpu' is not")
 
 
 BAD_SUITES = {
@@ -196,9 +177,9 @@ BAD_SUITES = {
 
 
 @pytest.mark.parametrize(("text", "says"), BAD_SUITES.items(), ids=[text[:40] for text in BAD_SUITES])
-def test_bad_suites(tool: Tool, inside: Callable[..., Result], text: str, says: str) -> None:
+def test_bad_suites(tool: Tool, text: str, says: str) -> None:
     tool.write("mine.yaml", text)
-    check(tool, *FAKE, "--suite", "mine.yaml", says=says, run=inside)
+    check(tool, *FAKE, "--suite", "mine.yaml", says=says)
 
 
 BAD_REPORTS = {
@@ -234,8 +215,8 @@ BAD_REPORTS = {
 
 
 @pytest.mark.parametrize(("options", "says"), BAD_REPORTS.items())
-def test_bad_reports(littered: Tool, inside: Callable[..., Result], options: str, says: str) -> None:
-    check(littered, "report", *filter(None, options.split(" ")), says=says, run=inside)
+def test_bad_reports(littered: Tool, options: str, says: str) -> None:
+    check(littered, "report", *filter(None, options.split(" ")), says=says)
 
 
 @pytest.mark.parametrize(
@@ -272,10 +253,8 @@ def test_bad_reports(littered: Tool, inside: Callable[..., Result], options: str
         (["baseline", "list", "--dir", __file__], "is no folder of baselines"),
     ],
 )
-def test_bad_words_for_the_other_commands(
-    tool: Tool, inside: Callable[..., Result], args: list[str], says: str
-) -> None:
-    check(tool, *args, says=says, run=inside)
+def test_bad_words_for_the_other_commands(tool: Tool, args: list[str], says: str) -> None:
+    check(tool, *args, says=says)
 
 
 def paths_of_commands() -> dict[str, list[str]]:
@@ -295,10 +274,8 @@ def paths_of_commands() -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("args", [*paths_of_commands().values(), ["step", ""]], ids=" ".join)
-def test_an_empty_path_is_not_the_working_directory(
-    littered: Tool, inside: Callable[..., Result], args: list[str]
-) -> None:
-    check(littered, *args, says=": the path is empty; give one (is a variable of the shell empty?)", run=inside)
+def test_an_empty_path_is_not_the_working_directory(littered: Tool, args: list[str]) -> None:
+    check(littered, *args, says=": the path is empty; give one (is a variable of the shell empty?)")
 
 
 def test_a_gpu_that_is_not_there(tool: Tool) -> None:
@@ -331,8 +308,8 @@ def test_a_read_only_folder(tool: Tool) -> None:
         ["run", "-b"],
     ],
 )
-def test_what_typer_refuses_is_exit_code_2_too(tool: Tool, inside: Callable[..., Result], args: list[str]) -> None:
-    result = inside(*args, code=2)
+def test_what_typer_refuses_is_exit_code_2_too(tool: Tool, args: list[str]) -> None:
+    result = tool(*args, code=2)
     assert result.err
     assert result.out == ""
     assert list(tool.folder.iterdir()) == []

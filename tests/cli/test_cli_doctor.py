@@ -9,9 +9,7 @@ import sys
 import pytest
 from tool import Tool, alive, children
 
-import forked_worker
 import worker_here
-from attnbench import cli
 from attnbench.run import aa_test, doctor
 
 FAKE = ("doctor", "--device", "fake")
@@ -54,24 +52,20 @@ def test_in_files_and_for_a_page(tool: Tool) -> None:
     assert "Smallest difference that can be told apart here" in (tool.folder / "doctor.html").read_text()
 
 
-def test_a_cpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cpu(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever this machine is like: every check is there, and the figure or why there is none."""
     monkeypatch.setattr(doctor, "QUICK_SECONDS", 4.0)
     monkeypatch.setattr(aa_test, "Policy", lambda: worker_here.SHORT)
-    monkeypatch.setattr(sys, "argv", ["attnbench", "doctor", "--quick", "--device", "cpu"])
-    with forked_worker.workers(), pytest.raises(SystemExit) as ended:
-        cli.main()
-    out = capsys.readouterr().out
-    assert ended.value.code in (0, 3)
+    done = tool("doctor", "--quick", "--device", "cpu", code=None)
+    code, out = done.code, done.out
+    assert code in (0, 3)
     levels = {line.split()[0] for line in out.splitlines()[3:] if line and line[0] != " "}
     for check in ("software", "GPU", "load", "CPU governor", "container limit", "resolution"):
         assert f" {check} " in out
     assert (" A/A test " in out) != ("not known" in out)  # a busy machine has too few turns for it
     assert levels & {"ok"}
     assert ("Smallest difference that can be told apart here: " in out) != ("not known" in out)
-    worst = (
-        "unfit to measure." if ended.value.code == 3 else "with warnings." if "warning" in levels else "fit to measure."
-    )
+    worst = "unfit to measure." if code == 3 else "with warnings." if "warning" in levels else "fit to measure."
     assert out.splitlines()[-1].endswith(worst)
 
 

@@ -226,17 +226,9 @@ def test_the_exit_code_and_the_last_line(command: str, fake: str, code: int, sai
     lasts = [text.strip().splitlines()[-1:] for text in (done.out, done.err)]
     assert any(said in line for last in lasts for line in last), (done.out, done.err)
     if code == 2:
-        lines = [line for line in done.err.splitlines() if line.startswith("attnbench: ")]
-        assert (
-            len(
-                [
-                    line
-                    for line in lines
-                    if not re.search("damaged line left out|lines before the cut|truncated last line", line)
-                ]
-            )
-            == 1
-        )
+        of_damage = "damaged line left out|lines before the cut|truncated last line"
+        errors = [line for line in done.err.splitlines() if line.startswith("attnbench: ")]
+        assert len([line for line in errors if not re.search(of_damage, line)]) == 1
 
 
 def test_every_command_has_a_case() -> None:

@@ -17,19 +17,8 @@ def test_a_creep_of_the_simulated_device(tool: Tool) -> None:
     (tool.folder / "nightly").mkdir()
     for day in range(10):
         speed = f"speed={1.005**-day:.6f}"
-        tool(
-            "run",
-            "--device",
-            "fake",
-            "-b",
-            "fake",
-            "--seqlen",
-            "4k",
-            *SMALL,
-            "--out",
-            f"nightly/{day}.jsonl",
-            fake=speed,
-        )
+        options = ("--device", "fake", "-b", "fake", "--seqlen", "4k", *SMALL, "--out", f"nightly/{day}.jsonl")
+        tool("run", *options, fake=speed)
         path = tool.folder / "nightly" / f"{day}.jsonl"
         header, *records = path.read_text().splitlines()
         path.write_text(

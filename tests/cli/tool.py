@@ -7,19 +7,19 @@ import fcntl
 import json
 import os
 import pty
-import select
 import signal
 import struct
 import subprocess
 import sys
 import termios
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import forked
+import in_process
 
 COMMAND = (sys.executable, "-m", "attnbench")
 FAKE = ("run", "--device", "fake", "-b", "fake")
@@ -67,17 +67,14 @@ class Tool:
         kept = {k: v for k, v in os.environ.items() if k not in dropped}
         return {**kept, "COLUMNS": "120", **({"ATTNBENCH_FAKE": fake} if fake else {}), **more}
 
-    def __call__(self, *args: str | Path, code: int | None = 0, fake: str = "", **env: str) -> Result:
-        """Run the command to its end, check the exit code (None: any), and return what it printed.
+    def __call__(
+        self, *args: str | Path, code: int | None = 0, fake: str = "", into: str | None = None, **env: str
+    ) -> Result:
+        """Run the command to its end in this process, check the exit code (None: any), and return what it printed.
 
-        With a variable that Python itself reads it is a new interpreter, else a fork of one (forked.py).
+        `into` is a file that standard output goes to instead.
         """
-        if any(name.startswith(("PYTHON", "LC_", "LANG")) for name in env):
-            with self.start(*args, fake=fake, **env) as process:
-                out, err = process.communicate(timeout=120)
-            found = process.returncode
-        else:
-            found, out, err = forked.run([*map(str, args)], self.folder, self.env(fake, **env))
+        found, out, err = in_process.run([*map(str, args)], self.folder, self.env(fake, **env), into)
         assert "Traceback" not in err, err
         assert code in (None, found), f"exit code {found}\n{out}\n{err}"
         return Result(found, out, err)
@@ -135,25 +132,28 @@ class Tool:
             time.sleep(0.05)
         raise AssertionError("the run never began")
 
-    def terminal(self, *args: str, columns: int = 80, fake: str = "", **env: str) -> tuple[int, str]:
+    def terminal(self, *args: str, fake: str = "", **env: str) -> tuple[int, str]:
         """Run the command on a pseudo-terminal; return the exit code and everything that was written there."""
         parent, child = pty.openpty()
-        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-        environment = {**self.env(fake, TERM="xterm-256color", **env)}
+        fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
+        environment = self.env(fake, TERM="xterm-256color", **env)
         del environment["COLUMNS"]
-        process = subprocess.Popen(
-            [*COMMAND, *args], cwd=self.folder, env=environment, stdin=child, stdout=child, stderr=child
-        )
-        os.close(child)
-        said = b""
-        while select.select([parent], [], [], 60)[0]:
+        said: list[bytes] = []
+
+        def read() -> None:
             with contextlib.suppress(OSError):  # Linux: EIO when the last writer has gone
-                if data := os.read(parent, 2**16):
-                    said += data
-                    continue
-            break
-        os.close(parent)
-        return process.wait(10), said.decode()
+                while data := os.read(parent, 2**16):
+                    said.append(data)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        try:
+            code = in_process.run_with([*args], self.folder, environment, [child] * 3)
+        finally:
+            os.close(child)
+            reader.join()
+            os.close(parent)
+        return code, b"".join(said).decode()
 
 
 def children(pid: int) -> list[int]:
