@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -212,6 +213,29 @@ def test_what_of_a_function_in_this_process_cannot_be() -> None:
         attnbench.measure(interrupts, seqlen=128, device="cpu", rounds=3, **SMALL)
     with forked_worker.workers(), quick_cpu(), pytest.raises(KeyboardInterrupt):
         attnbench.measure(interrupts, seqlen=128, device="cpu", **SMALL)
+
+
+def test_a_function_in_this_process_leaves_nothing_in_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """No file stays open, no object is kept from Python's collector, and a failure prints nothing: its record has it."""
+
+    def fails(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
+        raise ValueError("no such block")
+
+    def opened() -> int:
+        return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+    files, shared = list[int](), {"seqlen": 128, "device": "cpu", "in_process": True, **SMALL}
+    for function in (attend, fails, attend):
+        with forked_worker.workers(), quick_cpu():
+            found = attnbench.measure(function, policy={"max_seconds": 0.01, "l2": "warm"}, **shared)
+        files.append(opened())
+        if function is fails:
+            (record,) = found.runs[0].records
+            assert "no such block" in str(record.reason)
+            assert str(record.stderr).startswith("Traceback") and 'raise ValueError("no such' in str(record.stderr)
+    assert files[0] == files[2]
+    assert not gc.get_freeze_count()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_the_api_is_imported_quickly_and_without_torch() -> None:
