@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from attnbench.api.arguments import NONE, SWITCH, TEXT, check_types, named_arguments, path_of, texts_of
 from attnbench.api.shown import Plot, Shown, Verdict
 from attnbench.core.errors import UserError, one_of
-from attnbench.core.files import GONE, can_name_a_file, working_folder, write_file
+from attnbench.core.files import GONE, working_folder, write_file
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
 from attnbench.core.text import count
@@ -259,8 +259,6 @@ def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "
 
 
 def _files(pattern: str) -> list[Path]:
-    if not can_name_a_file(pattern):
-        raise UserError(f"no file can have the name {pattern!r}")
     path = Path(os.path.expanduser(pattern))
     if not glob.has_magic(pattern) or os.path.exists(path):
         return [path]
