@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -185,3 +186,11 @@ def test_in_a_working_directory_that_is_gone_absolute_paths_are_read(
     with pytest.raises(UserError, match="the working directory is gone"):
         attnbench.load("a.jsonl")
     assert len(attnbench.load(folder / "a.jsonl").runs) == 1
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_results_are_pickled_by_any_protocol(protocol: int) -> None:
+    found = attnbench.load(min(Path(run_file.__file__).parents[2].glob("results/*-fp8-*.jsonl*")))
+    again = pickle.loads(pickle.dumps(found, protocol))
+    assert again.runs == found.runs
+    assert [cell.rows[0].samples for cell in again.cells] == [cell.rows[0].samples for cell in found.cells]
