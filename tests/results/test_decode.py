@@ -224,6 +224,27 @@ def test_pairs_that_no_case_has_are_damage(mask: str, pairs: float, why: str) ->
         decode.record(text({"type": "record", **to_json(replace(record, measurements=found))}))
 
 
+@pytest.mark.parametrize("place", ["backend", "reason", "notes", "kernels", "stderr", "version"])
+def test_a_text_that_no_attnbench_writes_is_damage(place: str) -> None:
+    line = {"type": "record", **to_json(ok(case(), "triton", 300.0))}
+    for length in (bounds.MOST_OF_TEXT, bounds.MOST_OF_TEXT + 1):
+        word = "x" * length
+        found = text({**line, place: {"notes": [word], "kernels": {word: 1}}.get(place, word)})
+        if length <= bounds.MOST_OF_TEXT:
+            assert decode.record(found)
+            continue
+        with pytest.raises(ValueError, match="a text of 10,001 characters is longer than any"):
+            decode.record(found)
+
+
+def test_a_first_line_with_a_text_that_no_attnbench_writes_is_refused(tmp_path: Path) -> None:
+    header = json.loads(next(run_file.lines(RESULTS[0])))
+    header["environment"]["device"]["name"] = "H100 " * 20_000
+    (path := tmp_path / "run.jsonl").write_text(json.dumps(header) + "\n")
+    with pytest.raises(UserError, match=r"damaged first line \(environment: device: name: a text of 100,000 char"):
+        run_file.read(path)
+
+
 def test_repeated_samples_do_not_fill_the_memory(tmp_path: Path) -> None:
     """Neither many in one measurement, nor few in each of many measurements, nor in each of many lines."""
     record = to_json(Record(case(), "triton", 0, "wrong"))
