@@ -49,6 +49,7 @@ MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # of a file, unpacked; of one of its li
 _PIECE = 2**18  # bytes read at once
 DAMAGED = "damaged line left out"
 INTERRUPTED = "truncated last line dropped (an interrupted write)"  # no damage: the run is shorter
+MOST_OF_WHY = 400  # characters of what is said of one
 MOST_DAMAGED = 1000  # lines of a file that is read
 MOST_OTHERS = 100_000  # lines that are no records: of rounds, and of types that a newer attnbench may write
 _GZIP = b"\x1f\x8b"  # what a gzip file begins with
@@ -337,7 +338,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
             elif decode.type_of(line) == "rounds":
                 rounds = max(rounds, _rounds(line, MOST_JOBS // jobs))
         except decode.DAMAGE as error:
-            why = without_long_words(str(error))  # which may quote a line of any length
+            why = without_long_words(str(error))[:MOST_OF_WHY]  # which may quote a line of any length
             problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {why})")
             if len(problems) > MOST_DAMAGED:
                 raise UserError(f"{path}: over {MOST_DAMAGED:,} of its lines are damaged; restore the file") from None

@@ -234,6 +234,12 @@ def test_a_damaged_gzipped_file_is_one_line(path: Path, place: float) -> None:
         assert "\n" not in str(error.value)
 
 
+def test_what_is_said_of_a_damaged_line_is_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"unit":"s"', b'"unit":"' + b"s m " * 2000 + b'"', 1))
+    (problem,) = run_file.read(path)[1]
+    assert len(problem) < 500 + len(str(path))
+
+
 def test_of_a_file_one_line_is_held_at_a_time(path: Path) -> None:
     path.write_bytes(gzip.compress(path.read_bytes() + (bytes(2**22) + b"\n") * 16, 1))
     tracemalloc.start()
