@@ -1,18 +1,114 @@
-"""The axes and settings that the functions of the API take, as the options of the command line."""
+"""The arguments of the API: axes and settings as the options of the command line, types, and errors that name them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from numbers import Integral, Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core.axes import AXES
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.files import can_name_a_file
+from attnbench.core.text import shortened
 
 if TYPE_CHECKING:
     from attnbench.run.suite import Settings
 
 Values = Any  # of an axis: one value, a list of them, or a text as the command line takes
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.float8_e4m3fn": "fp8"}
+
+Kind = tuple[str, tuple[type, ...]]  # what an argument is to be, for a person, and its types
+TEXT: Kind = ("a text", (str,))
+PATH: Kind = ("a path", (str, Path))
+WHOLE: Kind = ("a whole number", (Integral,))
+NUMBER: Kind = ("a number", (Real,))
+SWITCH: Kind = ("True or False", (bool,))
+LIST: Kind = ("a list", (Sequence,))
+MAPPING: Kind = ("a dict", (Mapping,))
+NONE: Kind = ("None", (type(None),))
+
+# Options that are arguments of the API by another name.
+_OPTIONS = {
+    **{axis.option: name for name, axis in AXES.items() if axis.has_option},
+    **{name: name.replace("-", "_") for name in ("suite", "model", "tp", "phase", "tokens", "rounds", "time-limit")},
+    **{name: name.replace("-", "_") for name in ("device", "python", "allow-busy", "out", "timeout", "price")},
+    **{name: f"policy's {name.replace('-', '_')}" for name in ("timer", "l2", "min-samples", "max-seconds")},
+    "warmup": "policy's warmup_s",
+    "sustained": "policy's sustained_s",
+    "backend": "backends",
+    **{name: name for name in ("expect", "margin", "figure", "panel", "to")},
+    "causal/--full": "causal",
+    "full": "causal=False",
+}
+_NAMES = "|".join(sorted(map(re.escape, _OPTIONS), key=len, reverse=True))
+# What a person is to give: a number, a word in capitals, or one of the words that messages suggest.
+_VALUE = r"(?: (\d[\w.,-]*(?<![.,])|[A-Z]{2,}|fwd|fwd_bwd|cpu|cuda|mixed)(?![\w=]))?"
+_OPTION = re.compile(rf"attnbench [^;]*|(?<![\w-])--({_NAMES})(?![\w-]){_VALUE}")
+_PREFIX = re.compile(rf"(?:{_NAMES})(?:, (?:{_NAMES}))*(?=: )")
+
+
+def check_types(given: Mapping[str, Any], kinds: Mapping[str, Sequence[Kind]]) -> None:
+    """Raise UserError for an argument that is of none of its kinds. A bool is no number."""
+    for name, of in kinds.items():
+        value, types = given[name], tuple(type_ for _, types in of for type_ in types)
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+            what = " or ".join(words for words, _ in of)
+            raise UserError(f"{name}: {shortened(repr(value))} is not {what}")
+        if PATH in of and isinstance(value, str | Path) and not can_name_a_file(str(value)):
+            raise UserError(f"{name}: no file can have the name {shortened(repr(str(value)))}")
+
+
+def check_texts(name: str, given: Iterable[Any] | None, what: str = "a text") -> None:
+    """Raise UserError for an item of a list, or a key of a dict, that is no text."""
+    for one in given or ():
+        if not isinstance(one, str):
+            raise UserError(f"{name}: {shortened(repr(one))} is not {what}")
+
+
+def path_of(given: Any) -> Path:
+    """Return the argument "path" as a path. Raises UserError for what is none."""
+    check_types({"path": given}, {"path": (PATH,)})
+    return Path(given)
+
+
+def texts_of(name: str, given: Any) -> Sequence[str]:
+    """Return an argument that is a text or a list of texts as a list. Raises UserError for anything else."""
+    check_types({name: given}, {name: (TEXT, LIST)})
+    texts = [given] if isinstance(given, str) else given
+    check_texts(name, texts)
+    return texts
+
+
+@contextlib.contextmanager
+def named_arguments() -> Iterator[None]:
+    """In the block have errors that name options of the command line name the arguments of the API."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (in_arguments(str(error)),)
+        raise
+
+
+def in_arguments(said: str) -> str:
+    """Return an error line with arguments in place of options: "give batch=2" for "give --batch 2".
+
+    Options of a command that is named, and those that the API has not, stay.
+    """
+    prefix = _PREFIX.match(said)
+    first = re.sub(_NAMES, lambda found: _OPTIONS[found[0]], prefix[0]) if prefix else ""
+    return first + _OPTION.sub(_as_argument, said[len(prefix[0]) if prefix else 0 :])
+
+
+def _as_argument(found: re.Match[str]) -> str:
+    if not (option := found[1]):
+        return found[0]
+    value = found[2]
+    if not value:
+        return _OPTIONS[option]
+    return f"{_OPTIONS[option]}={value if value.isdigit() or value.isupper() else repr(value)}"
 
 
 def settings(axes: Mapping[str, Values], **others: Any) -> Settings:
@@ -30,12 +126,29 @@ def settings(axes: Mapping[str, Values], **others: Any) -> Settings:
 
 
 def _as_option(name: str, value: Values) -> Any:
-    """Return the values of an axis as its option takes them: text with commas, or a flag."""
+    """Return the values of an axis as its option takes them: text with commas, or a flag. Raises UserError for none."""
     axis = AXES[name]
-    if axis.switch:
-        return list(map(bool, value)) if isinstance(value, (list, tuple)) else bool(value)
     if isinstance(value, tuple) and axis.pair:
         return axis.pair.join("open" if side in (None, -1) else str(side) for side in value)
-    if isinstance(value, (list, tuple, range)):
-        return ",".join(str(_as_option(name, one)) for one in value)
+    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping) and _has_several(value)
+    values = [*value] if several else [value]
+    if not values:
+        raise UserError(f"{name}: no value is given; leave it out, or give one")
+    if axis.switch:
+        flags = [_flag(name, one) for one in values]
+        return flags if several else flags[0]
+    if several:
+        return ",".join(str(_as_option(name, one)) for one in values)
     return _DTYPES.get(str(value), str(value))
+
+
+def _has_several(value: Any) -> bool:
+    """Whether what can be iterated holds several values: a number as an array of no dimensions does not."""
+    return bool(getattr(value, "ndim", 1))
+
+
+def _flag(name: str, value: Any) -> bool:
+    """Return a flag. Raises UserError for what is none: as a text "False" would be true."""
+    if type(value).__name__ not in ("bool", "bool_"):  # of Python, of numpy
+        raise UserError(f"{name}: {shortened(repr(value))} is neither True nor False")
+    return bool(value)

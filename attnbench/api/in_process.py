@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.machinery
 import os
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 from attnbench.core.captured_stderr import captured_stderr
 from attnbench.core.own_code import IN_PROCESS
-from attnbench.run.process import OnQuestion, WorkerDied
+from attnbench.run.process import TAIL, OnQuestion, WorkerDied
 
 
 class InProcess:
@@ -25,12 +26,16 @@ class InProcess:
         measure_in_this_process()
         self.alive, self.pid = True, os.getpid()
         self.on_question: OnQuestion | None = None
-        self._worker = Worker(self._ask)
+        self._worker = Worker(self._ask, self._keep)
+        self._traceback: str | None = None  # of a failure in the latest request
         self._answers: list[dict[str, Any]] = []
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self.on_question
         return self.on_question(dict(request), float("inf"))
+
+    def _keep(self, traceback: str) -> None:
+        self._traceback = traceback[-TAIL:].strip() or None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a request. Raises what the function raises while it is loaded."""
@@ -48,6 +53,7 @@ class InProcess:
         """Answer a request now; `receive` returns the answers in their order."""
         from attnbench.worker import failures
 
+        self._traceback = None
         try:
             answer = self.answer(request)
         except Exception as error:
@@ -65,15 +71,22 @@ class InProcess:
         return self._answers.pop(0)
 
     def stderr_tail(self) -> str | None:
-        """Return nothing: what a function prints goes where this process prints."""
-        return None
+        """Return the traceback of a failure; what a function prints goes where this process prints."""
+        return self._traceback
 
     def send_kill(self) -> None:
         """Do nothing: this process goes on."""
 
     def kill(self) -> None:
-        """Let a later request of the pool have another worker."""
-        self.alive = False
+        """Let a later request of the pool have another worker, and free what this one holds of this process.
+
+        It has frozen Python's collector, which then frees no cycle of what there was, of a person's neither.
+        """
+        if self.alive:
+            self.alive = False
+            del self._worker
+            gc.unfreeze()
+            gc.collect()
 
 
 def worker_of(name: str, function: Any) -> InProcess:

@@ -8,11 +8,12 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from attnbench.api.arguments import NONE, SWITCH, TEXT, check_types, named_arguments, path_of, texts_of
 from attnbench.api.shown import Plot, Shown, Verdict
 from attnbench.core.errors import UserError, one_of
-from attnbench.core.files import GONE, can_name_a_file, working_folder, write_file
+from attnbench.core.files import GONE, working_folder, write_file
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
 from attnbench.core.text import count
@@ -95,10 +96,12 @@ class Results:
         from attnbench.analysis.compare.document import document
         from attnbench.analysis.compare.findings import compare
 
+        check_types({"to": to}, {"to": (TEXT, NONE)})
         every = [self, *map(results_of, others)]
         found = without_copies(pair for one in every for pair in zip(one._names(), one.runs, strict=True))
         files, runs = [file for file, _ in found], [run for _, run in found]
-        return Shown(document(compare(files, runs, to, (), price, None, None, None)))
+        with named_arguments():
+            return Shown(document(compare(files, runs, to, (), texts_of("price", price), None, None, None)))
 
     def gate(
         self,
@@ -121,6 +124,7 @@ class Results:
         from attnbench.analysis.gate.findings import CHOICES, Request, judge
         from attnbench.analysis.gate.margins import DEFAULT, RULES, margins
 
+        check_types({"allow_wrong": allow_wrong}, {"allow_wrong": (SWITCH,)})
         if len(self.runs) != 1:
             raise UserError(f"gate judges the results of one run; these are of {len(self.runs)}")
         if isinstance(baseline, (str, Path)):
@@ -128,16 +132,17 @@ class Results:
         before = results_of(baseline).runs
         if not before:
             raise UserError("the baseline has no run")
-        asked = Request(
-            tuple(one_of("metric", one, RULES) for one in _words(metrics)) or DEFAULT,
-            margins([f"{margin:%}"] if isinstance(margin, (int, float)) else _words(margin)),
-            tuple(_words(expect)),
-            one_of("inconclusive", inconclusive, CHOICES),
-            one_of("missing", missing, CHOICES),
-            allow_wrong,
-        )
-        judgement = judge(before[0], self.runs[0], asked, before[1:])
-        return Verdict(document_of(judgement), judgement)
+        with named_arguments():
+            asked = Request(
+                tuple(one_of("metric", one, RULES) for one in texts_of("metrics", metrics)) or DEFAULT,
+                margins([f"{margin:%}"] if isinstance(margin, (int, float)) else texts_of("margin", margin)),
+                tuple(texts_of("expect", expect)),
+                one_of("inconclusive", inconclusive, CHOICES),
+                one_of("missing", missing, CHOICES),
+                allow_wrong,
+            )
+            judgement = judge(before[0], self.runs[0], asked, before[1:])
+            return Verdict(document_of(judgement), judgement)
 
     def recommend(self) -> Shown:
         """Return what `attnbench recommend` shows: the fastest right backend of each case, its gain, code to paste."""
@@ -154,11 +159,13 @@ class Results:
         from attnbench.render.html import image
         from attnbench.render.html.charts import charts
 
-        return Plot(image.figure(charts(self.cells), figure, panel))
+        check_types({"figure": figure, "panel": panel}, {"figure": (TEXT,), "panel": (TEXT,)})
+        with named_arguments():
+            return Plot(image.figure(charts(self.cells), figure, panel))
 
     def save(self, path: str | Path) -> Path:
         """Write the run, of which there must be one, as a run file, and return its path. Raises UserError."""
-        path = Path(path)
+        path = path_of(path)
         if len(self.runs) != 1:
             raise UserError(f"a run file holds one run; these are {len(self.runs)}")
         if path.suffix != ".jsonl":
@@ -187,7 +194,7 @@ class Results:
         """Write the rows of `to_csv` as Parquet (needs pyarrow), and return the path. Raises UserError."""
         from attnbench.render.export import trackers
 
-        return write_file(Path(path), trackers.content("parquet", self.cells))
+        return write_file(path_of(path), trackers.content("parquet", self.cells))
 
     def to_tracker(self, format: str, path: str | Path | None = None) -> str:
         """Return what another tool tracks: "pytest-benchmark", "bmf" (Bencher) or "github-action-benchmark".
@@ -213,12 +220,8 @@ class Results:
     def _put(path: str | Path | None, made: Callable[[], str]) -> str:
         text = made()
         if path is not None:
-            write_file(Path(path), text)
+            write_file(path_of(path), text)
         return text
-
-
-def _words(given: str | Sequence[str]) -> Sequence[str]:
-    return [given] if isinstance(given, str) else given
 
 
 def of_runs(runs: Sequence[Run], files: Sequence[Path] = ()) -> Results:
@@ -238,7 +241,10 @@ def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "
     `convention` says how FLOPs are counted: "exact" (unmasked pairs) or "fa" (as papers print: half for causal).
     Raises UserError for a pattern that fits no file, and for a file that is no run file.
     """
-    given = [paths] if isinstance(paths, str | Path) else list(paths)
+    one_of("convention", convention, get_args(Convention))
+    given = [paths] if isinstance(paths, str | Path | bytes) or not isinstance(paths, Iterable) else [*paths]
+    for path in given:
+        path_of(path)
     if not working_folder() and not all(os.path.isabs(os.path.expanduser(one)) for one in given):
         raise UserError(GONE)
     files: dict[str, Path] = {}
@@ -253,8 +259,6 @@ def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "
 
 
 def _files(pattern: str) -> list[Path]:
-    if not can_name_a_file(pattern):
-        raise UserError(f"no file can have the name {pattern!r}")
     path = Path(os.path.expanduser(pattern))
     if not glob.has_magic(pattern) or os.path.exists(path):
         return [path]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnbench.api.arguments import path_of
 from attnbench.core.errors import EXIT_PASS, UserError
 from attnbench.core.files import write_file
 
@@ -90,7 +91,7 @@ class Shown:
         """
         forms = {".md": self.to_markdown, ".html": self.to_html, ".json": self.to_json, ".csv": self.to_csv}
         forms[".txt"] = self.__str__
-        path = Path(path)
+        path = path_of(path)
         if path.suffix not in forms:
             raise UserError(f"{path}: a document's name ends with {', '.join(forms)}")
         return write_file(path, forms[path.suffix]())
@@ -148,7 +149,7 @@ class Plot:
 
         from attnbench.render.html import image
 
-        path = Path(path)
+        path = path_of(path)
         kind = path.suffix.removeprefix(".")
         if kind not in ("png", "svg", "json"):
             raise UserError(f"{path}: a figure's name ends with .png, .svg or .json")

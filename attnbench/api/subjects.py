@@ -73,7 +73,7 @@ def subjects(given: What, scope: Mapping[str, Any], *, in_process: bool | None =
 
 def each(given: What) -> list[Any]:
     """Return what is given, one or several, as a list."""
-    if isinstance(given, (str, Path)) or callable(given) or not isinstance(given, Iterable):
+    if isinstance(given, (str, Path, bytes, Mapping)) or callable(given) or not isinstance(given, Iterable):
         return [given]
     return list(given)
 

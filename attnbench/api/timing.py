@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+from attnbench.api.arguments import NONE, NUMBER, TEXT, Kind, check_types, named_arguments
 from attnbench.core import stats
 from attnbench.core.captured_stderr import captured_stderr
 from attnbench.core.errors import UserError, one_of
 from attnbench.core.formats import duration, percent
 from attnbench.core.policy import Policy
+from attnbench.core.text import shortened
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +24,15 @@ if TYPE_CHECKING:
     from attnbench.worker.instruments import Instruments
 
 Scalar = Literal["min", "max", "mean", "median"]
+_KINDS: Mapping[str, Sequence[Kind]] = {
+    "warmup": (NUMBER,),
+    "rep": (NUMBER,),
+    "grad_to_none": (("a list of tensors", (Iterable,)), NONE),
+    "quantiles": (("a list of numbers", (Iterable,)), NONE),
+    "return_mode": (TEXT,),
+    "l2": (TEXT,),
+    "device": (TEXT, NONE),
+}
 MODES = ("min", "max", "mean", "median", "all", "timing")
 # Half a 95 % interval of a latency whose clock power holds down, for what the GPU did before, beyond the table's: from
 # 60 readings of an H200 against fresh processes (tests/gpu/api_agreement.py), root mean square.
@@ -139,13 +151,28 @@ def do_bench(
     >>> timing.timer, timing.clock
     ('perf_counter', None)
     """
+    check_types(locals(), _KINDS)
     one_of("return_mode", return_mode, MODES)
     one_of("l2", l2, ("cold", "warm"))
-    instruments = _instruments(_device(device))
-    timing = _timed(instruments, fn, warmup / 1e3, rep / 1e3, grad_to_none or (), l2)
+    if not callable(fn):
+        raise UserError(f"fn: {shortened(repr(fn))} is not a function")
+    shares: list[Any] = [] if quantiles is None else [*quantiles]
+    if quantiles is not None and not (
+        shares and all(isinstance(share, Real) and 0 <= float(share) <= 1 for share in shares)
+    ):
+        raise UserError(f"quantiles: {shortened(repr(quantiles))} is not a list of numbers from 0 to 1, as [0.5, 0.9]")
+    for name, value in (("warmup", warmup), ("rep", rep)):
+        if not 0 <= value < math.inf:
+            raise UserError(f"{name}: {value!r} is not a number of milliseconds")
+    tensors = [] if grad_to_none is None else [*grad_to_none]
+    if not all(hasattr(one, "grad") for one in tensors):
+        raise UserError(f"grad_to_none: {shortened(repr(grad_to_none))} is not a list of tensors")
+    with named_arguments():
+        instruments = _instruments(_device(device))
+    timing = _timed(instruments, fn, warmup / 1e3, rep / 1e3, tensors, l2)
     times = [1e3 * seconds for seconds in timing.samples]
     if quantiles is not None:
-        found = [stats.percentile(times, 100 * share) for share in quantiles]
+        found = [stats.percentile(times, 100 * share) for share in shares]
         return found if len(found) > 1 else found[0]
     modes: dict[str, Callable[[], Any]] = {
         "min": lambda: min(times),

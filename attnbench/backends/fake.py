@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from attnbench.backends.base import BackendBase
 from attnbench.core.backend import Prepared, Probe, Simulation, Unsupported
 from attnbench.core.case import RESULT_ITEMSIZE, Case
+from attnbench.core.errors import UserError
 from attnbench.core.flops import attention_of, flops, ideal_bytes
 from attnbench.core.record import Accuracy, TensorError
 from attnbench.core.sizes import parse_size
@@ -53,7 +54,7 @@ class Fake(BackendBase):
             elif what == "missing":
                 self.missing = True
             elif not what.startswith("busy="):
-                raise ValueError(f"ATTNBENCH_FAKE: {entry!r} is not known")
+                raise UserError(f"ATTNBENCH_FAKE: {entry!r} is not known")
 
     def probe(self) -> Probe:
         return self.installed()
@@ -126,7 +127,7 @@ def _speed(text: str) -> float:
     except ValueError:
         speed = 0.0
     if not 1e-6 <= speed <= 1e6:
-        raise ValueError(f"ATTNBENCH_FAKE: speed={text} is no number from 1e-6 to 1e6")
+        raise UserError(f"ATTNBENCH_FAKE: speed={text} is no number from 1e-6 to 1e6")
     return speed
 
 

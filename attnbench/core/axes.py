@@ -115,7 +115,7 @@ def mask(case: Case) -> str:
     """Return "full", "causal", "window (1023, 0)", "causal window (1023, open)", "causal prefix:1k" or "dilated:2"."""
     left, right = ("open" if side is None else str(side) for side in case.window_size)
     window = f"window ({left}, {right})" if case.window_size != (None, None) else ""
-    return " ".join(filter(None, ("causal" if case.causal else "", window, case.mask))) or "full"
+    return " ".join(filter(None, ("causal" if case.causal else "", window, masks.without_folder(case.mask)))) or "full"
 
 
 @cache

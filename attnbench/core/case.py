@@ -11,7 +11,7 @@ from functools import cached_property
 from json import dumps  # this name, which no kernel can replace
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
-from attnbench.core import rules
+from attnbench.core import masks, rules
 from attnbench.core import step as steps
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
@@ -151,14 +151,20 @@ class Case:
         """The stable identity of this case: 16 hexadecimal digits.
 
         A hash of the shape, dtype, direction and the fields that differ from their default. A field that is added
-        later therefore changes no key, and no stored baseline is lost.
+        later therefore changes no key, and no stored baseline is lost. Of a mask of one's own the folder is left out.
         """
         fields: dict[str, Any] = {"shape": vars(self.shape), "dtype": self.dtype, "direction": self.direction}
         for f in dataclasses.fields(self):
             value = getattr(self, f.name)
             if f.default is not dataclasses.MISSING and value != f.default:
                 fields[f.name] = float(value) if isinstance(f.default, float) else value  # 30 and 30.0 are one case
+        if self.mask:
+            fields["mask"] = masks.without_folder(self.mask)
         return hashlib.sha256(dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether two are one problem: where the file of a mask of one's own lies makes no difference."""
+        return self is other or (isinstance(other, Case) and self.key == other.key)
 
     @cached_property
     def _hash(self) -> int:

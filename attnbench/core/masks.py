@@ -11,8 +11,8 @@ that place. A mask adds keys to the band, or leaves some of it; d is the query's
                     BigBird (arXiv 2007.14062), drawn by the number of the block's row, so that each run has the same
 
     FILE.py:NAME    leaves what a function of one's own says: FlexAttention's mask_mod, NAME(b, h, q_idx, kv_idx), with
-                    the query's place as q_idx. It must be the same for all b and h. A hash of the file, and of
-                    a person's files that it imports, is part of the case.
+                    the query's place as q_idx. It must be the same for all b and h. Its file's name and a hash of
+                    the file, and of a person's files that it imports, are part of the case; its folder is not.
 
 Tensors of places and keys may be given instead of numbers wherever a mask says which keys it picks.
 """
@@ -225,7 +225,7 @@ def _parse(text: str, what: str) -> str:
     name, colon, number = text.partition(":")
     if text == "none":
         return ""
-    if name.endswith(".py"):
+    if is_own(f"{text}:"):
         return _parse_own(text, what)
     if name not in MASKS:
         hint = did_you_mean(name, MASKS) or f"; it is {EXAMPLES}, or FILE.py:NAME, or none"
@@ -246,13 +246,13 @@ def _parse(text: str, what: str) -> str:
 
 
 def _parse_own(text: str, what: str) -> str:
-    """Return a mask of one's own as "FILE.py:NAME@HASH". Raises UserError."""
-    path, _, name = text.partition("@")[0].partition(":")
-    path = os.path.normpath(os.path.expanduser(path))
+    """Return a mask of one's own as "/FOLDER/FILE.py:NAME@HASH". Raises UserError."""
+    path, name, _ = _parts(text if is_own(text) else f"{text}:")
+    path = os.path.expanduser(path)
     if not name.isidentifier():
         raise UserError(f"{what}: which function of {path}? Write {path}:my_mask")
     try:
-        return f"{path}:{name}@{_digest(path)}"
+        return f"{os.path.abspath(path)}:{name}@{_digest(path)}"
     except OSError as error:
         raise UserError(f"{what}: cannot read {path}: {error.strerror}") from None
 
@@ -298,6 +298,18 @@ def is_own(text: str) -> bool:
     return ".py:" in text
 
 
+def _parts(text: str) -> tuple[str, str, str]:
+    """Return the file, the function and the hash of a mask of one's own; the name of a folder may have any sign."""
+    path, python, rest = text.rpartition(".py:")
+    name, _, digest = rest.partition("@")
+    return f"{path}{python.removesuffix(':')}", name, digest
+
+
+def without_folder(text: str) -> str:
+    """Return what a mask is, wherever its file lies: of one's own the file's name, the function and the hash."""
+    return os.path.basename(text) if is_own(text) else text
+
+
 def own_of(texts: Iterable[str]) -> list[Own]:
     """Return the masks of one's own among masks, each once."""
     found = (find(text) for text in dict.fromkeys(texts) if is_own(text))
@@ -308,9 +320,7 @@ def own_of(texts: Iterable[str]) -> list[Own]:
 def find(text: str) -> Mask:
     """Return the mask of a case that has one. Raises UserError."""
     if is_own(text):
-        path, _, rest = text.partition(":")
-        name, _, digest = rest.partition("@")
-        return Own(path, name, digest)
+        return Own(*_parts(text))
     name, _, number = _parse(text, "mask").partition(":")
     return MASKS[name](float(number) if name == "random" else parse_size(number, "mask"))
 

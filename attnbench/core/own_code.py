@@ -26,6 +26,7 @@ IN_PROCESS = "attnbench_in_process"  # the module of what is measured in the pro
 MODULE = "attnbench_own_"  # how the name of the module begins that is made of a person's file
 STANDARD = os.path.dirname(os.__file__)  # the folder of the standard library
 MAX_SWEEP = 64  # kernels of one sweep, each of which has a process
+MOST_OF_SOURCE = 2**24  # bytes of a file of Python
 PACKAGES = ("site-packages", "dist-packages")  # folders of installed packages
 _from_source: set[str] = set()  # folders whose modules are loaded from their source
 LOADED: dict[str, bytes] = {}  # path of a person's file that was imported -> its source as it was then
@@ -71,6 +72,8 @@ def load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
+    if path.stat().st_size > MOST_OF_SOURCE:
+        raise UserError(f"{path} has more than {MOST_OF_SOURCE >> 20} MiB, which no source of Python has")
     for library in NEEDED:
         if hides := _in_place_of(library, path.parent):
             raise UserError(f"{hides} would be imported in place of {library}; give it another name")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import errno
 import itertools
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from attnbench.core.own_code import LOADED, MODULE, PACKAGES, STANDARD
+from attnbench.core.own_code import LOADED, MODULE, MOST_OF_SOURCE, PACKAGES, STANDARD
 
 INSTALLED = (*PACKAGES, "torchinductor_", ".cache")  # folders that begin so hold no own code
 MOST_NAMED = 50  # files that are looked at for import statements
@@ -18,7 +19,9 @@ _LIBRARY = Path(STANDARD).resolve()
 
 
 def content_of(path: Path) -> bytes:
-    """Return the content of a file; of one that was imported what it was then. Raises OSError."""
+    """Return the content of a file; of one that was imported what it was then. Raises OSError, of a huge source too."""
+    if path.suffix == ".py" and path.stat().st_size > MOST_OF_SOURCE:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     return LOADED.get(str(path)) or path.read_bytes()
 
 

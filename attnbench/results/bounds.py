@@ -1,14 +1,15 @@
-"""Which numbers a run file can hold: what nothing can have planned or measured makes a line a damaged one.
+"""Which numbers and texts a run file can hold: what nobody can have planned or measured makes a line a damaged one.
 
-Beyond these bounds figures overflow formulas, and counts fill the memory. NaN and infinity may stand among the errors
-of a result, which may hold them, and nowhere else: no instrument reads them.
+Beyond these bounds figures overflow formulas, counts fill the memory, and texts fill pictures and pages. NaN and
+infinity may stand among the errors of a result, which may hold them, and nowhere else: no instrument reads them.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, lru_cache
 from typing import Any
@@ -32,6 +33,7 @@ UNITS = (  # of the measurements that attnbench makes, by name; what a newer one
     ("C", "temperature"),
     ("", "busy|cores_left|pairs|pairs_computed|sustained_power_error"),
 )
+MOST_OF_TEXT = 10_000  # characters of a name, a reason or a word of a command line; a stored stderr has 4000
 # Samples that "runs" of value and times may stand for: a damaged file must not fill the memory.
 MOST_OF_RECORD = 1_000_000
 MOST_OF_FILE = 5_000_000  # beyond the bytes of its lines
@@ -73,6 +75,20 @@ def check_without_samples(record: Record) -> None:
         numbers += (record.accuracy.rows, record.accuracy.heads)
     if record.approximation:
         _check("approximation", record.approximation)
+    texts = (record.backend, record.reason or "", record.version or "", record.stderr or "", record.timer or "")
+    lists: tuple[Iterable[str], ...] = (
+        record.measurements,
+        record.phases,
+        record.kernels,
+        record.notes,
+        record.others,
+        record.limits,
+    )
+    if found := record.accuracy:
+        lists += (found.flaws, found.unwritten, found.errors, [of.where for of in found.errors.values()])
+    for text in (*texts, *itertools.chain.from_iterable(lists)):
+        if len(text) > MOST_OF_TEXT:
+            raise ValueError(_too_long(text))
     if _are_counts(numbers):
         return
     names = ("round", "seconds", "ecc_errors", "phases", "kernels", "forecast")
@@ -86,6 +102,7 @@ def check_run(run: Run) -> None:
     _check("", {f.name: getattr(run, f.name) for f in fields(run) if f.name not in ("plan", "records", "replaced")})
     for job in run.plan:
         _check_case(job.case)
+        _check("plan", [job.backend, job.skip])
         if not _are_counts((job.round, job.forecast.seconds, job.forecast.call, job.forecast.nbytes)):
             _check("plan", {"round": job.round, "forecast": job.forecast})
 
@@ -143,6 +160,10 @@ def _check_pairs(case: Case, most: float) -> None:
         raise ValueError(f"pairs: {most:g} are more than the case has")
 
 
+def _too_long(text: str) -> str:
+    return f"a text of {len(text):,} characters is longer than any that attnbench writes"
+
+
 def _check(place: str, value: Any) -> None:
     """Raise ValueError for a number that is negative, not finite or too large, anywhere in a value."""
     if isinstance(value, float):
@@ -151,7 +172,10 @@ def _check(place: str, value: Any) -> None:
     elif isinstance(value, int):
         if not 0 <= value <= MOST:
             raise ValueError(f"{place}: {value} is beyond what there can be")
-    elif isinstance(value, str) or value is None:
+    elif isinstance(value, str):
+        if len(value) > MOST_OF_TEXT:
+            raise ValueError(f"{place}: {_too_long(value)}")
+    elif value is None:
         return
     elif isinstance(value, Sequence):
         for item in value:
@@ -159,5 +183,7 @@ def _check(place: str, value: Any) -> None:
     else:
         named = value if isinstance(value, Mapping) else {f.name: getattr(value, f.name) for f in fields(value)}
         for name, item in named.items():
+            if len(name) > MOST_OF_TEXT:
+                raise ValueError(f"{place}: {_too_long(name)}")
             if name not in ANY:
                 _check(f"{place}: {name}" if place else name, item)

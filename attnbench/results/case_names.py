@@ -86,7 +86,7 @@ def _by_library(versions: Mapping[str, str]) -> dict[str, dict[str, str]]:
     """Return library -> backend -> version."""
     found: dict[str, dict[str, str]] = {}
     for backend, said in versions.items():
-        for library, version in re.findall(r"(\S+) (\d+\.[^\s,]+)", said):
+        for library, version in re.findall(r"(?<!\S)(\S+) (\d+\.[^\s,]+)", said):
             found.setdefault(library, {})[backend] = version
     return found
 

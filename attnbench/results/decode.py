@@ -37,6 +37,10 @@ class Repeated(Sequence[float]):
         """Take the pairs one after the other, each with 1 time or more."""
         self._runs = runs
 
+    def __reduce__(self) -> tuple[type[Repeated], tuple[array[float]]]:
+        """Say how it is made again: without it the older protocols of pickle do not take slots."""
+        return Repeated, (self._runs,)
+
     def __len__(self) -> int:
         return int(sum(self._runs[1::2]))
 
@@ -62,6 +66,10 @@ class Samples(Mapping[str, Measurement]):
     def __init__(self, places: Places, numbers: array[float]) -> None:
         """Take all numbers: how many samples they stand for, where each measurement begins and ends, then these."""
         self._places, self._numbers = places, numbers
+
+    def __reduce__(self) -> tuple[type[Samples], tuple[Places, array[float]]]:
+        """Say how it is made again, as `Repeated` does."""
+        return Samples, (self._places, self._numbers)
 
     @property
     def number(self) -> int:

@@ -144,6 +144,10 @@ class Row:
     def __repr__(self) -> str:
         return f"<Row of {self.record!r}>"
 
+    def __reduce__(self) -> tuple[type[Row], tuple[Record, Source, dict[str, float | None]]]:
+        """Say how it is made again: without it the older protocols of pickle do not take slots."""
+        return Row, (self.record, self.source, self.values)
+
     @property
     def ok(self) -> bool:
         return self.record.status == "ok"

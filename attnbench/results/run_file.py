@@ -49,6 +49,7 @@ MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # of a file, unpacked; of one of its li
 _PIECE = 2**18  # bytes read at once
 DAMAGED = "damaged line left out"
 INTERRUPTED = "truncated last line dropped (an interrupted write)"  # no damage: the run is shorter
+MOST_OF_WHY = 400  # characters of what is said of one
 MOST_DAMAGED = 1000  # lines of a file that is read
 MOST_OTHERS = 100_000  # lines that are no records: of rounds, and of types that a newer attnbench may write
 _GZIP = b"\x1f\x8b"  # what a gzip file begins with
@@ -310,16 +311,15 @@ def read(path: Path) -> tuple[Run, list[str]]:
 
     Raises UserError when it is no run file, and for several files joined into one.
     """
-    content, problems = unpacked(path)
-    gzip_cut_off = bool(problems)
-    lines = io.BytesIO(content)
-    first = lines.readline()
+    problems, gzip_cut_off = list[str](), list[str]()
+    found = lines(path, gzip_cut_off)
+    first = next(found)
     if not first.endswith(b"\n"):
-        raise _cut_off(path, content)
+        raise _cut_off(path, first)
     run, records, repeated, others, rounds = _header(path, first), list[Record](), 0, 0, 0
     jobs = max(1, jobs_with(run, 1))  # of a round
     planned = {} if run.search else {(job.case, job.backend): job.forecast for job in run.plan}
-    for number, line in enumerate(lines, start=2):
+    for number, line in enumerate(found, start=2):
         is_empty = not line.strip()  # as editors leave lines
         _check_not_joined(path, number, line)
         if not is_empty and not line.endswith(b"\n") and not is_whole(line):  # the last write did not finish
@@ -338,7 +338,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
             elif decode.type_of(line) == "rounds":
                 rounds = max(rounds, _rounds(line, MOST_JOBS // jobs))
         except decode.DAMAGE as error:
-            why = without_long_words(str(error))  # which may quote a line of any length
+            why = without_long_words(str(error))[:MOST_OF_WHY]  # which may quote a line of any length
             problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {why})")
             if len(problems) > MOST_DAMAGED:
                 raise UserError(f"{path}: over {MOST_DAMAGED:,} of its lines are damaged; restore the file") from None
@@ -346,6 +346,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
             others += record is None
             if others > MOST_OTHERS:
                 raise UserError(f"{path}: over {MOST_OTHERS:,} of its lines are no records; restore the file")
+    problems = [*gzip_cut_off, *problems]
     run = with_rounds(run, rounds)
     if planned and not run.turns:  # whose plans hold the first round
         most = run.planned_rounds
@@ -438,42 +439,52 @@ def _check_not_joined(path: Path, number: int, line: bytes) -> None:
 
 def head(path: Path) -> Run:
     """Return the run of a file without its records. Raises UserError as `read` does."""
-    lines = io.BytesIO(unpacked(path)[0])
-    run = _header(path, lines.readline())
-    for number, line in enumerate(lines, start=2):
+    found = lines(path)
+    run = _header(path, next(found))
+    for number, line in enumerate(found, start=2):
         _check_not_joined(path, number, line)
     return run
 
 
-def unpacked(path: Path) -> tuple[bytes, list[str]]:
-    """Return the content of a file, unpacked if it is gzipped, and a phrase where a gzip file is cut off.
+def lines(path: Path, cut_off: list[str] | None = None) -> Iterator[bytes]:
+    """Yield the lines of a file, unpacked if it is gzipped, one or more; no more than one line is held at a time.
 
-    Raises UserError for a file that cannot be read, for a gzip file of something else, and for a damaged one: what it
+    A gzip file that is cut off gives what it has, and `cut_off` gets a phrase. Raises UserError for a file that cannot
+    be read, for one or a line that is too large, for a gzip file of something else, and for a damaged one: what it
     unpacks to cannot be trusted.
     """
-    content, line = io.BytesIO(), 0  # bytes of the last line so far
+    total, held = 0, io.BytesIO()  # bytes so far; the line that is not whole yet
+    is_first = True
     try:
         if path.is_char_device():  # /dev/zero has no end
             raise _not_ours(path, "it is a device")
         with path.open("rb") as plain:
             file = gzip.GzipFile(fileobj=plain) if plain.peek(2).startswith(_GZIP) else plain
             while piece := file.read1(_PIECE):  # piece by piece, so that a file that is cut off gives what it has
-                content.write(piece)
-                if content.tell() == len(piece) and piece.lstrip(codecs.BOM_UTF8)[:1] not in (b"", b"{"):
+                piece = piece if total else piece.removeprefix(codecs.BOM_UTF8)
+                if not total and piece.lstrip()[:1] not in (b"", b"{"):
                     raise _not_ours(path, content=piece)  # before it fills the memory: it may be anything
-                line = len(piece) - 1 - end if (end := piece.rfind(b"\n")) >= 0 else line + len(piece)
-                if max(content.tell() / MOST_BYTES, line / MOST_OF_LINE) > 1:
-                    raise UserError(f"{path} has more than 1 GiB, or 32 MiB in a line; no run has that much")
+                total += len(piece)
+                for part in io.BytesIO(piece):
+                    held.write(part)
+                    if max(total / MOST_BYTES, held.tell() / MOST_OF_LINE) > 1:
+                        raise UserError(f"{path} has more than 1 GiB, or 32 MiB in a line; no run has that much")
+                    if part.endswith(b"\n"):
+                        yield held.getvalue()
+                        held, is_first = io.BytesIO(), False
     except EOFError:
-        problem = f"{path}: the gzip file is cut off; the whole lines before the cut were read"
-        return content.getvalue() or _FIRST, [problem]  # nothing came of a file that is cut in gzip's header
+        if cut_off is not None:
+            cut_off.append(f"{path}: the gzip file is cut off; the whole lines before the cut were read")
+        if is_first and not held.tell():  # it is cut in gzip's header
+            held.write(_FIRST)
     except (gzip.BadGzipFile, zlib.error) as error:
         raise UserError(f"{path} is a damaged gzip file ({error}); restore it, its figures cannot be trusted") from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
         if os.path.isdir(path):  # of a name that is too long Path.is_dir raises
             raise UserError(f"{path} is a folder; give its run files: {path / '*.jsonl*'}") from None
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    return content.getvalue().removeprefix(codecs.BOM_UTF8), []
+    if is_first or held.tell():
+        yield held.getvalue()
 
 
 def begins_as_one(path: Path) -> bool:
@@ -485,7 +496,9 @@ def begins_as_one(path: Path) -> bool:
             start = file.peek().removeprefix(codecs.BOM_UTF8)
             if start.startswith((_FIRST, _GZIP)) or not start.lstrip().startswith(b"{"):
                 return start.startswith((_FIRST, _GZIP))
-            return bool(json.loads(decode.fields(file.readline().removeprefix(codecs.BOM_UTF8))["type"]) == "run")
+            return bool(
+                json.loads(decode.fields(file.readline(MOST_OF_LINE).removeprefix(codecs.BOM_UTF8))["type"]) == "run"
+            )
     except (OSError, *decode.DAMAGE):
         return False
 

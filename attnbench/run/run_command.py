@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator
 
+from attnbench.core import masks
 from attnbench.core.axes import AXES
 from attnbench.core.case import Case
 from attnbench.core.lengths import Lengths, describe, is_pattern, spell
@@ -68,7 +69,9 @@ def _axes(cases: Collection[Case]) -> Iterator[str]:
         values = sorted({axis.of(case) for case in cases}, key=str if name == "window" else None)
         written[name] = [axis.text(value) for value in values]
     written["lengths"] = sorted({_lengths(case.lengths) for case in cases})
-    written["mask"] = list(dict.fromkeys(text.partition("@")[0] for text in written["mask"]))
+    own = {of.spec for of in masks.own_of(case.mask for case in cases)}
+    named = [text for text in written["mask"] if not masks.is_own(text)]
+    written["mask"] = [*named, *map(as_written, sorted(own))]
     written["pass"] = written["direction"]
     tokens = {case.extent.batch * case.extent.seqlen_k for case in cases}
     written["tokens"] = [format_size(n) for n in tokens]
@@ -86,8 +89,8 @@ def _axes(cases: Collection[Case]) -> Iterator[str]:
     names += [name for name, usual in USUAL.items() if written[name] != usual]
     for name in (*names, "pass"):
         yield from (f"--{name.replace('_', '-')}", ",".join(written[name]))
-    if len(masks := {case.causal for case in cases}) == 1:
-        yield "--causal" if masks == {True} else "--full"
+    if len(causal := {case.causal for case in cases}) == 1:
+        yield "--causal" if causal == {True} else "--full"
     yield from (f"--{name}" for name in FLAGS if written[name] == ["true"])
 
 

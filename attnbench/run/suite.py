@@ -188,7 +188,10 @@ def parse_options(options: Mapping[str, Any]) -> Settings:
             policy[name] = parse_duration(policy[name], option)
     _policy(policy, as_options=True)
     given = {k: v for k, v in options.items() if v is not None}
-    settings = Settings.model_validate({**given, "axes": axes, "policy": policy})
+    try:
+        settings = Settings.model_validate({**given, "axes": axes, "policy": policy})
+    except ValidationError as error:
+        raise UserError(f"--{yaml_file.first_mistake(error, MODELS, {'policy': POLICY_FIELDS})}") from None
     try:
         parsed(settings.axes)
     except UserError as error:  # which names the axis

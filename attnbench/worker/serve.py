@@ -86,9 +86,13 @@ Ask = Callable[[Mapping[str, Any]], dict[str, Any]]
 class Worker:
     """Answers requests for one backend on one device. Both are opened at the first request that needs them."""
 
-    def __init__(self, ask: Ask | None = None) -> None:
-        """Take how to ask the judge beside this worker, where there may be one."""
+    def __init__(self, ask: Ask | None = None, tell: Callable[[str], object] | None = None) -> None:
+        """Take how to ask the judge beside this worker, where there may be one, and what gets a failure's traceback.
+
+        By default it is written to stderr.
+        """
         self._ask = ask
+        self._tell = tell or write_to_stderr
         self._judge: Any = None  # the JudgeService of a worker that is a judge
         self.backend: Backend | None = None
         self.spec = ""  # where it was loaded from
@@ -179,7 +183,7 @@ class Worker:
             grown = {"grown": self._judge.grown if self._judge else 0}
             if isinstance(error, NotShared):
                 return {"error": str(error), "of": "sharing", **grown}
-            print_traceback()
+            self._tell(traceback_text())
             if isinstance(error, ValueError):
                 return {"error": str(error), "of": "results", **grown}
             memory = {"of": "memory"} if failures.is_out_of_memory(error) else {}
@@ -274,7 +278,7 @@ class Worker:
             raise
         except BaseException as error:  # SystemExit and KeyboardInterrupt too: a kernel's own, and no end of the worker
             self.end_if_forked(error)
-            print_traceback()
+            self._tell(traceback_text())
             found = {"status": "failed", "reason": failures.reason(error, self.spec)}
             if failures.is_out_of_memory(error):
                 found["status"] = "oom"
@@ -438,10 +442,17 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
 
 
-def print_traceback() -> None:
-    """Write the traceback of the exception that is handled to stderr, whatever a kernel has made of sys.stderr."""
-    with contextlib.suppress(Exception):  # of the exception, whose attributes may be anything
-        os.write(2, traceback.format_exc().encode(errors="replace"))
+def traceback_text() -> str:
+    """Return the traceback of the exception that is handled; "" where its attributes, which may be anything, fail."""
+    with contextlib.suppress(Exception):
+        return traceback.format_exc()
+    return ""
+
+
+def write_to_stderr(text: str) -> None:
+    """Write a text to stderr, whatever a kernel has made of sys.stderr."""
+    with contextlib.suppress(Exception):
+        os.write(2, text.encode(errors="replace"))
 
 
 def serve(requests: TextIO, answers: TextIO) -> None:
@@ -461,7 +472,7 @@ def serve(requests: TextIO, answers: TextIO) -> None:
             answer = worker.answer(request)
         except BaseException as error:  # a library may raise SystemExit at import
             worker.end_if_forked(error)
-            print_traceback()
+            write_to_stderr(traceback_text())
             answer = {"error": failures.reason(error, worker.spec)}
         worker.end_if_forked()
         answers.write(dumps({**answer, "number": request["number"]}) + "\n")

@@ -254,9 +254,16 @@ def test_nothing_in_common_is_bad_input() -> None:
         gate(rounds(seqlens=(1024,)), rounds(seqlens=(2048,)))
     with pytest.raises(UserError, match="can be compared by joules"):
         gate(rounds(), rounds(), "joules")
-    here, there = ([ok(replace(case(), mask=f"{path}:f@12345678"), "triton", 300.0)] for path in ("w.py", "masks/w.py"))
-    with pytest.raises(UserError, match=r"w\.py:f and masks/w\.py:f are one mask; name it alike .*: --mask w\.py:f$"):
-        gate(here, there)
+
+
+def test_a_mask_is_the_same_wherever_its_file_lies() -> None:
+    """By name, function and hash; so in runs that were started in unlike folders."""
+    texts = ("w.py:f@12345678", "/a:b/masks/w.py:f@12345678", "masks/w.py:f@12345679", "masks/w.py:g@12345678")
+    here, there, *others = ([ok(replace(case(), mask=text), "triton", 300.0)] for text in texts)
+    assert len(verdicts(gate(here, there))) == 1
+    for other in others:
+        with pytest.raises(UserError, match="no cell in common"):
+            gate(here, other)
 
 
 def test_unlike_runs_are_not_compared_unless_meant() -> None:

@@ -258,6 +258,12 @@ def test_settled_cells_count_among_the_hypotheses() -> None:
     assert among.low < alone.low
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_change_beyond_all_floats_is_a_very_large_one() -> None:
+    (decision,) = decide([Rounds([-11.0] * 5, [709.5] * 5, 0.03)])
+    assert 1e300 < decision.change < math.inf
+
+
 def test_one_pair_or_two_decide_nothing_that_is_noisy() -> None:
     for pairs in (1, 2):
         decision, n = decide_in_looks([cell(0.5, pairs=pairs)])[0]

@@ -87,9 +87,14 @@ def test_gradients_are_set_to_none_before_each_call() -> None:
         ({"return_mode": "avg"}, "return_mode: unknown 'avg'"),
         ({"l2": "hot"}, "l2: unknown 'hot'"),
         ({"device": "tpu"}, "device: 'tpu' is neither cuda:N nor cpu"),
+        ({"quantiles": []}, r"quantiles: \[\] is not a list of numbers from 0 to 1"),
+        ({"quantiles": [20]}, r"quantiles: \[20\] is not a list of numbers from 0 to 1"),
+        ({"rep": "100"}, "rep: '100' is not a number"),
+        ({"rep": math.nan}, "rep: nan is not a number of milliseconds"),
+        ({"grad_to_none": [3]}, r"grad_to_none: \[3\] is not a list of tensors"),
     ],
 )
-def test_unknown_words_are_user_errors(more: dict[str, Any], said: str) -> None:
+def test_arguments_of_other_kinds_are_user_errors(more: dict[str, Any], said: str) -> None:
     with pytest.raises(attnbench.UserError, match=said):
         attnbench.do_bench(waits, **{**QUICK, **more})
 

@@ -18,7 +18,7 @@ CPU_RUN = "20261127-041123-default-amd-epyc-2-cores"
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first run as if at 500 W and half the speed."""
-    header, *lines = run_file.unpacked(A)[0].splitlines()
+    header, *lines = b"".join(run_file.lines(A)).splitlines()
     run = json.loads(header)
     run["environment"]["power_limit_w"] = 500.0
     records = [json.loads(line) for line in lines]

@@ -18,7 +18,7 @@ from attnbench.commands.shared import command_line
 from attnbench.core.errors import UserError
 from attnbench.render.document import Document
 from attnbench.results import run_file
-from attnbench.results.run_file import unpacked
+from attnbench.results.run_file import lines
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -49,7 +49,7 @@ def test_every_command_that_reads_run_files_takes_a_folder(tool: Tool, command: 
 @pytest.mark.parametrize(("command", "kind"), READ.items())
 def test_what_cannot_be_read_is_in_what_is_shown(tmp_path: Path, command: str, kind: str) -> None:
     """JSON lines of another program in a folder are no damage."""
-    content = unpacked(next(RESULTS.glob(f"*-{kind}-nvidia-h100.jsonl.gz")))[0].splitlines(keepends=True)
+    content = [*lines(next(RESULTS.glob(f"*-{kind}-nvidia-h100.jsonl.gz")))]
     (tmp_path / "0.jsonl").write_bytes(b"".join([*content[:40], b"lost\n"]))
     if command == "compare":
         (tmp_path / "1.jsonl").write_bytes(content[0].replace(b"H100", b"H200") + b"".join(content[1:40]))

@@ -154,3 +154,17 @@ def test_a_mask_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine.py").write_text("def f(): ...")
     assert masks.parse_masks("~/mine.py:f")[0].startswith(f"{tmp_path}/mine.py:f@")
+
+
+def test_a_mask_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a run goes on in any folder, and one file has one name; signs in the name of a folder mean nothing."""
+    (folder := tmp_path / "a@b:c").mkdir()
+    (folder / "mine.py").write_text("def f(): ...")
+    monkeypatch.chdir(folder)
+    texts = ("mine.py:f", "./mine.py:f", "../a@b:c/mine.py:f", f"{folder}/mine.py:f")
+    (text,) = {text for each in texts for text in masks.parse_masks(each)}
+    assert text.startswith(f"{folder}/mine.py:f@")
+    assert masks.parse_masks(text) == (text,)
+    monkeypatch.chdir(tmp_path)
+    (own,) = masks.own_of([text])
+    own.check()

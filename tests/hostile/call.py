@@ -1,7 +1,7 @@
 """Run a command line in this process, within limits, and tell what is wrong with how it ended.
 
-It must end with an exit code that core/errors.py documents for the command, without a traceback, in SECONDS of CPU
-time, and print nothing that acts on who shows it.
+It must end with an exit code that core/errors.py documents for the command, without a traceback or a warning, in
+SECONDS of CPU time, and print nothing that acts on who shows it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,8 @@ def call(args: Sequence[str], encoding: str = "utf-8") -> Ending:
     code, trouble = None, ""
     began = time.process_time()
     streams = mock.patch.multiple(sys, argv=["attnbench", *args], stdout=out, stderr=err)
-    with streams, mock.patch("os._exit", sys.exit), limits():
+    with streams, mock.patch("os._exit", sys.exit), limits(), warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # of numbers that overflow
         try:
             cli.main()
         except SystemExit as end:

@@ -30,7 +30,7 @@ def text(data: Any) -> bytes:
 
 
 def lines(path: Path) -> Iterator[bytes]:
-    return iter(run_file.unpacked(path)[0].splitlines()[1:])
+    return itertools.islice(run_file.lines(path), 1, None)
 
 
 def plainly(line: bytes) -> Record:
@@ -56,7 +56,7 @@ def test_both_readers_agree_on_records_of_every_file() -> None:
 
 def test_both_readers_agree_on_every_plan() -> None:
     for path in RESULTS[::4]:
-        header, run = json.loads(run_file.unpacked(path)[0].partition(b"\n")[0]), run_file.head(path)
+        header, run = json.loads(next(run_file.lines(path))), run_file.head(path)
         assert [to_json(job) for job in run.plan] == header["plan"], path
         assert {**to_json(run), "plan": 0, "records": 0} == {
             **{k: v for k, v in header.items() if k not in ("type", "schema") and v != {}},
@@ -107,7 +107,7 @@ def test_half_of_a_surrogate_pair_is_replaced() -> None:
     data = json.loads(next(lines(LATEST)))
     read = decode.record(json.dumps({**data, "reason": "a \ud800 b", "kernels": {"\udfff": 1}}).encode())
     assert (read.reason, dict(read.kernels)) == ("a \ufffd b", {"\ufffd": 1})
-    header = json.loads(run_file.unpacked(LATEST)[0].partition(b"\n")[0])
+    header = json.loads(next(run_file.lines(LATEST)))
     header["plan"][0]["backend"] = header["suite"] = "a \ud800"
     found = decode.run(decode.fields(json.dumps(header).encode()))
     assert found.suite == found.plan[0].backend == "a \ufffd"
@@ -224,6 +224,27 @@ def test_pairs_that_no_case_has_are_damage(mask: str, pairs: float, why: str) ->
         decode.record(text({"type": "record", **to_json(replace(record, measurements=found))}))
 
 
+@pytest.mark.parametrize("place", ["backend", "reason", "notes", "kernels", "stderr", "version"])
+def test_a_text_that_no_attnbench_writes_is_damage(place: str) -> None:
+    line = {"type": "record", **to_json(ok(case(), "triton", 300.0))}
+    for length in (bounds.MOST_OF_TEXT, bounds.MOST_OF_TEXT + 1):
+        word = "x" * length
+        found = text({**line, place: {"notes": [word], "kernels": {word: 1}}.get(place, word)})
+        if length <= bounds.MOST_OF_TEXT:
+            assert decode.record(found)
+            continue
+        with pytest.raises(ValueError, match="a text of 10,001 characters is longer than any"):
+            decode.record(found)
+
+
+def test_a_first_line_with_a_text_that_no_attnbench_writes_is_refused(tmp_path: Path) -> None:
+    header = json.loads(next(run_file.lines(RESULTS[0])))
+    header["environment"]["device"]["name"] = "H100 " * 20_000
+    (path := tmp_path / "run.jsonl").write_text(json.dumps(header) + "\n")
+    with pytest.raises(UserError, match=r"damaged first line \(environment: device: name: a text of 100,000 char"):
+        run_file.read(path)
+
+
 def test_repeated_samples_do_not_fill_the_memory(tmp_path: Path) -> None:
     """Neither many in one measurement, nor few in each of many measurements, nor in each of many lines."""
     record = to_json(Record(case(), "triton", 0, "wrong"))
@@ -243,7 +264,7 @@ def test_repeated_samples_do_not_fill_the_memory(tmp_path: Path) -> None:
               "method", "peak/bf16", "plan/0/round", "plan/0/forecast/seconds", "plan/0/case/shape/batch"]
 )  # fmt: skip
 def test_a_first_line_with_a_number_that_nobody_can_have_planned_is_refused(place: str, tmp_path: Path) -> None:
-    header = json.loads(run_file.unpacked(RESULTS[0])[0].partition(b"\n")[0])
+    header = json.loads(next(run_file.lines(RESULTS[0])))
     path = tmp_path / "odd.jsonl"
     for number in (1e308, -1, "nan"):
         changed = copy.deepcopy(header)
@@ -258,7 +279,7 @@ def test_a_first_line_with_a_number_that_nobody_can_have_planned_is_refused(plac
 
 def test_a_file_of_schema_1_stays_one_when_it_is_resumed(tmp_path: Path) -> None:
     path = tmp_path / "old.jsonl"
-    content = run_file.unpacked(RESULTS[0])[0].splitlines(keepends=True)
+    content = [*run_file.lines(RESULTS[0])]
     assert json.loads(content[0])["schema"] == 1
     path.write_bytes(b"".join(content[:3]))
     before, _ = run_file.read(path)

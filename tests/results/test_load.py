@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -133,7 +134,7 @@ def test_what_cannot_be_read_is_said(folder: Path) -> None:
     with pytest.raises(UserError, match=r"cannot read .*missing\.jsonl: No such file"):
         attnbench.load([folder / "a.jsonl", folder / "missing.jsonl"])
     for odd in ("~nosuchuser/x.jsonl", "x" * 5000, "a\0b", "a\0/*"):
-        with pytest.raises(UserError, match=r"^cannot read |^no file can have the name "):
+        with pytest.raises(UserError, match=r"^cannot read |^path: no file can have the name "):
             attnbench.load(odd)
     (folder / "notes.txt").write_text("hello\n")
     with pytest.raises(UserError, match=r"notes\.txt is not an attnbench run file"):
@@ -185,3 +186,11 @@ def test_in_a_working_directory_that_is_gone_absolute_paths_are_read(
     with pytest.raises(UserError, match="the working directory is gone"):
         attnbench.load("a.jsonl")
     assert len(attnbench.load(folder / "a.jsonl").runs) == 1
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_results_are_pickled_by_any_protocol(protocol: int) -> None:
+    found = attnbench.load(min(Path(run_file.__file__).parents[2].glob("results/*-fp8-*.jsonl*")))
+    again = pickle.loads(pickle.dumps(found, protocol))
+    assert again.runs == found.runs
+    assert [cell.rows[0].samples for cell in again.cells] == [cell.rows[0].samples for cell in found.cells]

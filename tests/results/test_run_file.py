@@ -7,6 +7,7 @@ import gzip
 import json
 import math
 import re
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -135,7 +136,7 @@ def test_records_of_another_run_of_the_same_cells_are_damage(tmp_path: Path) -> 
 def real() -> list[bytes]:
     """The lines of a real run file, and an empty one after its last newline."""
     paths = (path for path in RESULTS if "default" in path.stem)
-    return run_file.unpacked(min(paths, key=lambda path: path.stat().st_size))[0].split(b"\n")
+    return b"".join(run_file.lines(min(paths, key=lambda path: path.stat().st_size))).split(b"\n")
 
 
 def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: list[bytes]) -> None:
@@ -231,6 +232,23 @@ def test_a_damaged_gzipped_file_is_one_line(path: Path, place: float) -> None:
         with pytest.raises(UserError, match=r"run.jsonl.gz is a damaged gzip file \(.*\); restore it") as error:
             open_(packed)
         assert "\n" not in str(error.value)
+
+
+def test_what_is_said_of_a_damaged_line_is_short(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"unit":"s"', b'"unit":"' + b"s m " * 2000 + b'"', 1))
+    (problem,) = run_file.read(path)[1]
+    assert len(problem) < 500 + len(str(path))
+
+
+def test_of_a_file_one_line_is_held_at_a_time(path: Path) -> None:
+    path.write_bytes(gzip.compress(path.read_bytes() + (bytes(2**22) + b"\n") * 16, 1))
+    tracemalloc.start()
+    try:
+        found, problems = run_file.read(path)
+        assert tracemalloc.get_traced_memory()[1] < 2**25
+    finally:
+        tracemalloc.stop()
+    assert (len(found.records), len(problems)) == (len(RECORDS), 16)
 
 
 def test_a_gzipped_file_of_something_else_is_not_unpacked_whole(tmp_path: Path) -> None:

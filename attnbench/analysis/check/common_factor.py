@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from attnbench.core import masks
 from attnbench.core.case import Case
 from attnbench.core.groups import in_common
 from attnbench.core.sizes import format_size
@@ -35,7 +36,7 @@ def _properties(case: Case) -> Iterator[str]:
     if case.window_size != (None, None):
         yield "windowed"
     if case.mask:
-        yield f"masked by {case.mask}"
+        yield f"masked by {masks.without_folder(case.mask)}"
     if case_names.has_grouped_heads(case):
         yield "of grouped heads"
     yield from (f"of {text}" for text in case_names.extras(case))

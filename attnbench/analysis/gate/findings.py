@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import PurePath
 from typing import Literal, get_args
 
 from attnbench.analysis.gate import ab_files, first_calls, notes, run_differences
@@ -14,7 +13,6 @@ from attnbench.analysis.gate.margins import RULES, Margins, between_units
 from attnbench.analysis.gate.metric_findings import metric_findings
 from attnbench.analysis.gate.run_differences import Difference
 from attnbench.analysis.gate.verdicts import Finding, Verdict, in_order
-from attnbench.core import masks
 from attnbench.core.errors import (
     EXIT_INCONCLUSIVE,
     EXIT_NOT_COMPARABLE,
@@ -120,7 +118,7 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
     if before.keys().isdisjoint(after) and not wrong and planned.isdisjoint(before):
         raise UserError(
             f"the two runs have no cell in common ({count(len(before), 'cell')} in the baseline, "
-            f"{len(after)} in the current run); {_name_alike(before, after) or 'measure the same suite in both'}"
+            f"{len(after)} in the current run); measure the same suite in both"
         )
     if in_turns:
         of_cells += ab_files.left_out(before, after)
@@ -161,16 +159,6 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
     first = (*early, *moved, *notes.repeated("baseline", baseline), *notes.repeated("current run", current))
     compared = Judgement(baseline, current, request, findings, tuple(expected), notes=tuple(said), heading=heading)
     return replace(compared, first=first, earlier=earlier)
-
-
-def _name_alike(before: Iterable[Key], after: Iterable[Key]) -> str:
-    """Return what to do where both runs have an own mask of one file's name and hash, named from unlike folders."""
-    first, second = (
-        {PurePath(own.spec).name + own.digest: own.spec for own in masks.own_of(texts)}
-        for texts in ([case.mask for case, _ in keys] for keys in (before, after))
-    )
-    apart = next(((spec, second[of]) for of, spec in first.items() if second.get(of, spec) != spec), None)
-    return f"{apart[0]} and {apart[1]} are one mask; name it alike in both: --mask {apart[0]}" if apart else ""
 
 
 def _chosen(runs: Sequence[Run], current: Run) -> tuple[Run, tuple[Run, ...], list[str]]:

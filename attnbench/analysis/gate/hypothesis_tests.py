@@ -52,6 +52,7 @@ from scipy import special  # type: ignore[import-untyped]
 from attnbench.analysis.gate.change_noise import Noise, error_of, estimated, freedom_of, weight_of
 from attnbench.analysis.gate.rounds import Rounds
 from attnbench.analysis.gate.verdicts import Decision
+from attnbench.core import stats
 
 if TYPE_CHECKING:
     from attnbench.results.noise import Floats
@@ -133,15 +134,15 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     none = np.array(None)
     columns = {
         "verdict": verdicts,
-        "change": np.expm1(change),
-        "low": np.where(known, np.expm1(lower), none),
-        "high": np.where(known, np.expm1(np.minimum(upper, 700.0)), none),
+        "change": _expm1(change),
+        "low": np.where(known, _expm1(lower), none),
+        "high": np.where(known, _expm1(upper), none),
         "noise": np.where(known, np.sqrt(seen.variance), none),
         "level": np.where(known & ~exact, 1 - 2 * tail, none),
         "between": np.sqrt(seen.between),
         "jumped": np.where(is_open & off, seen.jumped, 0),
         "slow_rounds": np.where(is_open & within, slow, 0),
-        "in_common": np.where(together, np.expm1(seen.common), none),
+        "in_common": np.where(together, _expm1(seen.common), none),
     }
     decisions = []
     for i, figures in enumerate(zip(*(column.tolist() for column in columns.values()), strict=True)):
@@ -150,6 +151,11 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
         named = dict(zip(columns, figures, strict=True))
         decisions.append(Decision(**named, more=to_add, more_current=of_current, jumping=jumping))
     return decisions
+
+
+def _expm1(logarithms: Any) -> Any:
+    """Return the changes of ratios' logarithms, as stats.expm1 does."""
+    return np.expm1(np.minimum(logarithms, stats.LARGEST_EXPONENT))
 
 
 def _slow_rounds(test: Rounds, change: float) -> int:
