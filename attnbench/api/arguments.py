@@ -1,10 +1,8 @@
-"""The arguments of the API: axes and settings as the options of the command line, types, and errors that name them."""
+"""The arguments of the API: their types, and axes and settings as the options of the command line."""
 
 from __future__ import annotations
 
-import contextlib
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,25 +27,6 @@ SWITCH: Kind = ("True or False", (bool,))
 LIST: Kind = ("a list", (Sequence,))
 MAPPING: Kind = ("a dict", (Mapping,))
 NONE: Kind = ("None", (type(None),))
-
-# Options that are arguments of the API by another name.
-_OPTIONS = {
-    **{axis.option: name for name, axis in AXES.items() if axis.has_option},
-    **{name: name.replace("-", "_") for name in ("suite", "model", "tp", "phase", "tokens", "rounds", "time-limit")},
-    **{name: name.replace("-", "_") for name in ("device", "python", "allow-busy", "out", "timeout", "price")},
-    **{name: f"policy's {name.replace('-', '_')}" for name in ("timer", "l2", "min-samples", "max-seconds")},
-    "warmup": "policy's warmup_s",
-    "sustained": "policy's sustained_s",
-    "backend": "backends",
-    **{name: name for name in ("expect", "margin", "figure", "panel", "to")},
-    "causal/--full": "causal",
-    "full": "causal=False",
-}
-_NAMES = "|".join(sorted(map(re.escape, _OPTIONS), key=len, reverse=True))
-# What a person is to give: a number, a word in capitals, or one of the words that messages suggest.
-_VALUE = r"(?: (\d[\w.,-]*(?<![.,])|[A-Z]{2,}|fwd|fwd_bwd|cpu|cuda|mixed)(?![\w=]))?"
-_OPTION = re.compile(rf"attnbench [^;]*|(?<![\w-])--({_NAMES})(?![\w-]){_VALUE}")
-_PREFIX = re.compile(rf"(?:{_NAMES})(?:, (?:{_NAMES}))*(?=: )")
 
 
 def check_types(given: Mapping[str, Any], kinds: Mapping[str, Sequence[Kind]]) -> None:
@@ -80,35 +59,6 @@ def texts_of(name: str, given: Any) -> Sequence[str]:
     texts = [given] if isinstance(given, str) else given
     check_texts(name, texts)
     return texts
-
-
-@contextlib.contextmanager
-def named_arguments() -> Iterator[None]:
-    """In the block have errors that name options of the command line name the arguments of the API."""
-    try:
-        yield
-    except UserError as error:
-        error.args = (in_arguments(str(error)),)
-        raise
-
-
-def in_arguments(said: str) -> str:
-    """Return an error line with arguments in place of options: "give batch=2" for "give --batch 2".
-
-    Options of a command that is named, and those that the API has not, stay.
-    """
-    prefix = _PREFIX.match(said)
-    first = re.sub(_NAMES, lambda found: _OPTIONS[found[0]], prefix[0]) if prefix else ""
-    return first + _OPTION.sub(_as_argument, said[len(prefix[0]) if prefix else 0 :])
-
-
-def _as_argument(found: re.Match[str]) -> str:
-    if not (option := found[1]):
-        return found[0]
-    value = found[2]
-    if not value:
-        return _OPTIONS[option]
-    return f"{_OPTIONS[option]}={value if value.isdigit() or value.isupper() else repr(value)}"
 
 
 def settings(axes: Mapping[str, Values], **others: Any) -> Settings:

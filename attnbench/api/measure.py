@@ -22,7 +22,6 @@ from attnbench.api.arguments import (
     Values,
     check_texts,
     check_types,
-    named_arguments,
     settings,
 )
 from attnbench.api.results import Results, of_runs
@@ -111,49 +110,48 @@ def measure(
     """
     from attnbench.run.run_suite import Request, run_suite
 
-    with named_arguments():
-        check_types(locals(), _KINDS_OF_MEASURE)
-        check_texts("policy", policy)
-        check_texts("model", model)
-        check_texts("python", python, "the name of a backend")
-        own = (
-            what
-            if isinstance(what, Subjects)
-            else subjects([*each(what), *each(backends)], caller_scope(), in_process=in_process)
-        )
-        if own.here and (rounds > 1 or (policy or {}).get("caches") == "fresh"):
-            name, why = next(iter(own.why.items()))
-            raise UserError(f"rounds and fresh caches are of new processes, and {name} is measured in this one: {why}")
-        given = {"seqlen": seqlen, "headdim": headdim, "dtype": dtype, "causal": causal, "direction": direction, **axes}
-        replaced = settings(
-            given,
-            backends=[*own.patterns] or None,
-            models=[model] if isinstance(model, str) else model,
-            tp=tp,
-            phase=phase,
-            tokens=tokens,
-            time_limit=None if time_limit is None else str(time_limit),
-            policy=dict(policy or {}),
-        )
-        request = Request(
-            suite=str(suite),
-            settings=replaced,
-            device=device,
-            rounds=int(rounds),
-            out=Path(out) if out is not None else None,
-            pythons=tuple(f"{name}={path}" for name, path in (python or {}).items()),
-            allow_busy=allow_busy,
-            here=own.here,
-        )
-        with watched(progress) as observer, interruptible():
-            _tell(own, progress)
-            outcome = run_suite(request, observer)
-        if outcome.exit_code in EXIT_BY_SIGNAL and not outcome.run.records:
-            raise KeyboardInterrupt
-        if outcome.exit_code in EXIT_BY_SIGNAL and progress:
-            where = f", and is in {outcome.path}; attnbench run --resume {outcome.path} goes on" if outcome.path else ""
-            print(f"attnbench: interrupted; what was measured is returned{where}", file=sys.stderr)
-        return of_runs([outcome.run], [outcome.path] if outcome.path else [])
+    check_types(locals(), _KINDS_OF_MEASURE)
+    check_texts("policy", policy)
+    check_texts("model", model)
+    check_texts("python", python, "the name of a backend")
+    own = (
+        what
+        if isinstance(what, Subjects)
+        else subjects([*each(what), *each(backends)], caller_scope(), in_process=in_process)
+    )
+    if own.here and (rounds > 1 or (policy or {}).get("caches") == "fresh"):
+        name, why = next(iter(own.why.items()))
+        raise UserError(f"rounds and fresh caches are of new processes, and {name} is measured in this one: {why}")
+    given = {"seqlen": seqlen, "headdim": headdim, "dtype": dtype, "causal": causal, "direction": direction, **axes}
+    replaced = settings(
+        given,
+        backends=[*own.patterns] or None,
+        models=[model] if isinstance(model, str) else model,
+        tp=tp,
+        phase=phase,
+        tokens=tokens,
+        time_limit=None if time_limit is None else str(time_limit),
+        policy=dict(policy or {}),
+    )
+    request = Request(
+        suite=str(suite),
+        settings=replaced,
+        device=device,
+        rounds=int(rounds),
+        out=Path(out) if out is not None else None,
+        pythons=tuple(f"{name}={path}" for name, path in (python or {}).items()),
+        allow_busy=allow_busy,
+        here=own.here,
+    )
+    with watched(progress) as observer, interruptible():
+        _tell(own, progress)
+        outcome = run_suite(request, observer)
+    if outcome.exit_code in EXIT_BY_SIGNAL and not outcome.run.records:
+        raise KeyboardInterrupt
+    if outcome.exit_code in EXIT_BY_SIGNAL and progress:
+        where = f", and is in {outcome.path}; attnbench run --resume {outcome.path} goes on" if outcome.path else ""
+        print(f"attnbench: interrupted; what was measured is returned{where}", file=sys.stderr)
+    return of_runs([outcome.run], [outcome.path] if outcome.path else [])
 
 
 @dataclass(frozen=True, repr=False)
@@ -246,26 +244,25 @@ def check(
     from attnbench.analysis.check.document import document
     from attnbench.run.check import check as checked
 
-    with named_arguments():
-        check_types(locals(), _KINDS_OF_CHECK)
-        if not 0 < timeout < math.inf:
-            raise UserError(f"timeout: {timeout!r} is not a number of seconds above 0")
-        check_texts("python", python, "the name of a backend")
-        own = what if isinstance(what, Subjects) else subjects(what, caller_scope(), in_process=in_process)
-        given = {"seqlen": seqlen, "headdim": headdim, "dtype": dtype, "causal": causal, "direction": direction, **axes}
-        with watched(progress) as observer, interruptible():
-            _tell(own, progress)
-            run, interrupt = checked(
-                own.patterns,
-                settings(given),
-                observer.say,
-                device=device,
-                timeout=timeout,
-                pythons=tuple(f"{name}={path}" for name, path in (python or {}).items()),
-                allow_busy=allow_busy,
-                here=own.here,
-            )
-        return CheckResult(document(run), run, interrupt)
+    check_types(locals(), _KINDS_OF_CHECK)
+    if not 0 < timeout < math.inf:
+        raise UserError(f"timeout: {timeout!r} is not a number of seconds above 0")
+    check_texts("python", python, "the name of a backend")
+    own = what if isinstance(what, Subjects) else subjects(what, caller_scope(), in_process=in_process)
+    given = {"seqlen": seqlen, "headdim": headdim, "dtype": dtype, "causal": causal, "direction": direction, **axes}
+    with watched(progress) as observer, interruptible():
+        _tell(own, progress)
+        run, interrupt = checked(
+            own.patterns,
+            settings(given),
+            observer.say,
+            device=device,
+            timeout=timeout,
+            pythons=tuple(f"{name}={path}" for name, path in (python or {}).items()),
+            allow_busy=allow_busy,
+            here=own.here,
+        )
+    return CheckResult(document(run), run, interrupt)
 
 
 def _tell(own: Subjects, progress: bool) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from attnbench.api.arguments import NONE, SWITCH, TEXT, check_types, named_arguments, path_of, texts_of
+from attnbench.api.arguments import NONE, SWITCH, TEXT, check_types, path_of, texts_of
 from attnbench.api.shown import Plot, Shown, Verdict
 from attnbench.core.errors import UserError, one_of
 from attnbench.core.files import GONE, working_folder, write_file
@@ -100,8 +100,7 @@ class Results:
         every = [self, *map(results_of, others)]
         found = without_copies(pair for one in every for pair in zip(one._names(), one.runs, strict=True))
         files, runs = [file for file, _ in found], [run for _, run in found]
-        with named_arguments():
-            return Shown(document(compare(files, runs, to, (), texts_of("price", price), None, None, None)))
+        return Shown(document(compare(files, runs, to, (), texts_of("price", price), None, None, None)))
 
     def gate(
         self,
@@ -132,17 +131,16 @@ class Results:
         before = results_of(baseline).runs
         if not before:
             raise UserError("the baseline has no run")
-        with named_arguments():
-            asked = Request(
-                tuple(one_of("metric", one, RULES) for one in texts_of("metrics", metrics)) or DEFAULT,
-                margins([f"{margin:%}"] if isinstance(margin, (int, float)) else texts_of("margin", margin)),
-                tuple(texts_of("expect", expect)),
-                one_of("inconclusive", inconclusive, CHOICES),
-                one_of("missing", missing, CHOICES),
-                allow_wrong,
-            )
-            judgement = judge(before[0], self.runs[0], asked, before[1:])
-            return Verdict(document_of(judgement), judgement)
+        asked = Request(
+            tuple(one_of("metric", one, RULES) for one in texts_of("metrics", metrics)) or DEFAULT,
+            margins([f"{margin:%}"] if isinstance(margin, (int, float)) else texts_of("margin", margin)),
+            tuple(texts_of("expect", expect)),
+            one_of("inconclusive", inconclusive, CHOICES),
+            one_of("missing", missing, CHOICES),
+            allow_wrong,
+        )
+        judgement = judge(before[0], self.runs[0], asked, before[1:])
+        return Verdict(document_of(judgement), judgement)
 
     def recommend(self) -> Shown:
         """Return what `attnbench recommend` shows: the fastest right backend of each case, its gain, code to paste."""
@@ -160,8 +158,7 @@ class Results:
         from attnbench.render.html.charts import charts
 
         check_types({"figure": figure, "panel": panel}, {"figure": (TEXT,), "panel": (TEXT,)})
-        with named_arguments():
-            return Plot(image.figure(charts(self.cells), figure, panel))
+        return Plot(image.figure(charts(self.cells), figure, panel))
 
     def save(self, path: str | Path) -> Path:
         """Write the run, of which there must be one, as a run file, and return its path. Raises UserError."""

@@ -10,7 +10,7 @@ from functools import cache
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from attnbench.api.arguments import NONE, NUMBER, TEXT, Kind, check_types, named_arguments
+from attnbench.api.arguments import NONE, NUMBER, TEXT, Kind, check_types
 from attnbench.core import stats
 from attnbench.core.captured_stderr import captured_stderr
 from attnbench.core.errors import UserError, one_of
@@ -167,8 +167,7 @@ def do_bench(
     tensors = [] if grad_to_none is None else [*grad_to_none]
     if not all(hasattr(one, "grad") for one in tensors):
         raise UserError(f"grad_to_none: {shortened(repr(grad_to_none))} is not a list of tensors")
-    with named_arguments():
-        instruments = _instruments(_device(device))
+    instruments = _instruments(_device(device))
     timing = _timed(instruments, fn, warmup / 1e3, rep / 1e3, tensors, l2)
     times = [1e3 * seconds for seconds in timing.samples]
     if quantiles is not None:
