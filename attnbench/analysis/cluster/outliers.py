@@ -1,4 +1,4 @@
-"""The distance from its model's median at which a unit is an outlier among so many (docs/cluster.md).
+"""The distance from its model's median at which a unit is an outlier among so many (docs/dev/cluster.md).
 
 **What units differ by** is a standard deviation of the logarithm of a unit's latency. Its variance is moderated
 (results/noise.py) from two sources: the table (results/spreads.json: units, and beside them what other processes on the
