@@ -70,6 +70,8 @@ def _code(path: Path) -> Iterator[tuple[int, str]]:
 
 def _calls(line: str) -> Iterator[tuple[str, ...]]:
     """Yield the arguments of each call of attnbench in a line of a shell, without its comment and redirection."""
+    if "attnbench " not in line:
+        return  # another program's, or what a command printed, in which quotation marks need not be closed
     words: list[str] = []
     for word in (*shlex.split(line, comments=True), "&&"):
         if word not in ("&&", "|", ">"):
