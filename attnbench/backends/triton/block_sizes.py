@@ -1,6 +1,6 @@
 """Block sizes of the attention kernels: the tables, the choice for a device, and sizes that follow from them.
 
-For Hopper and 16-bit inputs one row is fixed: the fastest on an H200 or H100 (docs/dev/triton-kernel.md). On another GPU
+For Hopper and 16-bit inputs one row is fixed: the fastest on an H200 or H100 (docs/triton-kernel.md). On another GPU
 the few rows that fit are timed at the first call that needs them (tuned_blocks.py), and that time is part of the call.
 
 How the other tables were made: they started from the block sizes that PyTorch's FlexAttention found by search on an
