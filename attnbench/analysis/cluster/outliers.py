@@ -51,7 +51,7 @@ class Judgement:
 
     @property
     def found(self) -> float:
-        """By how much slower a unit is that is an outlier in 95 % of such clusters."""
+        """The slowdown with which a unit is an outlier in 95 % of such clusters."""
         return self.threshold + FOUND * self.deviation
 
 
