@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = sorted((ROOT / "attnbench" / "commands").glob("*.py"))
 _STEP = re.compile(r"^(?:- )?(?:time )?(attnbench .*)")  # of a job in YAML, or of a line in a shell
 
@@ -70,6 +70,8 @@ def _code(path: Path) -> Iterator[tuple[int, str]]:
 
 def _calls(line: str) -> Iterator[tuple[str, ...]]:
     """Yield the arguments of each call of attnbench in a line of a shell, without its comment and redirection."""
+    if "attnbench " not in line:
+        return  # another program's, or what a command printed, in which quotation marks need not be closed
     words: list[str] = []
     for word in (*shlex.split(line, comments=True), "&&"):
         if word not in ("&&", "|", ">"):

@@ -1,7 +1,7 @@
 """Finds wrong code for Hopper: a left operand of a matmul that a loop overwrites although its next round needs it.
 
 ptxas 12.8 and 12.9 make it of right PTX where the operand is loaded to registers before a loop that has a branch
-(tests/gpu/wrong_code.py has an example, docs/triton-kernel.md what follows from it).
+(tests/gpu/wrong_code.py has an example, docs/dev/triton-kernel.md what follows from it).
 """
 
 from __future__ import annotations

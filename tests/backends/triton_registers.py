@@ -11,7 +11,7 @@ row measured on Hopper, with its options), or those that a FEATURE such as 64x12
 num_warps, num_stages). Prints one JSON line for each; on AMD only what Triton itself reports.
 
 "overwritten" has registers that a loop's matmul reads as it found them at the loop's start, and that something else
-overwrites later in the loop, so that the next round reads something else: wrong code (docs/triton-kernel.md).
+overwrites later in the loop, so that the next round reads something else: wrong code (docs/dev/triton-kernel.md).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """How often `cluster report` names a unit that is like the others, and finds one that is not: seeded simulations, of
-which docs/cluster.md has some rows.
+which docs/dev/cluster.md has some rows.
 
     python tests/statistics/simulate_cluster.py
 

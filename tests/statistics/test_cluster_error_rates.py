@@ -1,4 +1,4 @@
-"""How often `cluster report` is wrong, by the simulations whose table docs/cluster.md has (fewer of them)."""
+"""How often `cluster report` is wrong, by the simulations whose table docs/dev/cluster.md has (fewer of them)."""
 
 from __future__ import annotations
 

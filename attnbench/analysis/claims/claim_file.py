@@ -124,7 +124,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Setting:
-    """A claim with what its file says of all of them: cases, figures, and where it was printed."""
+    """A claim, completed by what its file says of all its claims: cases, figures, and where it was printed."""
 
     paper: str  # the name of its file
     file: ClaimFile

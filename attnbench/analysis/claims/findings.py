@@ -1,6 +1,6 @@
 """Printed figures beside measured ones, and the verdict; docs/claims.md says how a figure is judged.
 
-Of several cases the uncertainty is the mean of theirs: what moves one may move all.
+The uncertainty over several cases is the mean of their uncertainties, since one cause may move all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUSTAINED = {"latency": "sustained_latency", "tflops": "sustained_tflops"}  # me
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured figure: its value and 95 % interval, over the cases the mean or the best, with least and most."""
+    """A measured figure: value (mean or best over the cases), 95 % interval, least and most over the cases."""
 
     value: float
     low: float

@@ -1,4 +1,4 @@
-"""`cluster report`: tells from run files, one per GPU, the units that stand out from their model or are wrong.
+"""`cluster report`: find the units that stand out from their model or are wrong, from run files, one per GPU.
 
-docs/cluster.md says how it decides and how often it is wrong.
+docs/dev/cluster.md says how it decides and how often it is wrong.
 """

@@ -42,7 +42,7 @@ NOT_KNOWN = (
 def document(files: Sequence[tuple[str, Run]], damage: Mapping[str, str] = MappingProxyType({})) -> Document:
     """Return the document of a cluster from runs, each with the name of its file.
 
-    `damage` says what cannot be read of files, by their names. One without a run is a unit that measured nothing.
+    `damage` maps the name of a file to what cannot be read of it. A file without a run is a unit that measured nothing.
     """
     found = models(files)
     rows = [row for model in found for row in _data(model)]
@@ -70,7 +70,7 @@ def document(files: Sequence[tuple[str, Run]], damage: Mapping[str, str] = Mappi
 
 
 def planned(devices: Sequence[tuple[str, str, str, str]], words: Sequence[str]) -> Document:
-    """Return the document of a dry run, from the file, node, device and attnbench of each device."""
+    """Return the document of a dry run, which lists the file, node, name and attnbench of each device."""
     headings = ("file", "node", "device", "attnbench")
     rows = [dict(zip(headings, device, strict=True)) for device in devices]
     return Document(
@@ -93,7 +93,7 @@ def _damaged(unread: Sequence[str], in_part: Sequence[str]) -> Iterator[str]:
 
 
 def _verdict(found: Sequence[Model], of: str, unread: int, in_part: int) -> Verdict:
-    """Return the verdict `of` so many units; of `unread` nothing can be read, `in_part` files are damaged."""
+    """Return the verdict: `of` says of how many units; `unread` files are unreadable, `in_part` files damaged."""
     units = [(model, unit) for model in found for unit in model.units]
     numbers = {
         "WRONG RESULTS": len({unit.id for _, unit in units if unit.wrong}),
@@ -113,7 +113,7 @@ def _verdict(found: Sequence[Model], of: str, unread: int, in_part: int) -> Verd
 
 
 def _judged(found: Sequence[Model]) -> set[str]:
-    """Return the units that are judged in any model: a card whose setup changed is a unit of two."""
+    """Return the ids of the units that are judged in any model; a card whose setup changed is in two models."""
     return {unit.id for model in found for unit in model.judged}
 
 
@@ -181,7 +181,7 @@ def _latencies(off: Mapping[Family, float]) -> str:
 
 
 def _shared_wrong(found: Sequence[Model]) -> Iterator[str]:
-    """Yield what is said of wrong results that no other unit of the same model and setup computed right."""
+    """Yield sentences on wrong results that no other unit of the same model and setup computed right."""
     units = [(model, unit) for model in found for unit in model.units]
     shared = [(unit, cell) for model, unit in units for cell in unit.wrong if cell not in model.alone_wrong(unit)]
     cells: dict[str, set[str]] = {EVERY_UNIT: set(), NOT_KNOWN: set()}
@@ -198,7 +198,7 @@ def _shared_wrong(found: Sequence[Model]) -> Iterator[str]:
 
 
 def _not_judged(found: Sequence[Model]) -> Iterator[str]:
-    """Yield what is said of the units that measured something and are not judged."""
+    """Yield sentences on the units that measured something and are not judged."""
     judged = _judged(found)
     apart = [{unit.id for unit in model.units if unit.latencies} - judged for model in found]
     number = len(set[str]().union(*apart))
@@ -238,7 +238,7 @@ def _table(number: int, model: Model) -> Table:
 
 
 def _rank(model: Model, unit: Unit) -> tuple[bool, bool, bool, float]:
-    """Return what sorts units: those that are wrong, then the outliers, then the slowest first."""
+    """Return a sort key of units: wrong ones first, then outliers, then the slowest."""
     off = [model.off(unit, family) or 0.0 for family in model.families]
     return not unit.wrong, bool(unit.latencies), not model.outlying(unit), -max(off, default=0.0)
 
@@ -271,7 +271,7 @@ def _row(model: Model, unit: Unit) -> tuple[Entry, ...]:
 
 
 def _readings(unit: Unit) -> dict[str, Any]:
-    """Return what stands beside a unit's figures: that may be why it differs."""
+    """Return the readings beside a unit's figures that may explain why it differs."""
     return {
         "clock_hz": unit.reading("clock_held", "clock_sm"),
         "memory_clock_hz": unit.reading("clock_mem"),

@@ -43,7 +43,7 @@ class Unit:
 
     @property
     def id(self) -> str:
-        """What tells it from other units in all models: its UUID, else its name."""
+        """The UUID, else the name: no two units of any models share it."""
         return self.uuid or self.name
 
     @property
@@ -71,7 +71,7 @@ class Unit:
         return {key: stats.median([s for _, s in own]) for key, own in grouped(found, lambda pair: pair[0]).items()}
 
     def reading(self, *names: str) -> float | None:
-        """Return the median reading by the first of these names that there is."""
+        """Return the median of the first of the named readings that the unit has."""
         for name in names:
             taken = (record.measurements.get(name) for record in self.records)
             values = [value for one in taken if one for value in one.values if math.isfinite(value)]
@@ -95,7 +95,7 @@ class Model:
 
     @cached_property
     def figures(self) -> dict[Family, dict[Unit, float]]:
-        """By family, of each unit the median over cells of its latency over the model's median, as a logarithm."""
+        """Family -> unit -> median over its cells of log(latency / the model's median latency)."""
         found: dict[Family, dict[Unit, float]] = {}
         for family, keys in self.families.items():
             logs: dict[Unit, list[float]] = {}
@@ -122,7 +122,7 @@ class Model:
 
     @property
     def spread(self) -> Spread:
-        """What the table says of the model."""
+        """The model's entry in the table of spreads (results/spreads.json)."""
         return spread(self.run.environment.device)
 
     def off(self, unit: Unit, family: Family) -> float | None:
@@ -175,8 +175,8 @@ class Model:
 def models(files: Sequence[tuple[str, Run]]) -> list[Model]:
     """Return the models of runs, each with the name of its file; the model with the most units first.
 
-    Units are pooled where nothing of the setup differs (results/run_setup.py). Runs of one UUID are of one unit. What
-    searched for what fits says nothing of a unit's speed, and is left out.
+    Units are pooled where nothing of the setup differs (results/run_setup.py). Runs of one UUID are of one unit.
+    Runs of `capacity` say nothing of a unit's speed and are left out.
     """
     files = [(name, run) for name, run in files if run.search is None]
     groups: list[list[tuple[str, Run]]] = []
@@ -212,7 +212,7 @@ def _units(group: Sequence[tuple[str, Run]], found: Mapping[int, Sequence[Cell]]
 
 
 def _families(units: Sequence[Unit]) -> dict[Family, tuple[Key, ...]]:
-    """Return the cells that at least half of the units measured, and two, by what bounds them."""
+    """Return the cells that at least two units and half of all units measured, by what bounds them."""
     bounds = {cell.key: cell.bound for unit in units for cell in unit.cells}
     measured = Counter(key for unit in units for key in unit.latencies)
     keys = [key for key, number in measured.items() if number >= max(2, len(units) / 2)]

@@ -1,4 +1,4 @@
-"""The distance from its model's median at which a unit is an outlier among so many (docs/cluster.md).
+"""The distance from its model's median at which a unit is an outlier among so many (docs/dev/cluster.md).
 
 **What units differ by** is a standard deviation of the logarithm of a unit's latency. Its variance is moderated
 (results/noise.py) from two sources: the table (results/spreads.json: units, and beside them what other processes on the
@@ -51,7 +51,7 @@ class Judgement:
 
     @property
     def found(self) -> float:
-        """By how much slower a unit is that is an outlier in 95 % of such clusters."""
+        """The slowdown with which a unit is an outlier in 95 % of such clusters."""
         return self.threshold + FOUND * self.deviation
 
 

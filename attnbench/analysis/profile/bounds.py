@@ -55,7 +55,7 @@ def _costs_of_shape(kernel: KernelCounters, multiprocessors: int) -> Iterator[st
 
 
 def _where_the_time_goes(kernel: KernelCounters) -> str:
-    """Return what the first of these findings says that holds."""
+    """Return the first finding that holds: too short, bound by a unit, in turns, at once, waiting, or not told."""
     seconds, tensor, exp = (kernel.value(name) for name in ("seconds", "tensor", "exp"))
     both = tensor + exp if min(tensor, exp) >= LOW / 2 else 0.0
     if 0 < seconds < TOO_SHORT:

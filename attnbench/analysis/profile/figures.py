@@ -79,7 +79,7 @@ def _communication(profile: Profile) -> Iterator[Figure]:
 
 
 def _against(ratio: float) -> str:
-    """Return what a call in a CUDA graph takes of the time of one that the host launches, in words."""
+    """Return in words how long a call in a CUDA graph takes, relative to a call that the host launches."""
     if abs(ratio - 1) < LEAST_GAIN:
         return "of one call, captured; as long as launched by the host"
     change = f"{percent(abs(1 - ratio))} {'less' if ratio < 1 else 'more'}"

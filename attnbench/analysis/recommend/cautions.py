@@ -60,14 +60,14 @@ def why_unknown(found: Sequence[Problem]) -> str:
 
 
 def _in(found: Sequence[Problem], **values: Any) -> Places:
-    """Return one place for some problems, none for none: how many {cases}, their {names}, and what is {used} there."""
+    """Return where a caution on some problems holds, with the {cases}, {names} and {used} of its text."""
     names = some(map(problem_names.name, found))
     used = dict.fromkeys(problem.use.backend for problem in found if problem.use)
     return when(found, cases=count(len(found), "case"), names=names, used=", ".join(used), **values)
 
 
 def answered(test: Callable[[Problem], object]) -> Callable[[Recommended], Places]:
-    """Return where a rule on the problems with an answer that pass a test holds."""
+    """Return a function that finds the problems with an answer that pass a test, as places of a caution."""
     return lambda of: _in([*filter(test, of.answered)])
 
 
@@ -138,7 +138,7 @@ def _timed_twice(of: Recommended) -> int:
 
 
 def _measured_again(of: Recommended) -> Places:
-    """Return for how many single runs one answer stands (answered_once), what it compares, and what it leaves out."""
+    """Return how many answers of single runs were joined (answered_once), what they compare, and what is left out."""
     number = len(of.every_run) - len(of.every) - _timed_twice(of)
     joined = [problem for problem in of.every if len(problem.runs) > 1]
     apart = max((a.between_runs(b) for p in joined for a in p.right for b in p.right), default=0.0)

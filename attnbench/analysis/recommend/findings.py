@@ -169,7 +169,7 @@ class Problem:
 
     @property
     def missing(self) -> list[Cell]:
-        """The cells why backends that were asked for have no figure: of each that which tells most."""
+        """Of each backend that was asked for and has no figure, the cell that best tells why."""
         wanted = [[cell for _, cell in of] for of in self.tried if self.wanted(_backend(of)) and not _is_right(of)]
         found = []
         for cells in wanted:
@@ -207,7 +207,7 @@ class Problem:
 
     @cached_property
     def contest(self) -> Contest[Candidate]:
-        """Who of the candidates is the fastest, as far as their latencies are known."""
+        """The contest of the candidates for the fastest, as far as their latencies are known."""
         return contest(self.candidates, lambda one: one.latency, lambda one: one.half, Candidate.between_runs)
 
     @property

@@ -53,7 +53,7 @@ class BackwardTiles(NamedTuple):
         return heads * self.blocks(seqlen_q) * self.queries * self.width
 
 
-# The fastest of those that were tried on an H100 (docs/gluon-kernel.md), by columns of q and k, and of v.
+# The fastest of those that were tried on an H100 (docs/dev/gluon-kernel.md), by columns of q and k, and of v.
 BACKWARD_TILES = {
     (64, 64): BackwardTiles(64, 64, 128, 2),
     (64, 128): BackwardTiles(64, 128, 64, 3),

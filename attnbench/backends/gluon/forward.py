@@ -17,7 +17,7 @@ tensor cores busy while exponentials are computed:
     the groups are not synchronised with each other, so one computes its softmax while another's matmuls run.
 
 This is FlashAttention-3's overlap within a warpgroup (arXiv 2407.08608, section 3.2). Its "ping-pong", by which the
-groups take turns at the tensor cores, made no difference here (docs/gluon-kernel.md).
+groups take turns at the tensor cores, made no difference here (docs/dev/gluon-kernel.md).
 
 Keys are visited from the last block to the first: the masked blocks come first then, before anything is under way.
 Programs are persistent: one for each multiprocessor, which computes one block of queries after the other.

@@ -21,7 +21,7 @@ class ForwardTiles(NamedTuple):
     registers: int  # of 64 Ki of a multiprocessor: a thread of 2 groups has at most 240, of 3 groups 160
 
 
-# By the widths of head_widths, measured on an H100 (docs/gluon-kernel.md).
+# By the widths of head_widths, measured on an H100 (docs/dev/gluon-kernel.md).
 FORWARD_TILES = {
     (64, 0): ForwardTiles(128, 2, 3, 2, 160),
     (128, 0): ForwardTiles(128, 2, 2, 2, 240),

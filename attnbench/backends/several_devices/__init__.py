@@ -1,1 +1,1 @@
-"""One sequence over several devices: rings, and all-to-all to parts of the heads."""
+"""One sequence over several devices: ring attention, and all-to-all to groups of heads (Ulysses)."""

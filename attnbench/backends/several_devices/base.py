@@ -1,8 +1,8 @@
-"""Shared by the backends that compute one sequence on several devices: what they are around, a single-device backend.
+"""Base classes of backends that compute one sequence on several devices, around a backend of one device.
 
-With one rank they are that backend, so that the baseline is the same call. A worker of several ranks is a process for
-each device; torch.distributed's default group joins them before `prepare` (worker/ranks/group.py), and every rank makes
-the same calls in the same order.
+With one rank they call that backend alone, so that the baseline is the same call. A worker of several ranks is a
+process for each device. torch.distributed's default group joins the processes before `prepare`
+(worker/ranks/group.py), and every rank makes the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _of_inner(name: str) -> Any:
-    """Return the attribute of that name of the backend that computes on each device."""
+    """Return the named attribute of the backend that computes on each device."""
     return property(lambda backend: getattr(backend.on_one, name))
 
 

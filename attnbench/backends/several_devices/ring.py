@@ -6,7 +6,7 @@ log-sum-exp. A causal sequence lies in head-tail order, which balances the work;
 parts, since torch's balancing takes causal attention only.
 
 The call is the public one: scaled_dot_product_attention inside torch.distributed.tensor.experimental.context_parallel,
-which replaces it and is entered in `prepare`. Two things are torch's own and private, as it has no public way: the
+which replaces it and is entered in `prepare`. Two private names of torch are used, because it has no public ones: the
 balancing is turned off for attention that is not causal, and `compute` replaces the rotation by one that moves nothing.
 
 torch dispatches no kernel of a CPU to it. Checked against torch 2.13: its ring with SDPA's kernel for CPUs, forward, in

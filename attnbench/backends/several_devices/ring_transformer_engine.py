@@ -1,7 +1,7 @@
 """`ring-transformer-engine-*`, `ulysses-transformer-engine`: Transformer Engine's context parallel, on FusedAttention.
 
 Checked against the source of 2.20.2 (attention/dot_product_attention/context_parallel.py). Its module gets the group,
-a stream, and the rank's part of the sequence. Three of its ways are here, by its cp_comm_type: "p2p", a ring that
+a stream, and the rank's part of the sequence. Three kinds of communication are here (cp_comm_type): "p2p", a ring that
 overlaps with the blocks; "all_gather", of all keys and values before attention; "a2a", an all-to-all to parts of the
 heads and back (Ulysses). All take a causal sequence in head-tail order, which it calls dual chunk swap. What goes
 around in the backward is in the dtype of the inputs.
@@ -79,9 +79,9 @@ class ContextParallel(RingAttention):
 
 
 def _kept_as_saved() -> contextlib.AbstractContextManager[Any]:
-    """Let a backward run again over one graph: each gets tensors of its own of the values that were saved.
+    """Let the backward run more than once over one graph: each run gets tensors of its own of the saved values.
 
-    That of "p2p" changes the shape of the log-sum-exp that it saved in place, which autograd refuses the second time.
+    The backward of "p2p" reshapes the saved log-sum-exp in place, which autograd refuses the second time.
     """
     from torch.autograd.graph import saved_tensors_hooks
 
@@ -116,7 +116,7 @@ class _Done:
 
 
 class Ulysses(ContextParallel):
-    """Its all-to-all to parts of the heads, and back."""
+    """Transformer Engine's all-to-all to groups of heads, and back."""
 
     name = "ulysses-transformer-engine"
 

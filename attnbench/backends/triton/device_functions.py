@@ -120,7 +120,7 @@ def keys_seen(
     # The form of these expressions decides whether ptxas keeps the matmuls asynchronous or serialises all of the kernel
     # (its warning C7515; tests/backends/test_triton_compile.py). If LLVM can see that the loop from `full_end` to `end`
     # runs at most once, it unrolls that loop, so `full_end` must be an argument or bounded by one. And a minimum must
-    # be inside of a maximum, not the other way round. docs/triton-kernel.md has the table.
+    # be inside of a maximum, not the other way round. docs/dev/triton-kernel.md has the table.
     if RIGHT:
         end = tl.maximum(tl.minimum(end_m + shift + right, seqlen_k), 0)
         full_end = tl.maximum(tl.minimum(begin_m + shift + right + 1, seqlen_k), 0) // BLOCK_N * BLOCK_N
