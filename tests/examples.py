@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = sorted((ROOT / "attnbench" / "commands").glob("*.py"))
 _STEP = re.compile(r"^(?:- )?(?:time )?(attnbench .*)")  # of a job in YAML, or of a line in a shell
 
