@@ -6,7 +6,7 @@
   ran, which shows what the power controller allows.
 
 The two differ. While tensor cores work, the clock is lower at once, whatever the power cap: on an H100, cuDNN's forward
-at 16k ran at 1708 MHz between spins at 1965 (docs/measuring.md). NVML's clock under steady load
+at 16k ran at 1708 MHz between spins at 1965 (docs/dev/measuring.md). NVML's clock under steady load
 is the first, 0.1 s late.
 
 The gauge needs no calibration, and a reading of 0.1 ms repeats to 1 MHz. Some 0.1 ms after a load the clock overshoots
