@@ -1,4 +1,4 @@
-"""Cells that run at one of two speeds, which each process draws anew: what they say of cells that seem to have changed.
+"""Judges how likely a change is a jump between two speeds, from cells that are seen to run at either by chance.
 
 By chance all n rounds of the baseline draw one speed and all m of the current run the other, with the probability
 p^m (1 - p)^n for p of the slower one; nothing then tells the cell from one that changed (docs/gate.md, "Two
