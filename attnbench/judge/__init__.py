@@ -14,7 +14,7 @@ The first launch has inputs on which kernels fail that are right on standard nor
 result_check.py has the order of the other comparisons: before timing, and again after timing on inputs that were
 changed in place (renewed_inputs.py). Where rows are sampled, screen.py looks for wrong ones among all of them. With
 dropout, dropout_mask.py reads from launches which probabilities were dropped, and dropout_check.py does the same
-comparisons with that mask. What an approximate backend must give says its own definition: approximate_check.py.
+comparisons with that mask. An approximate backend is compared with its own definition: approximate_check.py.
 """
 
 from typing import cast

@@ -1,4 +1,4 @@
-"""A check that needs launches of a worker while it runs, as one that reads a dropout mask from them.
+"""Runs a check that needs launches of a worker meanwhile, such as the one that reads a dropout mask.
 
 The check runs in a thread of its own. Where it asks for a launch, it waits until the worker has made one.
 """

@@ -1,4 +1,4 @@
-"""A case on several devices, judged by some of its key heads, which are drawn.
+"""Judges a case on several devices by some of its key heads, which are drawn at random.
 
 Heads do not depend on each other, so a key head with its query heads, whole, is a case of its own on one device, with
 the reference and the tolerance of any case.

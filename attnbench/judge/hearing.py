@@ -125,7 +125,7 @@ class Hearing:
             check.launcher(Prepared(launches.launch, lambda _: self._results[0]))
 
     def _dialog_until(self) -> dict[str, Any]:
-        """Return what the check that is going on needs: a launch, or nothing more, as it is done."""
+        """Return the launch that the running check asks for, or its verdict once it is done."""
         assert self._dialog
         kind, value = self._dialog.next()
         if kind == "launch":
@@ -138,9 +138,9 @@ class Hearing:
         return {"accuracy": found, "notes": list(self._judge.check.notes), **more}
 
     def _of_all_heads(self, request: Mapping[str, Any], accuracy: Accuracy | None) -> dict[str, Any]:
-        """Return the verdict on all heads, "together", null until each was shown; nothing where there is one.
+        """Return {"together": the verdict on all heads, None until each was shown}; {} where one head is judged.
 
-        A wrong result is not made good by another of the same head.
+        A head with a wrong result stays wrong, whatever else it shows.
         """
         if len(self._judges) == 1 or accuracy is None or request.get("trial"):
             return {}

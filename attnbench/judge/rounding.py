@@ -1,4 +1,4 @@
-"""Estimates how far a right fused kernel may be off where eager attention, by what it computes in which order, is not.
+"""Estimates errors that a right fused kernel may have and eager attention has not, as it computes in another order.
 
 Sums. A product of d terms x_i y_i is off by at most d u sum |x_i y_i| in any order of summation, u being the unit
 roundoff (Higham, "Accuracy and stability of numerical algorithms", 2002, section 3.1). Each addition is off by a

@@ -197,7 +197,7 @@ def _worst_error(
 ) -> TensorError:
     """Return the error of one result in the section where it is largest relative to its tolerance.
 
-    That is the largest error, or the root mean square where only the root mean square exceeds its bound. `dtype` is the
+    The error is the largest one, or the root mean square where only that exceeds its bound. `dtype` is the
     result's own, before scaling. With `wide` both errors may be that many times eager's.
     """
     import torch

@@ -47,6 +47,15 @@ def is_of_torch(backend: str, spec: str | None) -> bool:
     return _ships(backend, spec) and BACKENDS[backend].partition(":")[0] in _OF_TORCH
 
 
+def install_commands() -> dict[str, list[str]]:
+    """Return the commands that install the libraries of backends, each with the names of those backends."""
+    found: dict[str, list[str]] = {}
+    for name in BACKENDS:
+        if command := getattr(_loaded(name), "install", None):
+            found.setdefault(command, []).append(name)
+    return found
+
+
 @functools.cache
 def _users(library: str) -> frozenset[str]:
     """Return the backends that name a library."""

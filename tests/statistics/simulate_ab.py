@@ -5,7 +5,7 @@
 The noise is that of simulate_gate.py, without what sets two runs apart: rounds that take turns have it in common. In
 its place the machine drifts from turn to turn, evenly and by chance. Every A/B goes through the code that decides, look
 by look: `by_records` makes run files' records of all four metrics and judges them as the command does, `by_values`
-hands the latencies to the statistics alone. docs/ab.md has some of the rows that this prints;
+hands the latencies to the statistics alone.
 tests/statistics/test_ab_error_rates.py asserts the figures with fewer runs.
 """
 

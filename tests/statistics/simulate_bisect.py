@@ -4,8 +4,7 @@
 
 The noise of rounds is that of simulate_ab.py, for one cell: a cell keeps its own in all A/Bs of a bisection, on a
 machine that drifts from turn to turn. Every bisection runs the code that searches and decides, without git, builds and
-workers. docs/bisect.md has some of the rows that this prints; test_bisect_error_rates.py asserts figures with fewer
-runs.
+workers. test_bisect_error_rates.py asserts figures with fewer runs.
 """
 
 from __future__ import annotations

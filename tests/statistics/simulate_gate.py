@@ -3,8 +3,8 @@
     python tests/statistics/simulate_gate.py [--runs 1000] [--only TEXT]
 
 Every run goes through the code that decides: `by_records` makes run files' records of all four metrics and judges them
-as the command does, `by_values` hands the same latencies to the statistics alone, which is faster. docs/gate.md
-has some of the rows that this prints; tests/statistics/test_gate_error_rates.py asserts the figures with fewer runs.
+as the command does, `by_values` hands the same latencies to the statistics alone, which is faster.
+tests/statistics/test_gate_error_rates.py asserts the figures with fewer runs; docs/dev/statistics.md sums them up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How often `history` finds what is there, and what is not: seeded simulations, some in docs/history.md.
+"""How often `history` finds what is there, and what is not: seeded simulations.
 
     python tests/statistics/simulate_history.py
 

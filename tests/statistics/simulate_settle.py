@@ -5,7 +5,7 @@
 A gate of five rounds a side that is inconclusive, and finds no regression, goes on in two ways: the current run gets
 MORE rounds and is judged again (`run --resume FILE --rounds N`), or the open cells are measured in turns (`--settle`)
 for at most PAIRS pairs. A cell has one noise in both. What sets whole runs apart is in the gate and not in the turns,
-between which the machine drifts instead, as in simulate_ab.py. docs/gate.md has some of these rows.
+between which the machine drifts instead, as in simulate_ab.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How often `history` is wrong, by the simulations whose table docs/history.md has (fewer of them)."""
+"""How often `history` is wrong, by the simulations of simulate_history.py (fewer of them)."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def _loaded(
 
 
 def _named(side: _Side, name: str, names: Sequence[str], controls: Collection[str]) -> str | None:
-    """Return which of the open backends a piece of code is a build of: that of its name, else the one under test.
+    """Return the open backend of which a piece of code is a build: the one with its name, else the one under test.
 
     None where that one is not open. Raises UserError where it may be one of several.
     """

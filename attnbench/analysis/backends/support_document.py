@@ -15,6 +15,7 @@ from attnbench.render import markdown
 from attnbench.render.document import Column, Document, Entry, Span, Style, Table
 from attnbench.results.case_names import headdim
 from attnbench.results.where_tried import UNVERIFIED, Trial, features, right_on_gpus, trials
+from attnbench.run.shipped_backends import install_commands
 from attnbench.run.support_matrix import (
     FEATURES,
     LEGEND,
@@ -71,6 +72,13 @@ def where_right() -> Iterator[Table]:
         ]
         columns = (Column("backend", wrap=False), *map(Column, devices))
         yield Table(title.lower().replace(" ", "-"), columns, tuple(rows), title=title)
+
+
+def how_to_install() -> Table:
+    """Return a table of the commands that install the libraries of backends."""
+    rows = tuple(((Span(command),), (Span(", ".join(names)),)) for command, names in install_commands().items())
+    columns = (Column("command"), Column("backends"))
+    return Table("how-to-install-each", columns, rows, title="How to install each")
 
 
 def _passes(found: Sequence[Trial]) -> str:
@@ -182,7 +190,12 @@ def put_into(path: Path) -> None:
 
 def documented() -> str:
     """Return what docs/backends.md holds from BEGIN to END."""
-    tables = [*where_right(), by_architecture(), *by_feature(support_matrix(named_device(DOCUMENTED)))]
+    tables = [
+        how_to_install(),
+        *where_right(),
+        by_architecture(),
+        *by_feature(support_matrix(named_device(DOCUMENTED))),
+    ]
     parts = [BEGIN, *map(_in_docs, tables), markdown.safe(LEGEND)]
     return "\n\n".join(parts) + f"\n\n{END}\n"
 

@@ -66,5 +66,5 @@ def next_commit(low: int, high: int, skipped: Collection[int]) -> int | None:
 
 
 def steps_ahead(low: int, high: int) -> int:
-    """Return how many A/Bs there will be until the answer, where none decides nothing."""
+    """Return how many A/Bs there will be until the answer, if each of them decides something."""
     return math.ceil(math.log2(high - low)) + 1

@@ -4,5 +4,5 @@ findings.py goes from two runs to the verdict on the whole. cell_states.py judge
 metric_findings.py all metrics of the other cells together, by the tests of hypothesis_tests.py (change_noise.py
 computes their noise), or of repeated_looks.py for an A/B. document.py, junit.py and github.py are the outputs.
 
-docs/gate.md explains the method, its error rates as simulated, and the sources.
+docs/gate.md explains the method, docs/dev/statistics.md its error rates as simulated and the sources.
 """

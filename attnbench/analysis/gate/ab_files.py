@@ -40,9 +40,9 @@ def left_out(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> list[Find
 
 
 def before_the_first_look(findings: Sequence[Finding]) -> tuple[list[Finding], list[str]]:
-    """Return the findings of an A/B that ended before its first look, with a note on it; else as they are.
+    """Return the findings of an A/B, with a note if it ended before its first look.
 
-    What had too few pairs for a test says when there would have been one.
+    In that case the reason of each finding that was not judged says after how many pairs the first look is.
     """
     pairs = max((f.rounds[0] for f in findings if f.decision), default=LOOKS[0])
     if pairs >= LOOKS[0]:

@@ -1,4 +1,4 @@
-"""What became of each cell as a whole: wrong, missing, newly failing or newly working, or to be compared."""
+"""Judges each cell as a whole: wrong, missing, newly failing, newly working, or to be compared."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def compare_states(
 def state(cell: Cell | None) -> State:
     """Return the state of a cell; None is a cell that the run does not have.
 
-    Flaky: measured in some rounds and failed in others. Absent: no round was measured, and none failed. A cell fails
-    that was wrong in any round.
+    Flaky: measured in some rounds and failed in others. Absent: no round was measured, and none failed. A cell
+    that was wrong in any round fails.
     """
     if cell is None:
         return "absent"

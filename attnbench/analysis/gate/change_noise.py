@@ -1,4 +1,6 @@
-"""The noise of each change that a gate tests: of its rounds, between runs, of all cells together, of two speeds."""
+"""Estimates the noise of each change that a gate tests.
+
+It has four parts: between rounds, between runs, of all cells together, and of cells that run at two speeds."""
 
 from __future__ import annotations
 
@@ -105,10 +107,10 @@ def _changes(tests: Sequence[Rounds], n: Any, m: Any, paired: Any) -> tuple[Floa
 
 
 def _prior(change: Floats, variance: Floats, freedom: Floats, weight: Floats, paired: Any) -> Prior:
-    """Return the prior of one family.
+    """Return the prior of the variance in one family of tests.
 
-    From changes it is taken of unpaired tests only: what sets a pair of one round apart from other rounds may be no
-    noise.
+    Where no cell has two rounds, the changes of unpaired tests give it. Paired tests are left out there: their one pair
+    may differ from other rounds by more than noise (a first call that fills a cache).
     """
     if freedom.any():
         return prior_from_variances(variance, freedom)
@@ -118,9 +120,10 @@ def _prior(change: Floats, variance: Floats, freedom: Floats, weight: Floats, pa
 def _of_unlike_sides(
     tests: Sequence[Rounds], n: Any, m: Any, variance: Floats, freedom: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the variance of one round, and its degrees of freedom, as the error of the change has it.
+    """Return the variance of one round and its degrees of freedom, with the current run's own where it is larger.
 
-    Where several runs of a baseline have most rounds, a current run that is less steady would look as steady as they.
+    This matters beside several runs of a baseline: they have most of the rounds, so that a current run that is less
+    steady would look as steady as they are.
     """
     if not any(t.earlier for t in tests):
         return variance, freedom
@@ -134,9 +137,10 @@ def _of_unlike_sides(
 def _jumping(
     tests: Sequence[Rounds], cells: Sequence[int], changes: Sequence[float], rate: float
 ) -> dict[int, tuple[int, int]]:
-    """Return the cells whose change may be a jump between two speeds, as other cells of the family are seen to jump.
+    """Return the cells whose change may be a jump between two speeds, judged by the other cells that are seen to jump.
 
-    Each with the number of those, and the rounds that would tell at this rate of false regressions.
+    Each cell has the number of cells that jump, and the number of rounds to add so that false regressions are no more
+    frequent than `rate`.
     """
     seen = {i: jump(tests[i].before, tests[i].current, math.log1p(tests[i].margin)) for i in cells}
     jumps = [each for each in seen.values() if each]
@@ -164,8 +168,8 @@ def error_of(
 ) -> Any:
     """Return the standard error of a change and its degrees of freedom, by Welch and Satterthwaite.
 
-    Of the rounds (variance of one), which more rounds lessen, and of parts that they do not: between runs, of the two
-    values that an instrument rounded to its steps, and of what all cells have in common.
+    More rounds lessen one part, `variance` (of one round) times `weight`. They do not lessen the others: `between`
+    runs, the rounding of both values to the timer's `tick`, and what all cells have in `common`.
     """
     rounds = variance * weight
     total = rounds + between + tick**2 / 6 + common
@@ -182,6 +186,6 @@ def weight_of(n: Any, m: Any, paired: Any) -> Floats:
 def freedom_of(n: Any, m: Any, paired: Any, runs: Any = 1) -> Any:
     """Return the degrees of freedom of the variance of one round, or of one pair's difference.
 
-    `n` rounds of the baseline in so many `runs`, and `m` of the current run.
+    The baseline has `n` rounds in `runs` runs, the current run has `m` rounds.
     """
     return np.where(paired, n - 1, n - runs + m - 1)

@@ -157,7 +157,7 @@ def _strict(judgement: Judgement) -> Judgement:
 
 
 def _word(judgement: Judgement) -> str:
-    """Return the verdict as a reader sees it; of a gate that is inconclusive and passes by an option both."""
+    """Return the verdict as a reader sees it. A gate that is inconclusive and passes by an option shows both."""
     passes = judgement.exit_code == EXIT_PASS and _strict(judgement).exit_code == EXIT_INCONCLUSIVE
     return OUTCOMES[judgement.exit_code][0] + (" (inconclusive, which --inconclusive pass lets pass)" if passes else "")
 

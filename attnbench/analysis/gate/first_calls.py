@@ -24,7 +24,7 @@ MAYBE_EMPTY = "caches of compiled kernels may have been empty in one run"
 
 
 def set_aside(findings: Sequence[Finding], baseline: Run, current: Run) -> tuple[list[Finding], list[str]]:
-    """Return the findings with the first calls inconclusive that caches may explain, and a note on them."""
+    """Return the findings, of which first calls that caches may explain are inconclusive, and a note on these."""
     own = [f for f in findings if f.metric == METRIC and f.decision]
     states = {run.policy.caches for run in (baseline, current)}
     if len(states) > 1 and own:

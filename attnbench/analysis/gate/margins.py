@@ -54,7 +54,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
     }
 )
 TIMED = ("latency", "cycles")
-ROUNDS = 5  # a side, for which docs/gate.md states the error rates
+ROUNDS = 5  # a side, for which docs/dev/statistics.md states the error rates
 UNITS = 3.72  # normal quantile of 1 - 1 % / 100
 DEFAULT = ("latency", "memory_peak", "relative_error", "first_call")
 

@@ -64,7 +64,7 @@ def _in_turns(judgement: Judgement, left: Sequence[Finding]) -> Sequence[str] | 
 def more_of_current(finding: Finding) -> int | None:
     """Return how many more rounds of the current run would settle a finding; None where its reason is another.
 
-    Where there are too few for any test: those that docs/gate.md states the error rates for.
+    Where there are too few for any test: those that docs/dev/statistics.md states the error rates for.
     """
     decision = finding.decision
     if finding.unjudged:

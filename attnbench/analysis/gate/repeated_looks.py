@@ -1,6 +1,6 @@
 """The statistics of `attnbench ab`: two builds measured in turns and judged after some pairs of rounds, until decided.
 
-docs/ab.md has the method: a pair's difference is one value, compared with the margin by Student's t as
+docs/dev/statistics.md has the method: a pair's difference is one value, compared with the margin by Student's t as
 hypothesis_tests.py says, and the cells that are not settled are judged after each number of pairs in LOOKS. Each look
 spends a seventh of the error rates:
 

@@ -1,4 +1,4 @@
-"""What all rounds of a run have in common, so that no number of rounds shows it: of all cells together, and of a cell.
+"""Estimates what all rounds of a run have in common, for all cells together and for each cell: no round shows it.
 
 docs/gate.md ("What rounds cannot show") has the idea.
 
@@ -102,10 +102,10 @@ def run_effects(tests: Sequence[Rounds], change: Floats, rounds: Floats, noise: 
 
 
 def _variance_of_levels(tests: Sequence[Rounds], reference: Any, number: int, noise: Floats) -> tuple[float, float]:
-    """Return the variance of what single rounds differ by as a whole, and its degrees of freedom.
+    """Return the variance between the levels of single rounds, and its degrees of freedom.
 
-    A round's level is the median of the cells that have all rounds of its run. Of one round a side none is seen: the
-    variance is the median cell's.
+    The level of a round is the median of the cells that have all rounds of its run. With one round a side no difference
+    is seen, and the variance of the median cell takes its place.
     """
     squares, freedom = 0.0, 0
     of_cells = [test for test, chosen in zip(tests, reference, strict=True) if chosen]

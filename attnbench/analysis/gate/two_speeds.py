@@ -1,9 +1,9 @@
-"""Cells that run at one of two speeds, which each process draws anew: what they say of cells that seem to have changed.
+"""Judges how likely a change is a jump between two speeds, from cells that are seen to run at either by chance.
 
 By chance all n rounds of the baseline draw one speed and all m of the current run the other, with the probability
-p^m (1 - p)^n for p of the slower one; nothing then tells the cell from one that changed (docs/gate.md, "Cells with
-two speeds"). Where the sum of these probabilities over the cells that are seen to jump exceeds CHANCE, changes as large
-as the jumps stay inconclusive. The largest jump may not be among the k seen: the end of a uniform distribution is
+p^m (1 - p)^n for p of the slower one; nothing then tells the cell from one that changed (docs/gate.md, "Two
+speeds"). Where the sum of these probabilities over the cells that are seen to jump exceeds CHANCE, changes as large as
+the jumps stay inconclusive. The largest jump may not be among the k seen: the end of a uniform distribution is
 estimated by their largest and a kth of it more (Goodman, "Serial Number Analysis", JASA 47, 1952). Speeds that differ
 by process: Mytkowicz et al., "Producing Wrong Data Without Doing Anything Obviously Wrong!", ASPLOS 2009.
 """

@@ -1,4 +1,4 @@
-"""What each series of a history does: its levels, from the tests and the noise of its unit."""
+"""Finds the levels of each series of a history, by the tests and the noise of its unit."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@
   ran, which shows what the power controller allows.
 
 The two differ. While tensor cores work, the clock is lower at once, whatever the power cap: on an H100, cuDNN's forward
-at 16k ran at 1708 MHz between spins at 1965 (docs/measuring.md). NVML's clock under steady load
-is the first, 0.1 s late.
+at 16k ran at 1708 MHz between spins at 1965 (docs/dev/measuring.md). Under a steady load NVML reports the clock of the
+launch, 0.1 s late.
 
 The gauge needs no calibration, and a reading of 0.1 ms repeats to 1 MHz. Some 0.1 ms after a load the clock overshoots
 what NVML names as the highest: an H100 of 1980 MHz spun at up to 2099, and over 25 ms at 2029. So only a long reading
 far above the highest is a fault of the gauge. With a fault, or where the kernels cannot be compiled, there are no
-readings, `fault` says why, and NVML's clock has to do.
+readings, `fault` says why, and NVML's clock is used.
 """
 
 from __future__ import annotations

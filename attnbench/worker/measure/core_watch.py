@@ -1,4 +1,4 @@
-"""How many cores other processes leave to this one while it measures on a CPU."""
+"""Measures how many cores other processes leave to this one while it measures on a CPU."""
 
 from __future__ import annotations
 

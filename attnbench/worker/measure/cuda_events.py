@@ -56,7 +56,7 @@ class EventTimer:
     def expect(self, enqueue: float) -> None:
         """Expect the host to take `enqueue` seconds for the next launch, so that its first sample need not be retried.
 
-        Each batch updates that; 0 says nothing.
+        Each batch renews this estimate; 0 means that it is not known.
         """
         if enqueue:
             self._host_seconds = enqueue + EMPTY_SAMPLE

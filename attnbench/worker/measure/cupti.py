@@ -8,7 +8,7 @@ that were launched from other threads (autograd's) or past torch's operators bel
 call is from the start of its first kernel to the end of its last one; it holds no launch gap.
 
 Tracing slows some kernels: with CUPTI's concurrent-kernel tracing, which torch.profiler uses, they take up to 5 % more
-cycles (docs/measuring.md). So CUDA events read each traced call too. The two instruments are compared on the same
+cycles (docs/dev/measuring.md). So CUDA events read each traced call too. The two instruments are compared on the same
 calls, and the cost of tracing is the events' reading of traced calls against that of untraced ones.
 """
 

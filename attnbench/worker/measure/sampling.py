@@ -13,7 +13,7 @@ Three effects would distort a figure:
   best (clock_gauge.py) is discarded, as nvbench does, and from then on pauses between the bursts let the clock
   recover. What the machine does without pauses is a metric of its own (`--sustained`, energy.py).
 
-docs/measuring.md has the measurements behind these choices.
+docs/dev/measuring.md has the measurements behind these choices.
 """
 
 from __future__ import annotations
