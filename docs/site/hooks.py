@@ -1,0 +1,130 @@
+"""Hooks of MkDocs: which pages the site has, their navigation, and where their links lead.
+
+The documents of the repository are pages as they are; links that stay right on GitHub are led to pages of the site, or
+to the repository for what is no page.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+
+import reference  # noqa: E402
+
+TOP = {  # a document at the top of the repository -> its page
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "ARCHITECTURE.md": "architecture.md",
+    "CHANGELOG.md": "changelog.md",
+}
+MADE_OF = {  # a file of the code -> the page that is made of it
+    "attnbench/core/record.py": "reference/run-file.md",
+    "attnbench/core/errors.py": "reference/exit-codes.md",
+    "attnbench/core/models.json": "reference/models.md",
+    "attnbench/results/metrics.py": "reference/metrics.md",
+    "attnbench/results/where_tried.json": "backends/index.md",
+    "attnbench/commands": "commands/index.md",
+}
+GUIDES = {  # the navigation; a document that is not named here is in the last group
+    "Start": ("README", "own-kernel", "recommend", "python", "terms"),
+    "Guides": (
+        "ci",
+        "gate",
+        "ab",
+        "bisect",
+        "history",
+        "compare",
+        "cluster",
+        "capacity",
+        "step",
+        "profiling",
+        "claims",
+    ),
+    "Cases": ("models", "ragged", "paged", "masks", "approximate", "several-gpus"),
+    "Results and method": ("results", "measuring", "run-files", "triton-kernel", "gluon-kernel"),
+    "Develop": ("CONTRIBUTING", "ARCHITECTURE", "CHANGELOG"),
+}
+_LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?)([^)\s>]+)")
+
+
+def on_config(config: Any) -> Any:
+    """Set the navigation, which names the pages of the reference too."""
+    documents = {path.stem for path in _documents()}
+    named = {"backends", *(name for names in GUIDES.values() for name in names)}
+    groups = {title: [_page(name) for name in names if name in documents] for title, names in GUIDES.items()}
+    groups["Results and method"] += sorted(_page(name) for name in documents - named)
+    config.nav = [{title: pages} for title, pages in groups.items() if pages]
+    config.nav[-1:-1] = reference.navigation()
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the documents, their pictures, and the pages of the reference."""
+    for path in _documents():
+        files.append(File.generated(config, _page(path.stem), content=_linked(path)))
+    for picture in sorted(ROOT.glob("docs/*.*")):
+        if picture.suffix in (".svg", ".png"):
+            files.append(File.generated(config, picture.name, abs_src_path=str(picture)))
+    for uri, text in reference.pages().items():
+        files.append(File.generated(config, uri, content=text))
+    return files
+
+
+def _documents() -> list[Path]:
+    return [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def _page(name: str) -> str:
+    """Return the page of a document, by its name without ".md"."""
+    page = TOP.get(f"{name}.md", f"{name}.md")
+    return "backends/index.md" if page == "backends.md" else page  # above the pages of the backends
+
+
+def _linked(path: Path) -> str:
+    """Return the text of a document, with links to pages of the site and to the repository."""
+    folder = path.parent.relative_to(ROOT).as_posix()
+    page = posixpath.dirname(_page(path.stem))
+
+    def link(match: re.Match[str]) -> str:
+        target, mark, anchor = match[2].partition("#")
+        if not target or re.match(r"[a-z]+:", target):
+            return match[0]
+        led = _led(posixpath.normpath(posixpath.join(folder, target)))
+        return match[1] + (led if ":" in led else posixpath.relpath(led, page or ".")) + mark + anchor
+
+    parts = re.split(r"(^```.*?^```$)", path.read_text(encoding="utf-8"), flags=re.M | re.S)  # not in code
+    text = "".join(part if i % 2 else _LINK.sub(link, part) for i, part in enumerate(parts))
+    return reference.with_links_to_backends(text) if path.name == "backends.md" else text
+
+
+def _led(place: str) -> str:
+    """Return the page of a place in the repository, or its address; what is not there is left, to be warned of."""
+    if place in MADE_OF:
+        return MADE_OF[place]
+    if place in TOP or re.fullmatch(r"docs/[\w-]+\.md", place):
+        return _page(Path(place).stem)
+    if re.fullmatch(r"docs/[\w-]+\.(svg|png)", place):
+        return place.removeprefix("docs/")
+    if (ROOT / place).exists():
+        kind = "tree" if (ROOT / place).is_dir() else "blob"
+        return f"{reference.REPOSITORY}/{kind}/main/{place}"
+    return place
+
+
+def on_post_build(config: Any) -> None:
+    """Refuse a page that loads anything from another host."""
+    for page in Path(config.site_dir).rglob("*.html"):
+        loaded: Iterable[str] = re.findall(
+            r'<(?:script|img|link rel="stylesheet")[^>]*(?:src|href)="(https?:[^"]+)', page.read_text(encoding="utf-8")
+        )
+        for address in loaded:
+            raise SystemExit(f"{page}: loads {address}")
