@@ -13,6 +13,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from markdown.extensions import Extension
+from markdown.preprocessors import Preprocessor
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +58,19 @@ GUIDES = {  # the navigation; a document that is not named here is in the last g
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?)([^)\s>]+)")
 
 
+class Sessions(Extension):
+    """Extension of Markdown that shows what stands behind >>> in a docstring as code."""
+
+    def extendMarkdown(self, md: Any) -> None:  # noqa: N802
+        md.preprocessors.register(_Fences(md), "sessions", 100)  # before what reads fences
+
+
+class _Fences(Preprocessor):
+    def run(self, lines: list[str]) -> list[str]:
+        sessions = re.sub(r"^>>> .*(?:\n.+)*", r"```pycon\n\g<0>\n```", "\n".join(lines), flags=re.M)
+        return sessions.split("\n")
+
+
 def on_config(config: Any) -> Any:
     """Set the navigation, which names the pages of the reference too."""
     documents = {path.stem for path in _documents()}
@@ -64,6 +79,7 @@ def on_config(config: Any) -> Any:
     groups["Results and method"] += sorted(_page(name) for name in documents - named)
     config.nav = [{title: pages} for title, pages in groups.items() if pages]
     config.nav[-1:-1] = reference.navigation()
+    config.markdown_extensions.append(Sessions())
     return config
 
 

@@ -113,7 +113,7 @@ def _help(of: Any, parent: Any, name: str, level: str) -> str:
     parts = [_code(usage), *map(_paragraph, _paragraphs(of.help or ""))]
     panels: dict[str, list[Any]] = {}
     for param in params:
-        if not getattr(param, "hidden", False):
+        if not getattr(param, "hidden", False) and param.name != "help":
             panels.setdefault(_panel(param), []).append(param)
     for title, inside in panels.items():
         parts += [f"{level} {title}", _options(inside)]
@@ -136,7 +136,8 @@ def _options(params: Sequence[Any]) -> str:
         flags = ", ".join(f"`{name}`" for name in (*names, *param.secondary_opts))
         value = f" `{param.metavar}`" if param.param_type_name != "argument" and param.metavar else ""
         rows.append((flags + value, _prose(_help_of(param)), _default(param)))
-    return _table(("option", "what it does", "default"), rows)
+    kind = params[0].param_type_name if params else ""
+    return _table((kind, "what it does", "default"), rows)
 
 
 def _help_of(param: Any) -> str:
@@ -241,8 +242,8 @@ def _fields(cls: Any) -> str:
     for field in dataclasses.fields(cls):
         default = "" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
         default = "`{}`" if field.default_factory is not dataclasses.MISSING else default
-        rows.append((f"`{field.name}`", f"`{field.type}`", default, _prose(said.get(field.name, ""))))
-    return _table(("field", "type", "default", "what it holds"), rows)
+        rows.append((f"`{field.name}`", _prose(said.get(field.name, "")), f"`{field.type}`", default))
+    return _table(("field", "what it holds", "type", "default"), rows)
 
 
 def _comments(cls: Any) -> dict[str, str]:
@@ -305,14 +306,14 @@ def _matrices() -> Sequence[SupportMatrix]:
 
 def _backend(name: str) -> str:
     of = load(name, BACKENDS[name])
-    about = _paragraphs(type(of).__doc__ or "")
     module = import_module(type(of).__module__)
+    about = _paragraphs(type(of).__dict__.get("__doc__") or module.__doc__ or "")
     source = f"{REPOSITORY}/blob/main/{type(of).__module__.replace('.', '/')}.py"
     if hasattr(module, "__path__"):
         source = f"{source.removesuffix('.py')}/__init__.py"
     parts = [f"# {name}", *(about and [_prose(about[0])]), _facts(name, of, source)]
     parts += ["## Where it was right", _trials(name)]
-    if name not in SEVERAL and name not in STEPS:
+    if not any(name in names for names in KINDS.values()):  # those have no plain case of one device
         row = {matrix.device.name: _row(matrix, name) for matrix in _matrices()}
         runs = ((where, _answer(found.overall.answer), _prose(found.overall.reason)) for where, found in row.items())
         parts += ["## Where it runs", _table(("device", "", "why not"), runs)]
@@ -361,7 +362,7 @@ def _limits(of: Any) -> Iterator[str]:
         return
     said = _comments(type(of.limits))
     rows = [
-        (f"`{field.name}`", f"`{value}`", _prose(said.get(field.name, "")))
+        (f"`{field.name}`", f"`{value}`", _prose(said.get(field.name, "") or field.name))
         for field in dataclasses.fields(of.limits)
         for value in [getattr(of.limits, field.name)]
     ]
@@ -412,10 +413,14 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def _prose(text: str) -> str:
     """Return a text of the code as markdown: what is in backquotes is code, all else is as it stands."""
     parts = re.split(r"(`[^`\n]+`)", " ".join(text.replace("\\[", "[").split()))
-    return "".join(
-        part.replace("|", "\\|") if i % 2 else re.sub(r"([\\*_\[\]<>|~&$])", r"\\\1", part)
-        for i, part in enumerate(parts)
-    )
+    text = "".join(part if i % 2 else re.sub(r"([\\*_\[\]<>|~&$])", r"\\\1", part) for i, part in enumerate(parts))
+    return re.sub(r"(?<![/\w])docs/([\w-]+)\.md", _document, text)
+
+
+def _document(match: re.Match[str]) -> str:
+    """Return the link to a document that a text names, from a page in a folder of the site."""
+    page = "backends/index" if match[1] == "backends" else match[1]
+    return f"[{match[1]}](../{page}.md)"
 
 
 def _linked(address: str) -> str:
