@@ -154,7 +154,7 @@ def test_without_ray_a_line_says_how_to_get_it(tool: Tool) -> None:
     (tool.folder / "path").mkdir()
     tool.write("path/ray.py", "raise ImportError('No module named ray')\n")
     path = f"{tool.folder / 'path'}:{Path(__file__).parents[2]}"
-    assert "pip install 'attnbench[cluster]'" in tool(*RUN, code=2, PYTHONPATH=path).err
+    assert "pip install ray" in tool(*RUN, code=2, PYTHONPATH=path).err
 
 
 @pytest.fixture(scope="module")
