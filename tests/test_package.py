@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,11 @@ def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "_is_clone", lambda: False)
 
 
-def strings() -> Iterator[str]:
+@cache
+def strings() -> tuple[str, ...]:
     """The texts of the package, those of docstrings included."""
-    for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield node.value
+    nodes = (node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())))
+    return tuple(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def test_the_sdist_has_what_is_named() -> None:
