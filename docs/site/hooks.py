@@ -117,7 +117,8 @@ def _linked(path: Path) -> str:
         led = _led(posixpath.normpath(posixpath.join(folder, target)))
         return match[1] + (led if ":" in led else posixpath.relpath(led, page or ".")) + mark + anchor
 
-    parts = re.split(r"(^```.*?^```$)", path.read_text(encoding="utf-8"), flags=re.M | re.S)  # not in code
+    text = re.sub(r"^\[!\[.*\n", "", path.read_text(encoding="utf-8"), flags=re.M)  # badges are of other hosts
+    parts = re.split(r"(^```.*?^```$)", text, flags=re.M | re.S)  # not in code
     text = "".join(part if i % 2 else _LINK.sub(link, part) for i, part in enumerate(parts))
     return reference.with_links_to_backends(text) if path.name == "backends.md" else text
 
