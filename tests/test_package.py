@@ -43,7 +43,7 @@ def test_the_sdist_has_what_is_named() -> None:
     """Messages and documents name files of docs/ and examples/; each is there and in the sdist."""
     sdist = pytest.importorskip("hatchling.builders.sdist")
     files = sdist.SdistBuilder(str(ROOT)).recurse_included_files()
-    given = {Path(file.path).relative_to(ROOT).as_posix() for file in files}
+    given = {"pyproject.toml", *(Path(file.path).relative_to(ROOT).as_posix() for file in files)}
     linked = {
         (path.parent / target.partition("#")[0]).resolve()
         for path in TEXTS

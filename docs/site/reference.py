@@ -242,8 +242,15 @@ def _fields(cls: Any) -> str:
     for field in dataclasses.fields(cls):
         default = "" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
         default = "`{}`" if field.default_factory is not dataclasses.MISSING else default
-        rows.append((f"`{field.name}`", _prose(said.get(field.name, "")), f"`{field.type}`", default))
+        holds = _prose(said.get(field.name, "")) or ", ".join(_linked_classes(str(field.type)))
+        rows.append((f"`{field.name}`", holds, f"`{field.type}`", default))
     return _table(("field", "what it holds", "type", "default"), rows)
+
+
+def _linked_classes(kind: str) -> list[str]:
+    """Return links to the sections of the classes that a type names."""
+    known = [cls.__name__ for classes in FIELDS.values() for cls in classes]
+    return [f"[{name}](#{name.lower()})" for name in re.findall(r"\w+", kind) if name in known]
 
 
 def _comments(cls: Any) -> dict[str, str]:
