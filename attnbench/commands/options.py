@@ -20,7 +20,6 @@ import typer
 from attnbench.commands import complete
 from attnbench.commands.shared import command_line, words
 from attnbench.core.axes import AXES
-from attnbench.core.documents import with_addresses
 from attnbench.core.errors import UserError, one_of
 from attnbench.core.models import PHASES
 
@@ -165,7 +164,7 @@ def metrics(panel: Panel, known: Callable[[], Iterable[str]], help: str) -> Any:
         asked = words(given)
         if "help" in asked:
             for metric in metrics.values():
-                print(f"{metric.name:22} {with_addresses(metric.doc)}")
+                print(f"{metric.name:22} {metric.doc}")
             raise typer.Exit
         return [one_of("--metric", name, tuple(metrics)) for name in dict.fromkeys(asked)]
 
