@@ -36,24 +36,12 @@ MADE_OF = {  # a file of the code -> the page that is made of it
     "attnbench/results/where_tried.json": "backends/index.md",
     "attnbench/commands": "commands/index.md",
 }
-GUIDES = {  # the navigation; a document that is not named here is in the last group
-    "Start": ("README", "own-kernel", "recommend", "python", "terms"),
-    "Guides": (
-        "ci",
-        "gate",
-        "ab",
-        "bisect",
-        "history",
-        "compare",
-        "cluster",
-        "capacity",
-        "step",
-        "profiling",
-        "claims",
-    ),
-    "Cases": ("models", "ragged", "paged", "masks", "approximate", "several-gpus"),
-    "Results and method": ("results", "measuring", "run-files", "triton-kernel", "gluon-kernel"),
-    "Develop": ("CONTRIBUTING", "ARCHITECTURE", "CHANGELOG"),
+GUIDES = {  # the navigation, by the names of documents without .md; what is not named here is in the last but one
+    "Start": "README own-kernel recommend python terms",
+    "Guides": "ci gate ab bisect history compare cluster capacity step profiling claims",
+    "Cases": "models ragged paged masks approximate several-gpus",
+    "Results and method": "results measuring run-files triton-kernel gluon-kernel",
+    "Develop": "CONTRIBUTING ARCHITECTURE CHANGELOG",
 }
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?)([^)\s>]+)")
 
@@ -73,11 +61,12 @@ class _Fences(Preprocessor):
 
 def on_config(config: Any) -> Any:
     """Set the navigation, which names the pages of the reference too."""
-    documents = {path.stem for path in _documents()}
-    named = {"backends", *(name for names in GUIDES.values() for name in names)}
-    groups = {title: [_page(name) for name in names if name in documents] for title, names in GUIDES.items()}
-    groups["Results and method"] += sorted(_page(name) for name in documents - named)
-    config.nav = [{title: pages} for title, pages in groups.items() if pages]
+    pages = {path.stem: _page(path) for path in _documents()}
+    groups = {title: [pages.pop(name) for name in names.split() if name in pages] for title, names in GUIDES.items()}
+    pages.pop("backends")  # above the pages of the backends
+    groups["Develop"] += sorted(page for page in pages.values() if page.startswith("dev/"))
+    groups["Results and method"] += sorted(page for page in pages.values() if not page.startswith("dev/"))
+    config.nav = [{title: found} for title, found in groups.items()]
     config.nav[-1:-1] = reference.navigation()
     config.markdown_extensions.append(Sessions())
     return config
@@ -86,29 +75,28 @@ def on_config(config: Any) -> Any:
 def on_files(files: Any, config: Any) -> Any:
     """Add the documents, their pictures, and the pages of the reference."""
     for path in _documents():
-        files.append(File.generated(config, _page(path.stem), content=_linked(path)))
-    for picture in sorted(ROOT.glob("docs/*.*")):
-        if picture.suffix in (".svg", ".png"):
-            files.append(File.generated(config, picture.name, abs_src_path=str(picture)))
+        files.append(File.generated(config, _page(path), content=_linked(path)))
+    for picture in (*ROOT.glob("docs/*.svg"), *ROOT.glob("docs/*.png")):
+        files.append(File.generated(config, picture.name, abs_src_path=str(picture)))
     for uri, text in reference.pages().items():
         files.append(File.generated(config, uri, content=text))
     return files
 
 
 def _documents() -> list[Path]:
-    return [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").glob("*.md"))]
+    return [*(ROOT / name for name in TOP), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/dev/*.md"))]
 
 
-def _page(name: str) -> str:
-    """Return the page of a document, by its name without ".md"."""
-    page = TOP.get(f"{name}.md", f"{name}.md")
-    return "backends/index.md" if page == "backends.md" else page  # above the pages of the backends
+def _page(path: Path) -> str:
+    """Return the page of a document."""
+    name = path.relative_to(ROOT).as_posix()
+    return TOP.get(name) or name.removeprefix("docs/").replace("backends.md", "backends/index.md")
 
 
 def _linked(path: Path) -> str:
     """Return the text of a document, with links to pages of the site and to the repository."""
     folder = path.parent.relative_to(ROOT).as_posix()
-    page = posixpath.dirname(_page(path.stem))
+    page = posixpath.dirname(_page(path))
 
     def link(match: re.Match[str]) -> str:
         target, mark, anchor = match[2].partition("#")
@@ -127,8 +115,8 @@ def _led(place: str) -> str:
     """Return the page of a place in the repository, or its address; what is not there is left, to be warned of."""
     if place in MADE_OF:
         return MADE_OF[place]
-    if place in TOP or re.fullmatch(r"docs/[\w-]+\.md", place):
-        return _page(Path(place).stem)
+    if place in TOP or re.fullmatch(r"docs/(dev/)?[\w-]+\.md", place):
+        return _page(ROOT / place)
     if re.fullmatch(r"docs/[\w-]+\.(svg|png)", place):
         return place.removeprefix("docs/")
     if (ROOT / place).exists():
