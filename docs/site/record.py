@@ -19,6 +19,7 @@ from rich.text import Text
 
 PICTURE = Path(__file__).parents[1] / "terminal.svg"
 COLUMNS = 92
+TERMINAL = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": "", "COLUMNS": str(COLUMNS)}
 RUN = "attnbench run --device fake -b fake --suite quick --rounds 5"
 SESSION = (  # what is typed, and whether its output is shown
     (f"{RUN} --out main.jsonl", True),
@@ -36,7 +37,8 @@ def session(folder: Path) -> str:
         words = [word for word in shlex.split(typed) if word not in (">", "/dev/null")]
         own = dict(word.split("=", 1) for word in words if word.startswith("ATTNBENCH_"))
         command = [sys.executable, "-m", *(word for word in words if not word.startswith("ATTNBENCH_"))]
-        there = {**os.environ, "FORCE_COLOR": "1", "COLUMNS": str(COLUMNS), **own}
+        there = {**os.environ, **TERMINAL, **own}
+        there.pop("NO_COLOR", None)
         done = subprocess.run(command, cwd=folder, env=there, capture_output=True)
         if done.returncode not in (0, 1):  # 1: a regression
             raise SystemExit(done.stderr.decode())
