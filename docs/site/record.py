@@ -53,7 +53,7 @@ def session(folder: Path) -> str:
 
 def picture(text: str) -> str:
     """Return the text of a terminal as SVG that loads nothing."""
-    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, color_system="truecolor")
+    console = Console(record=True, width=COLUMNS, file=StringIO(), force_terminal=True, _environ={})
     console.print(Text.from_ansi(text), soft_wrap=False)
     return FONTS.sub("", console.export_svg(title="attnbench, on a simulated GPU", unique_id="attnbench"))
 
