@@ -1,4 +1,4 @@
-.PHONY: check test gpu-test bench
+.PHONY: check test gpu-test bench site package
 
 check:  ## lint, format and types
 	ruff check .
@@ -13,3 +13,9 @@ gpu-test:  ## on a machine with a CUDA GPU
 
 bench:  ## the main job; the run file goes to results/
 	attnbench run --seqlen 1k-64k
+
+site:  ## the documentation, into site/; needs pip install -e '.[docs]'
+	mkdocs build --strict -f docs/site/mkdocs.yml
+
+package:  ## wheel and sdist, into dist/, each tried in an environment of its own
+	.ci/package

@@ -170,8 +170,8 @@ def _what_is_not_installed(error: BaseException) -> str:
     if not isinstance(error, ImportError) or str(error.name).partition(".")[0] == "attnbench":
         return ""
     return (
-        f"a library that attnbench needs cannot be imported ({error}); {sys.executable} -m pip install attnbench, or "
-        "pip install -e . in a clone, installs all of them"
+        f"a library that attnbench needs cannot be imported ({error}); install attnbench again for {sys.executable} "
+        "(in a clone: pip install -e .), which brings all of them"
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from attnbench.core.documents import with_addresses
 from attnbench.core.formats import percent
 from attnbench.core.text import count, some
 from attnbench.render.document import Caution
@@ -32,7 +33,7 @@ class Rule(Generic[Found]):
 def stated(rules: Iterable[Rule[Found]], found: Found) -> tuple[Caution, ...]:
     """Return the cautions of all places where rules hold."""
     return tuple(
-        Caution(*(text.format_map(values) for text in (rule.what, rule.why, rule.todo)))
+        Caution(*(with_addresses(text).format_map(values) for text in (rule.what, rule.why, rule.todo)))
         for rule in rules
         for values in rule.where(found)
     )

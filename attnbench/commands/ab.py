@@ -42,7 +42,8 @@ def ab(given: Options) -> None:
     Drift of the machine is in both and cancels. What -b names may differ; all else must be alike, or named by --expect.
 
     Exit code 0: pass; 1: regression; 2: bad input; 3: inconclusive; 4: not comparable; 5: a wrong result of B, unless
-    --allow-wrong is given. It stops at the first look after which more rounds cannot change that code.
+    --allow-wrong is given. It stops at the first look after which more rounds cannot change that code. The method:
+    docs/ab.md; the file of --margins: docs/gate.md.
 
     attnbench ab --a /venvs/main/bin/python --b /venvs/pr/bin/python -b fa2 --seqlen 1k-16k
     attnbench ab --a old.py:attention --b new.py:attention --suite quick --margin 2%

@@ -17,6 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from attnbench import __version__
+from attnbench.core.documents import with_addresses
 from attnbench.core.errors import UserError, did_you_mean, nearest
 
 # In the order of --help. A file of that name has a function of that name, or `app`, which has several.
@@ -71,7 +72,7 @@ class Command(OneLineErrors, TyperCommand):
     """A command whose help fits the terminal and shows no types, and whose completion converts no values."""
 
     def get_help(self, ctx: Any) -> str:
-        self.help = _in_whole_paragraphs(self.help or "")
+        self.help = with_addresses(_in_whole_paragraphs(self.help or ""))
         return super().get_help(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -89,6 +90,10 @@ class Command(OneLineErrors, TyperCommand):
 
 class Group(OneLineErrors, TyperGroup):
     """Several commands; in plain text each is listed with the whole first sentence of its help."""
+
+    def get_help(self, ctx: Any) -> str:
+        self.epilog = with_addresses(self.epilog or "")
+        return super().get_help(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _adapted(super().get_params(ctx), ctx)

@@ -50,7 +50,7 @@ class HowToJudge:
     margin: list[str] | None = matters(
         "[METRIC=]MARGIN", "The change that matters: 3% (of latency, the default), relative_error=20%."
     )
-    margins: Path | None = matters("FILE", "YAML: margins per metric, and per cell (docs/gate.md).")
+    margins: Path | None = matters("FILE", "YAML: margins per metric, and per cell.")
     inconclusive: str = matters(
         "pass|fail", "Whether inconclusive cells make the gate end with exit code 3 (fail).", "fail"
     )
@@ -153,7 +153,7 @@ def gate(given: Options) -> None:
     """Judge a run against a baseline, cell by cell: improved, unchanged, regressed, or too noisy to tell.
 
     Measure both with --rounds 5. Exit code 0: pass; 1: regression; 2: bad input; 3: inconclusive; 4: not comparable;
-    5: a wrong result in CURRENT, unless --allow-wrong is given.
+    5: a wrong result in CURRENT, unless --allow-wrong is given. The method, and the file of --margins: docs/gate.md.
 
     attnbench gate baseline.jsonl results/now.jsonl
     attnbench gate baselines results/now.jsonl

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
+from attnbench.core.documents import SITE
 from attnbench.core.text import count, one_line, printable
 from attnbench.render.characters import HARDLY_KNOWN, HELD_DOWN, MEMORY_BOUND, NO_FIGURES, drawing, marks
 from attnbench.render.document import (
@@ -34,9 +35,13 @@ LIMIT = 60_000  # bytes; a comment on GitHub holds 65,536 characters, and other 
 LEFT_OUT = "left out, as a comment on GitHub holds no more; the whole is in -f html=FILE and -f json=FILE"
 _RULE = re.compile(r"\| :?---")  # begins the line below the headings of a table
 _MARKUP = {"strong": "**", "bad": "**"}
-# Where a space without width keeps text from being live: @name, #12, GH-12, https://, www., :emoji:
+# Where a space without width keeps text from being live: @name, #12, GH-12, https://, www., :emoji:. The address of a
+# document of ours is a link.
 _LIVE = re.compile(
-    r"(?<=@)(?=\S)|(?<=#)(?=\d)|(?<=\bGH-)(?=\d)|(?<=:)(?=//)|(?<=www)(?=\.)|(?<=:)(?=[a-z+-][^\s:]*:)", re.I
+    r"(?<=@)(?=\S)|(?<=#)(?=\d)|(?<=\bGH-)(?=\d)|(?<=:)(?=//)(?!"
+    + re.escape(SITE.removeprefix("https:"))
+    + r"[\w-]+/)|(?<=www)(?=\.)|(?<=:)(?=[a-z+-][^\s:]*:)",
+    re.I,
 )
 # What begins a heading, an item of a list or a line under a heading.
 _BLOCK = re.compile(r"^(\d{0,9})(?=[-+.)] |#+( |$)|=+$|--+$)")

@@ -25,6 +25,7 @@ from typing import Literal
 
 from attnbench.core import formats, split_sequence, stats
 from attnbench.core.case import Case
+from attnbench.core.documents import with_addresses
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import Bound, Roofline, flops, ideal_bytes, input_bytes, pairs
 from attnbench.core.policy import INSTRUMENTS
@@ -88,7 +89,7 @@ def metric(
         def kept(row: Row) -> float | None:
             return row.values.setdefault(name, finite(row))
 
-        doc = " ".join((formula.__doc__ or "").split())
+        doc = with_addresses(" ".join((formula.__doc__ or "").split()))
         METRICS[name] = Metric(name, title, unit, better, doc, finite, format, clocked, sure_as, whole)
         return kept
 

@@ -137,7 +137,7 @@ def connected(address: str | None) -> Iterator[None]:
     try:
         import ray
     except ImportError as error:
-        raise UserError(f"cluster run needs Ray ({error}): pip install 'attnbench[cluster]'") from None
+        raise UserError(f"cluster run needs Ray ({error}): pip install ray") from None
     _check_address(address)
     options = _options_of_a_local_cluster(ray.__version__) if address == "local" else {}
     with tempfile.TemporaryDirectory(prefix="attnbench-cluster-") as empty:

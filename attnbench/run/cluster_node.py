@@ -30,7 +30,7 @@ if sys.platform == "linux":
 try:
     from attnbench.cli import main
 except ModuleNotFoundError as error:
-    sys.exit(f"attnbench: {error}; pip install attnbench on this node, for {sys.executable}")
+    sys.exit(f"attnbench: {error}; install attnbench on this node, into {sys.executable}")
 sys.argv[0] = "attnbench"
 main()
 """

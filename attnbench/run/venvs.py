@@ -30,6 +30,7 @@ from pathlib import Path
 
 from attnbench.backends import BACKENDS
 from attnbench.core.checkout import without_repository
+from attnbench.core.documents import with_addresses
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.files import below_home, write_whole
 from attnbench.run import fa3_build
@@ -52,7 +53,7 @@ REMEDIES = {  # a pattern in pip's output -> what to do
     "died due to signal 9|Killed": "a compilation ran out of memory; run fewer at a time: MAX_JOBS=1 attnbench env "
     "create {made.name}",
     "subprocess-exited-with-error|metadata-generation-failed|Failed building": "it is compiled here: that takes nvcc "
-    "(CUDA_HOME) of torch's CUDA and a compiler; see docs/backends.md",
+    f"(CUDA_HOME) of torch's CUDA and a compiler; see {with_addresses('docs/backends.md')}",
 }
 
 

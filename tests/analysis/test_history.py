@@ -86,7 +86,7 @@ def test_what_ends_slower_is_not_called_faster() -> None:
 
 def test_ruptures_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ruptures", None)
-    with pytest.raises(UserError, match=r"history needs ruptures .*: pip install 'attnbench\[history\]'"):
+    with pytest.raises(UserError, match=r"history needs ruptures .*: pip install ruptures"):
         levels([1e-3] * 12, Prior(), 1)
 
 

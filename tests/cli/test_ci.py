@@ -277,7 +277,7 @@ def test_a_jenkinsfile_takes_no_failure_for_success() -> None:
 def test_every_workflow_is_one() -> None:
     """Permissions and time limits are stated, and what others wrote is pinned to a commit."""
     files = [*(ROOT / ".github" / "workflows").glob("*.yml"), *(ROOT / "examples" / "github").glob("*.yml")]
-    assert {file.stem for file in files} == {"ci", *WORKFLOWS}
+    assert {file.stem for file in files} == {"ci", "site", "release", *WORKFLOWS}
     for file in files:
         spec = yaml.safe_load(file.read_text())
         assert {"name", True, "permissions", "jobs"} <= {*spec}, file  # YAML 1.1 takes the key `on` for true

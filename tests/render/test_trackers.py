@@ -115,7 +115,7 @@ def test_parquet_without_its_library_is_one_line(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     monkeypatch.setitem(sys.modules, "fastparquet", None)
-    with pytest.raises(UserError, match=r"needs pyarrow: pip install 'attnbench\[parquet\]'"):
+    with pytest.raises(UserError, match=r"needs pyarrow: pip install pyarrow"):
         trackers.parquet(cells([small()]))
 
 

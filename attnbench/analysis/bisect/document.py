@@ -9,6 +9,7 @@ from attnbench.analysis.bisect.search import Step
 from attnbench.analysis.gate.hypothesis_tests import FDR
 from attnbench.analysis.gate.verdicts import interval, signed
 from attnbench.analysis.report.machine_summary import machines
+from attnbench.core.documents import with_addresses
 from attnbench.core.formats import percent
 from attnbench.core.sizes import format_duration
 from attnbench.core.text import capitalized, count
@@ -19,7 +20,7 @@ from attnbench.run.commits import Commit
 
 STYLES: dict[str, Style] = {"slow": "bad", "not slow": "good", "undecided": "warning", "skipped": "quiet"}
 COLUMNS = ("commit", "date", "subject", "against", "margin", "verdict", "change", "low", "high", "pairs", "reason")
-MORE = "A commit is slow where it is slower than {good} by more than {threshold}; docs/bisect.md."
+MORE = with_addresses("A commit is slow where it is slower than {good} by more than {threshold}; docs/bisect.md.")
 
 
 def document(outcome: Outcome) -> Document:

@@ -12,6 +12,7 @@ from typing import Any
 from attnbench.analysis.claims.claim_file import ANY_GPU, ClaimFile, Figure, Setting
 from attnbench.analysis.claims.findings import Finding, Measured, Outcome, by_gpu, judge, outcome_of
 from attnbench.analysis.report.machine_summary import machines
+from attnbench.core.documents import with_addresses
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED
 from attnbench.core.flops import CONVENTIONS
 from attnbench.core.formats import digits, percent, times
@@ -26,7 +27,7 @@ from attnbench.results.metrics import METRICS
 NOTHING = "-"
 STYLES: dict[Outcome, Style] = {"reproduced": "good", "not reproduced": "bad", "cannot be tried here": "quiet"}
 MOST_NAMED = 6  # claims in a sentence
-MORE = (
+MORE = with_addresses(
     "A figure is reproduced where what was printed, with its tolerance, is in the range from the value in bursts to "
     "that without pauses, each with its uncertainty; docs/claims.md."
 )

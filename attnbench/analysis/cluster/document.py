@@ -10,6 +10,7 @@ from attnbench.analysis.cluster.findings import Family, Model, Unit, models
 from attnbench.analysis.cluster.outliers import FALSE_ALARM, LEAST, TAIL
 from attnbench.analysis.gate.verdicts import signed
 from attnbench.core import stats
+from attnbench.core.documents import with_addresses
 from attnbench.core.errors import EXIT_DONE, EXIT_INCONCLUSIVE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 from attnbench.core.formats import megahertz, percent
 from attnbench.core.groups import grouped
@@ -338,7 +339,8 @@ def _note(found: Sequence[Model]) -> str:
         f"always differ more than the others (Student's t, {TAIL} degrees of freedom). Where units differ normally, at "
         f"most {percent(FALSE_ALARM)} say that one is far off ({count(found[0].tests, 'figure')}, Bonferroni). "
     )
-    return f"{chance if judged else ''}A model needs {LEAST} units, measured alike. docs/cluster.md"
+    least = f"A model needs {LEAST} units, measured alike. docs/cluster.md"
+    return f"{chance if judged else ''}{with_addresses(least)}"
 
 
 def _figures(found: Sequence[Model]) -> Iterator[Section]:

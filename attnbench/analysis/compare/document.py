@@ -19,6 +19,7 @@ from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import tables
+from attnbench.core.documents import with_addresses
 from attnbench.core.formats import size
 from attnbench.core.text import count, one_line, some
 from attnbench.render import document as report
@@ -27,7 +28,9 @@ from attnbench.results.export_rows import MadeRows, case_columns
 from attnbench.results.run_setup import setup_texts
 
 MOST_FILES = 4  # named in the description of a machine
-MORE = "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
+MORE = with_addresses(
+    "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
+)
 
 
 def document(c: Comparison, every: bool = False) -> Document:

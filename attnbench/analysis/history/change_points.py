@@ -176,7 +176,7 @@ def _found(scaled: Floats, critical: float) -> list[int]:
     try:
         import ruptures
     except ImportError as error:
-        raise UserError(f"history needs ruptures ({error}): pip install 'attnbench[history]'") from None
+        raise UserError(f"history needs ruptures ({error}): pip install ruptures") from None
     near = [stats.median(scaled[max(0, i - _NEAR // 2) : i + _NEAR // 2 + 1].tolist()) for i in range(len(scaled))]
     cut = np.clip(scaled, np.subtract(near, _FAR), np.add(near, _FAR))
     # the linear kernel's cost is the squared error; this PELT is compiled, so it keeps long series in milliseconds

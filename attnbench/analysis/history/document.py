@@ -16,6 +16,7 @@ from attnbench.analysis.history.events import Event, events, named
 from attnbench.analysis.history.findings import Trend, trends
 from attnbench.analysis.history.series import DEFAULT, in_order, without_figure
 from attnbench.core import stats
+from attnbench.core.documents import with_addresses
 from attnbench.core.errors import EXIT_DONE, EXIT_REGRESSION
 from attnbench.core.formats import percent
 from attnbench.core.groups import grouped
@@ -328,7 +329,7 @@ def _note(found: Sequence[Trend]) -> str:
     seen = f"In the median cell a step of {percent(stats.median(least))} would have been found. " if least else ""
     if any(trend.detectable is None for trend in judged):
         seen += "So few runs show no step whatever its size, but a steady creep. "
-    return (
+    return with_addresses(
         f"{seen}Where nothing changes, at most {percent(FALSE_ALARM)} of histories show a change (docs/history.md). "
         "Changes are of levels, + is slower, or more memory."
     )

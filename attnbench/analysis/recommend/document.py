@@ -41,6 +41,7 @@ from attnbench.analysis.report.machine_summary import machines
 from attnbench.analysis.report.reasons import reasons
 from attnbench.core import stats
 from attnbench.core.case import Case
+from attnbench.core.documents import with_addresses
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED
 from attnbench.core.formats import FAR, digits, duration, size, times
 from attnbench.core.groups import grouped
@@ -75,7 +76,9 @@ ON_ONE_DEVICE = (
     "Nothing can be recommended: backends of several devices were measured on one device alone, where they are what "
     "their scaling is compared with."
 )
-MORE = "What to doubt in the figures of a run: attnbench report FILE. How to read this: docs/recommend.md."
+MORE = with_addresses(
+    "What to doubt in the figures of a run: attnbench report FILE. How to read this: docs/recommend.md."
+)
 
 
 def document(

@@ -12,6 +12,7 @@ from attnbench.analysis.report.machine_summary import machines
 from attnbench.analysis.report.reasons import reasons
 from attnbench.analysis.step.findings import FASTER, Timed, amdahl, timed_steps
 from attnbench.core.case import Case
+from attnbench.core.documents import with_addresses
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED
 from attnbench.core.formats import duration, percent, share, size, times, whole_number
 from attnbench.core.record import Run
@@ -29,7 +30,7 @@ COLUMNS = (
     *("latency", "tokens_per_second", "tflops", "utilization", "memory_total", "attention_time", "attention_share"),
     *("host_bound", "fastest", "predicted", "off", "faster_kernel_gain", "case"),
 )
-MFU = (
+MFU = with_addresses(
     "MFU: model FLOPs (2 x weights x tokens and attention's products, three times that in training) over the latency, "
     "as a share of the datasheet peak. Attention: its kernels in one traced step, with making masks. Idle: the device "
     "waited for the host. Predicted: the step with the attention and idle time of the fastest; docs/step.md."

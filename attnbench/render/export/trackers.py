@@ -52,7 +52,7 @@ def parquet(cells: Sequence[Cell]) -> bytes:
     try:
         dataframe(cells).to_parquet(buffer, index=False)
     except ImportError:
-        raise UserError("--format parquet needs pyarrow: pip install 'attnbench[parquet]'; csv has the same") from None
+        raise UserError("--format parquet needs pyarrow: pip install pyarrow; csv has the same") from None
     return buffer.getvalue()
 
 

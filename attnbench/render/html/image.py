@@ -88,7 +88,7 @@ def drawn(kind: str, spec: Spec) -> bytes:
     wants. Raises UserError where it is missing or crashes.
     """
     if importlib.util.find_spec("vl_convert") is None:
-        raise UserError("--png and --svg need vl-convert: pip install 'attnbench[plots]'")
+        raise UserError("--png and --svg need vl-convert: pip install vl-convert-python")
     request = {"path": sys.path, "kind": kind, "spec": shown(spec), "version": VEGA_LITE, "scale": SCALE}
     program = [sys.executable, "-I", "-c", PROGRAM]
     done = subprocess.run(program, input=json.dumps(request).encode(), capture_output=True)
