@@ -71,7 +71,13 @@ def settings(axes: Mapping[str, Values], **others: Any) -> Settings:
     given = {name: value for name, value in axes.items() if value is not None}
     for name in given:
         if name not in AXES or not AXES[name].has_option:
-            raise UserError(f"there is no axis {name!r}{did_you_mean(name, [n for n in AXES if AXES[n].has_option])}")
+            of_option = next((known for known, axis in AXES.items() if axis.option == name), None)
+            hint = (
+                f"; it is {of_option} here"
+                if of_option
+                else did_you_mean(name, [n for n in AXES if AXES[n].has_option])
+            )
+            raise UserError(f"there is no axis {name!r}{hint}")
     return parse_options({"axes": {name: _as_option(name, value) for name, value in given.items()}, **others})
 
 

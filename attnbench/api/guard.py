@@ -18,7 +18,7 @@ from attnbench.api.arguments import Values, settings
 from attnbench.api.measure import CheckResult, WrongResultError, check, measure
 from attnbench.api.results import Results, of_runs
 from attnbench.api.shown import Verdict
-from attnbench.api.subjects import What, caller_scope, subjects
+from attnbench.api.subjects import Subjects, What, caller_scope, subjects
 from attnbench.api.watching import Unwatched, interruptible
 from attnbench.core.errors import (
     EXIT_INCONCLUSIVE,
@@ -266,10 +266,21 @@ def _said(given: Any) -> str:
 
 def _code(given: Any, scope: Any) -> str:
     """Return the one backend or own code that is given, as `ab` takes it. Raises UserError."""
-    patterns = subjects(given, scope, in_process=False).patterns
-    if len(patterns) != 1:
+    own = subjects(given, scope, in_process=False)
+    if len(own.patterns) != 1:
         raise UserError("assert_not_slower compares one kernel with one other")
-    return patterns[0]
+    if own.live:
+        own.measured(_loaded)
+    return own.patterns[0]
+
+
+def _loaded(own: Subjects) -> None:
+    """Load them in another process. Raises OtherStateError where they are something else there."""
+    from attnbench.run.select import choose
+    from attnbench.run.session import Session
+
+    with Session(None, choose(own.patterns), live=own.live) as session:
+        session.load()
 
 
 @contextlib.contextmanager

@@ -32,6 +32,7 @@ from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_DONE, UserError
 
 if TYPE_CHECKING:
     from attnbench.core.record import Record, Run
+    from attnbench.run.run_suite import Outcome
 
 _KINDS: Mapping[str, Sequence[Kind]] = {  # of the arguments of `check` and `measure`
     "device": (TEXT,),
@@ -119,33 +120,38 @@ def measure(
         if isinstance(what, Subjects)
         else subjects([*each(what), *each(backends)], caller_scope(), in_process=in_process)
     )
-    if own.here and (rounds > 1 or (policy or {}).get("caches") == "fresh"):
-        name, why = next(iter(own.why.items()))
-        raise UserError(f"rounds and fresh caches are of new processes, and {name} is measured in this one: {why}")
     given = {"seqlen": seqlen, "headdim": headdim, "dtype": dtype, "causal": causal, "direction": direction, **axes}
-    replaced = settings(
-        given,
-        backends=[*own.patterns] or None,
-        models=[model] if isinstance(model, str) else model,
-        tp=tp,
-        phase=phase,
-        tokens=tokens,
-        time_limit=None if time_limit is None else str(time_limit),
-        policy=dict(policy or {}),
-    )
-    request = Request(
-        suite=str(suite),
-        settings=replaced,
-        device=device,
-        rounds=int(rounds),
-        out=Path(out) if out is not None else None,
-        pythons=tuple(f"{name}={path}" for name, path in (python or {}).items()),
-        allow_busy=allow_busy,
-        here=own.here,
-    )
-    with watched(progress) as observer, interruptible():
-        _tell(own, progress)
-        outcome = run_suite(request, observer)
+
+    def measured(own: Subjects) -> Outcome:
+        if own.here and (rounds > 1 or (policy or {}).get("caches") == "fresh"):
+            name, why = next(iter(own.why.items()))
+            raise UserError(f"rounds and fresh caches are of new processes, and {name} is measured in this one: {why}")
+        replaced = settings(
+            given,
+            backends=[*own.patterns] or None,
+            models=[model] if isinstance(model, str) else model,
+            tp=tp,
+            phase=phase,
+            tokens=tokens,
+            time_limit=None if time_limit is None else str(time_limit),
+            policy=dict(policy or {}),
+        )
+        request = Request(
+            suite=str(suite),
+            settings=replaced,
+            device=device,
+            rounds=int(rounds),
+            out=Path(out) if out is not None else None,
+            pythons=tuple(f"{name}={path}" for name, path in (python or {}).items()),
+            allow_busy=allow_busy,
+            here=own.here,
+            live=own.live,
+        )
+        with watched(progress) as observer, interruptible():
+            _tell(own, progress)
+            return run_suite(request, observer)
+
+    outcome = own.measured(measured)
     if outcome.exit_code in EXIT_BY_SIGNAL and not outcome.run.records:
         raise KeyboardInterrupt
     if outcome.exit_code in EXIT_BY_SIGNAL and progress:
@@ -250,18 +256,23 @@ def check(
     check_texts("python", python, "the name of a backend")
     own = what if isinstance(what, Subjects) else subjects(what, caller_scope(), in_process=in_process)
     given = {"seqlen": seqlen, "headdim": headdim, "dtype": dtype, "causal": causal, "direction": direction, **axes}
-    with watched(progress) as observer, interruptible():
-        _tell(own, progress)
-        run, interrupt = checked(
-            own.patterns,
-            settings(given),
-            observer.say,
-            device=device,
-            timeout=timeout,
-            pythons=tuple(f"{name}={path}" for name, path in (python or {}).items()),
-            allow_busy=allow_busy,
-            here=own.here,
-        )
+
+    def measured(own: Subjects) -> tuple[Run, int]:
+        with watched(progress) as observer, interruptible():
+            _tell(own, progress)
+            return checked(
+                own.patterns,
+                settings(given),
+                observer.say,
+                device=device,
+                timeout=timeout,
+                pythons=tuple(f"{name}={path}" for name, path in (python or {}).items()),
+                allow_busy=allow_busy,
+                here=own.here,
+                live=own.live,
+            )
+
+    run, interrupt = own.measured(measured)
     return CheckResult(document(run), run, interrupt)
 
 

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import atexit
+import hashlib
 import inspect
 import re
-import shutil
 import sys
 import tempfile
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from attnbench.api.definitions import NotSource, definition
 from attnbench.api.sources import is_script, module_source
-from attnbench.core.errors import UserError
+from attnbench.core.errors import OtherStateError, UserError
+from attnbench.core.files import write_file
+from attnbench.core.live_state import UNTOLD, live_state
 from attnbench.core.own_code import IN_PROCESS
 from attnbench.core.own_files import is_own
+from attnbench.run.venvs import user_folder
 
+T = TypeVar("T")
 What: TypeAlias = "str | Callable[..., Any] | Iterable[str | Callable[..., Any]]"
 
 
@@ -30,23 +33,40 @@ class Subjects:
     """What is measured.
 
     patterns: as --backend takes them. here: spec -> what makes its worker in this process. why: name -> why it is
-    measured in this process.
+    measured in this process. live: spec -> the state that a worker's function is to have.
     """
 
     patterns: tuple[str, ...]
     here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
     why: Mapping[str, str] = field(default_factory=dict)
+    live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    given: Sequence[Any] = ()
+    scope: Mapping[str, Any] = field(default_factory=dict)
+    in_process: bool | None = None
+
+    def measured(self, measured: Callable[[Subjects], T]) -> T:
+        """Return what `measured` gives of them; what has another state in another process is measured in this one."""
+        own, unlike = self, dict[str, str]()
+        while True:
+            try:
+                return measured(own)
+            except OtherStateError as error:
+                unlike[error.name] = f"{error.differs} is not in another process what it is here"
+                own = subjects(self.given, self.scope, in_process=self.in_process, unlike=unlike)
 
 
-def subjects(given: What, scope: Mapping[str, Any], *, in_process: bool | None = None) -> Subjects:
+def subjects(
+    given: What, scope: Mapping[str, Any], *, in_process: bool | None = None, unlike: Mapping[str, str] | None = None
+) -> Subjects:
     """Return what `given` stands for: names and patterns, functions, modules of torch, or several of these.
 
     A function that another process can import is named by its file; one of a script or a notebook is written to a file
-    with what it needs; any other is measured in this process, as all are with `in_process`, and none without. `scope`
-    has the names of the caller. Raises UserError for what is neither, and, with in_process=False, for what another
-    process cannot have.
+    with what it needs; any other is measured in this process, as all are with `in_process`, and none without, and those
+    of `unlike`: name -> why another process has another state. `scope` has the names of the caller. Raises UserError
+    for what is neither, and, with in_process=False, for what another process cannot have.
     """
     patterns, here, why = list[str](), dict[str, Callable[[], Any]](), dict[str, str]()
+    live = dict[str, Mapping[str, str]]()
     for one in each(given):
         if isinstance(one, (str, Path)):
             patterns.append(str(one))
@@ -54,10 +74,12 @@ def subjects(given: What, scope: Mapping[str, Any], *, in_process: bool | None =
         if not callable(one):  # type: ignore[unreachable, unused-ignore]
             raise UserError(f"{one!r} is neither a backend's name nor a function of (q, k, v)")
         name = _name(one, scope, {text.rpartition(":")[2] for text in patterns})
-        reason = "in_process=True" if in_process else ""
-        if not in_process:
+        reason = "in_process=True" if in_process else (unlike or {}).get(name, "")
+        if not reason:
             try:
-                patterns.append(_importable(one, scope) or _written(one, name, scope))
+                spec = _importable(one, scope) or _written(one, name, scope)
+                live[spec] = _state(one)
+                patterns.append(spec)
                 continue
             except NotSource as error:
                 reason = str(error)
@@ -68,7 +90,16 @@ def subjects(given: What, scope: Mapping[str, Any], *, in_process: bool | None =
         spec = f"{IN_PROCESS}:{name}"
         patterns.append(spec)
         here[spec], why[name] = partial(_in_process, name, one), reason
-    return Subjects(tuple(patterns), here, why)
+    return Subjects(tuple(patterns), here, why, live, each(given), scope, in_process)
+
+
+def _state(function: Any) -> Mapping[str, str]:
+    """Return the state of a function that another process is to have too. Raises NotSource where none can."""
+    state = live_state(function)
+    hidden = next((text for text in state.values() if text.startswith(UNTOLD)), "")
+    if hidden:
+        raise NotSource(f"not known is {hidden}")
+    return state
 
 
 def each(given: What) -> list[Any]:
@@ -88,7 +119,7 @@ def _name(given: Any, scope: Mapping[str, Any], taken: Iterable[str]) -> str:
     """Return a name for an object: that of a variable that holds it, or its own, with a number where it is taken."""
     own = str(getattr(given, "__name__", ""))
     held = [name for name, value in scope.items() if value is given and not name.startswith("_")]
-    name = own if own in held else (held or [own])[0]
+    name = own if own in held or own not in scope else (held or [own])[0]
     if not name.isidentifier():
         name = re.sub(r"\W", "_", type(given).__name__)
     taken = {*taken}
@@ -116,19 +147,21 @@ def _importable(given: Any, scope: Mapping[str, Any]) -> str:
 
 
 def _written(given: Any, name: str, scope: Mapping[str, Any]) -> str:
-    """Write the source of an object to a file, and return "file.py:name". Raises NotSource."""
+    """Write the source of an object to a file, and return "file.py:name". Raises NotSource.
+
+    The file stays, so that a command that a report names finds it: `attnbench run --resume`, `check --wrong`.
+    """
     source = module_source(given, name, scope)
-    path = Path(tempfile.mkdtemp(dir=_folder())) / f"{name}.py"
-    path.write_text(source)
+    folder = (user_folder() or Path(tempfile.gettempdir(), "attnbench")) / "sources"
+    path = folder / hashlib.sha256(source.encode()).hexdigest()[:16] / f"{name}.py"
+    if not path.is_file() or path.read_text() != source:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, source)
+        except (OSError, UserError):  # a home that cannot be written to
+            path = Path(tempfile.mkdtemp(prefix="attnbench-source-")) / f"{name}.py"
+            write_file(path, source)
     return f"{path}:{name}"
-
-
-@cache
-def _folder() -> str:
-    """Return a folder for the sources of this process, which ends with it."""
-    folder = tempfile.mkdtemp(prefix="attnbench-source-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def caller_scope(depth: int = 2) -> Mapping[str, Any]:

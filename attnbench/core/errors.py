@@ -54,6 +54,17 @@ class UserError(Exception):
     exit_code = EXIT_BAD_INPUT
 
 
+class OtherStateError(UserError):
+    """A function would do something else in another process than in that of the person who gave it.
+
+    name: of the backend. differs: the name of what is unlike.
+    """
+
+    def __init__(self, name: str, differs: str) -> None:
+        super().__init__(f"{name}: another process would run something else: {differs} is not what it is here")
+        self.name, self.differs = name, differs
+
+
 class UnfitError(UserError):
     """The machine cannot be measured now: there is no such device, or other processes use it."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,14 @@ def check(
     pythons: Sequence[str] = (),
     allow_busy: bool = False,
     here: Mapping[str, Callable[[], Any]] | None = None,
+    live: Mapping[str, Mapping[str, str]] | None = None,
 ) -> tuple[Run, int]:
     """Return a run whose records have the checks of each case on each backend and no measurements, and an exit code.
 
     That is 0, or that of an interrupt, which ends the records. `settings` narrow the cases; with a run file `wrong`
     they are those of its wrong results, whose own masks are run with `trust`. `timeout` is of one case in seconds,
-    `say` is told what goes on, with `allow_busy` other processes may use the GPU, `here` is that of a Session. Raises
-    UserError for what a person can mend.
+    `say` is told what goes on, with `allow_busy` other processes may use the GPU, `here` and `live` are those of a
+    Session. Raises UserError for what a person can mend.
     """
     device = parse_device(device)
     if not patterns:
@@ -84,7 +86,8 @@ def check(
     chosen = choose(patterns, pythons)
     resolve_suite_for(SUITE, device, settings)
     again = _wrong_cases(wrong, settings.axes, trust) if wrong else ()
-    with Session(device, chosen, with_torch=False, allow_busy=allow_busy, variables=WAITING, here=here) as session:
+    start = partial(Session, device, chosen, with_torch=False, allow_busy=allow_busy, variables=WAITING)
+    with start(here=here, live=live) as session:
         say(f"importing {', '.join(chosen.specs)}")
         session.pool.start_loading(import_ahead=True)
         kind = session.describe().device.kind

@@ -54,6 +54,7 @@ class Request:
     allow_busy: bool = False  # measure also on a GPU that other processes use
     argv: tuple[str, ...] = ()
     here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> what makes its worker in this process
+    live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> state that its function is to have
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,9 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
         return _resume(request, request.resume, device, observer)
     checked = _checked(request, device, others)
     allow_busy = request.allow_busy or request.dry_run
-    with Session(device, with_torch=not request.dry_run, allow_busy=allow_busy, here=request.here) as session:
+    with Session(
+        device, with_torch=not request.dry_run, allow_busy=allow_busy, here=request.here, live=request.live
+    ) as session:
         planned, chosen = _planned(request, checked, session, observer)
         nothing = not request.out and all(job.skip and not job.resumable for job in planned.plan)
         if request.dry_run or nothing:

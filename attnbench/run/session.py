@@ -52,13 +52,15 @@ class Session:
         allow_busy: bool = False,
         variables: Mapping[str, str] | None = None,
         here: Mapping[str, Callable[[], Any]] | None = None,
+        live: Mapping[str, Mapping[str, str]] | None = None,
     ) -> None:
         """Take a device, "auto", "cpu", "cuda:N" or "fake", and the backends, which may be chosen later.
 
-        `variables` are in the environment of all workers, `here` makes those of this process, by their specs; the
-        other arguments are those of DeviceProbe. A device that is None is not looked at.
+        `variables` are in the environment of all workers, `here` makes those of this process, by their specs, and
+        `live` is the state that functions are to have, by their specs; the other arguments are those of DeviceProbe. A
+        device that is None is not looked at.
         """
-        self.pool = WorkerPool({}, variables=variables or {}, here=here or {})
+        self.pool = WorkerPool({}, variables=variables or {}, here=here or {}, live=live or {})
         self.probes: Mapping[str, Probe] = {}
         self._device = device
         self._look = partial(DeviceProbe, with_torch=with_torch, allow_busy=allow_busy, variables=variables)
@@ -82,8 +84,7 @@ class Session:
     def choose(self, chosen: Chosen) -> None:
         """Take other backends; the workers of those before are ended."""
         self.pool.close()
-        kept = self.pool
-        self.pool = WorkerPool(chosen.specs, chosen.interpreters, kept.peers, kept.judge, kept.variables, kept.here)
+        self.pool = replace(WorkerPool(chosen.specs, chosen.interpreters), **self.pool.kept)
 
     @property
     def device(self) -> Device:

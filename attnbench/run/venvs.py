@@ -95,19 +95,20 @@ def data_folder() -> Path:
 
     Raises UserError for a user without a home folder.
     """
-    if found := _data_folder():
+    if found := user_folder():
         return found
     raise UserError("env: this user has no home folder for environments; set XDG_DATA_HOME to a folder")
 
 
-def _data_folder() -> Path | None:
+def user_folder() -> Path | None:
+    """Return the folder of what is kept for this user; None where there is no home folder."""
     base = os.environ.get("XDG_DATA_HOME", "")
     return Path(base, "attnbench") if os.path.isabs(base) else below_home(".local", "share", "attnbench")
 
 
 def known_venvs() -> dict[str, Venv]:
     """Return the environments that were created, by name. Raises UserError if their list is damaged."""
-    folder = _data_folder()
+    folder = user_folder()
     if not folder or not os.path.exists(path := folder / "environments.json"):  # nor in a home of another user
         return {}
     try:

@@ -22,8 +22,9 @@ from typing import Any, Literal, NamedTuple
 from attnbench import backends
 from attnbench.core.backend import Probe, Workspace
 from attnbench.core.case import Case
-from attnbench.core.errors import UserError
+from attnbench.core.errors import OtherStateError, UserError
 from attnbench.core.json import from_json, to_json
+from attnbench.core.live_state import differing
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Record, Status
@@ -69,6 +70,7 @@ class WorkerPool:
     judge: Judge | None = None  # of the device, beside the workers
     variables: Mapping[str, str] = field(default_factory=dict)  # in the environment of workers
     here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> what makes its worker in this process
+    live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> state that its function is to have
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
     _hearings: dict[str, JobHearing] = field(default_factory=dict)  # backend -> that of its job at hand
     _turns: dict[str, Callable[[str], None]] = field(default_factory=dict)  # backend -> how it waits for its turn
@@ -81,6 +83,11 @@ class WorkerPool:
     _opened: set[Key] = field(default_factory=set)  # workers that were told to open the device
     _loaded_versions: dict[str, str | None] = field(default_factory=dict)  # backend -> what its first worker loaded
     _imported: dict[tuple[str, str], str] = field(default_factory=dict)  # backend and file of a call's import -> hash
+
+    @property
+    def kept(self) -> dict[str, Any]:
+        """The fields that a pool of other backends of the session has too."""
+        return {name: getattr(self, name) for name in ("peers", "judge", "variables", "here", "live")}
 
     def start_loading(self, *, import_ahead: bool = False) -> None:
         """Start all workers and let them import their libraries, which takes seconds. `probe` receives the answers.
@@ -481,7 +488,12 @@ class WorkerPool:
         self._note_loaded(name, answer)
 
     def _note_loaded(self, name: str, answer: Mapping[str, Any]) -> None:
-        """Remember from the answer to "load" whether the backend starts a compiler, and which files it is made of."""
+        """Remember from the answer to "load" whether the backend starts a compiler, and which files it is made of.
+
+        Raises OtherStateError for a function that has another state than it is to have.
+        """
+        if (live := self.live.get(self.specs[name])) and (differs := differing(live, answer.get("state", {}))):
+            raise OtherStateError(name, differs)
         if answer.get("compiler"):
             self.compilers.add(name)
         if isinstance(files := answer.get("files"), dict):

@@ -61,6 +61,7 @@ from attnbench.core.backend import Backend, Prepared, Probe, Signature, Unsuppor
 from attnbench.core.case import RESULT_ITEMSIZE, Case
 from attnbench.core.errors import Interrupted
 from attnbench.core.json import from_json, to_json
+from attnbench.core.live_state import live_state
 from attnbench.core.machine import Device
 from attnbench.core.other_work import BUSY
 from attnbench.core.policy import Policy
@@ -127,6 +128,7 @@ class Worker:
                     "probe": to_json(with_source(probe, self.backend, self.spec)),
                     "compiler": bool(getattr(self.backend, "starts_compiler", False)),
                     "files": {} if self.spec in backends.BACKENDS.values() else own_source.hashed,
+                    "state": live_state(self.backend.given) if isinstance(self.backend, Function) else {},
                 }
             case "import":
                 if self.will_measure:

@@ -17,7 +17,9 @@ from attnbench.backends.shared.own_signature import CALL, objection, takes_scale
 from attnbench.backends.shared.own_source import hash_of_source, layers
 from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
 from attnbench.core.case import Case
+from attnbench.core.live_state import digest, live_state
 from attnbench.core.machine import Device
+from attnbench.core.own_code import IN_PROCESS
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +49,7 @@ class Function(BackendBase):
         given = (getattr(layer, "order", None) for layer in layers(fn))
         self.order: Order = next((order for order in given if order is not None), "bshd")
         self.parameters = parameters or {}
-        self._given = fn
+        self.given = fn
         self._file, _, self._attribute = spec.rpartition(":") if spec else ("", "", name)
         self._takes_scale = takes_scale(fn)
         self._uses_triton = "triton.language" in sys.modules  # its file has imported it
@@ -58,7 +60,7 @@ class Function(BackendBase):
         A run is thus not resumed with another kernel.
         """
         file = Path(self._file).name or "its file"
-        if refusal := objection(self._given, self._attribute, file, self.parameters):
+        if refusal := objection(self.given, self._attribute, file, self.parameters):
             return Probe(reason=refusal)
         if self.order not in ORDERS:
             return Probe(reason=f"{self._attribute}.order is {self.order!r}, neither bshd nor bhsd")
@@ -67,7 +69,9 @@ class Function(BackendBase):
                 re.search(pattern, "")
         except (TypeError, re.error) as error:
             return Probe(reason=f"{self._attribute}.kernels is not one or several regular expressions: {error}")
-        return Probe(version=f"{self.name}, source {hash_of_source(self._given, self._file) or 'unknown'}")
+        if self._file == IN_PROCESS:  # whose state is not in its source
+            return Probe(version=f"{self.name}, source {digest(live_state(self.given))}")
+        return Probe(version=f"{self.name}, source {hash_of_source(self.given, self._file) or 'unknown'}")
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         of_triton = None
@@ -89,7 +93,7 @@ class Function(BackendBase):
         return Signature(runs, float32=not runs)
 
     def _kernels(self) -> tuple[str, ...]:
-        declared = next((found for f in layers(self._given) if (found := getattr(f, "kernels", ()))), ())
+        declared = next((found for f in layers(self.given) if (found := getattr(f, "kernels", ()))), ())
         return (declared,) if isinstance(declared, str) else tuple(declared)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
@@ -113,7 +117,7 @@ class Function(BackendBase):
     def in_other_order(self) -> tuple[Function, str]:
         """Return the same with the other order of dimensions, and what to do if that is right, as an error's end."""
         order: Order = "bhsd" if self.order == "bshd" else "bshd"
-        other = Function(self.name, self._given, self.parameters)
+        other = Function(self.name, self.given, self.parameters)
         other.order = order
         dimensions = {"bshd": "(batch, seqlen, nheads, headdim)", "bhsd": "(batch, nheads, seqlen, headdim)"}[order]
         name, file = self._attribute, Path(self._file).name or "its file"

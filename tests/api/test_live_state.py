@@ -1,0 +1,133 @@
+"""The state of a function: alike where it was loaded from one source, unlike where something was changed since."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from attnbench.core.errors import OtherStateError
+from attnbench.core.live_state import UNTOLD, differing, digest, live_state
+from attnbench.run.select import choose
+from attnbench.run.session import Session
+
+HELPERS = "def twice(x):\n    return 2 * x\n"
+SOURCE = """
+import functools
+import helpers
+from dataclasses import dataclass
+
+STEPS, UNUSED, TABLE = 1, 1, {"a": [1, 2]}
+
+@functools.singledispatch
+def run(x):
+    return x
+
+@functools.lru_cache
+def cached():
+    return STEPS
+
+class Tile:
+    size = 64
+    def rows(self):
+        return self.size
+
+@dataclass
+class Settings:
+    depth: int = 1
+
+settings = Settings()
+
+def made(scale):
+    def inner(x):
+        return scale * x
+    return inner
+
+scaled = made(2.0)
+
+def attention(q, k, v, *, causal, softmax_scale=None, order="bshd"):
+    return run(q) * STEPS + cached() + Tile().rows() + settings.depth + scaled(q) + helpers.twice(q) + len(TABLE["a"])
+
+def hidden(q, k, v, *, causal, softmax_scale):
+    return q * globals()["STEPS"]
+"""
+
+
+def loaded(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = ModuleType(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    exec(source, vars(module))
+    return module
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[], ModuleType]:
+    """Return what loads the source once more, as another process does."""
+
+    def again() -> ModuleType:
+        loaded("helpers", HELPERS, monkeypatch)
+        return loaded("mine", SOURCE, monkeypatch)
+
+    return again
+
+
+def change_helper(of: ModuleType) -> None:
+    exec("def twice(x):\n    return 3 * x\n", vars(of.helpers))
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda of: setattr(of, "STEPS", 4), "STEPS"),
+        (lambda of: of.TABLE["a"].append(3), "TABLE[a][2]"),
+        (lambda of: of.run.register(float)(lambda x: 2 * x), "registry[builtins.float]"),
+        (lambda of: of.cached(), "cached"),
+        (lambda of: setattr(of.Tile, "size", 128), "Tile.size"),
+        (lambda of: setattr(of.Tile, "rows", lambda self: 1), "Tile.rows"),
+        (lambda of: setattr(of.settings, "depth", 2), "settings.depth"),
+        (lambda of: setattr(of, "scaled", of.made(3.0)), "scale"),
+        (lambda of: setattr(of.attention, "__kwdefaults__", {"softmax_scale": None, "order": "bhsd"}), "[order]"),
+        (lambda of: setattr(of.attention, "order", "bhsd"), ".order"),
+        (change_helper, "helpers.twice"),
+    ],
+)
+def test_what_was_changed_is_found(load: Callable[[], ModuleType], change: Any, name: str) -> None:
+    first, second = load(), load()
+    before = live_state(first.attention)
+    assert before == live_state(second.attention), "of one source"
+    change(second)
+    after = live_state(second.attention)
+    assert differing(before, after).replace("'", "").endswith(name)
+    assert digest(before) != digest(after)
+
+
+def test_what_a_function_does_not_use_is_no_state_of_it(load: Callable[[], ModuleType]) -> None:
+    first, second = load(), load()
+    second.UNUSED = 2
+    assert not differing(live_state(first.attention), live_state(second.attention))
+
+
+def test_what_is_looked_up_by_name_while_it_runs_is_not_told(load: Callable[[], ModuleType]) -> None:
+    assert any(text.startswith(UNTOLD) for text in live_state(load().hidden).values())
+
+
+def test_a_worker_refuses_a_function_that_is_something_else_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("SCALE = 1.0\ndef attention(q, k, v, *, causal, softmax_scale):\n    return q * SCALE\n")
+    mine = loaded("mine", file.read_text(), monkeypatch)
+    spec = f"{file}:attention"
+
+    def load_as(state: dict[str, str]) -> None:
+        with Session(None, choose([spec]), live={spec: state}) as session:
+            session.load()
+
+    load_as(live_state(mine.attention))
+    mine.SCALE = 2.0
+    with pytest.raises(OtherStateError, match="SCALE is not what it is here"):
+        load_as(live_state(mine.attention))
