@@ -51,6 +51,8 @@ class Subjects:
             try:
                 return measured(own)
             except OtherStateError as error:
+                if error.name in unlike:
+                    raise
                 unlike[error.name] = f"{error.differs} is not in another process what it is here"
                 own = subjects(self.given, self.scope, in_process=self.in_process, unlike=unlike)
 
@@ -119,7 +121,8 @@ def _name(given: Any, scope: Mapping[str, Any], taken: Iterable[str]) -> str:
     """Return a name for an object: that of a variable that holds it, or its own, with a number where it is taken."""
     own = str(getattr(given, "__name__", ""))
     held = [name for name, value in scope.items() if value is given and not name.startswith("_")]
-    name = own if own in held or own not in scope else (held or [own])[0]
+    is_name = own.isidentifier() and own not in scope  # else it is another's here
+    name = own if own in held or is_name else (held or [own])[0]
     if not name.isidentifier():
         name = re.sub(r"\W", "_", type(given).__name__)
     taken = {*taken}

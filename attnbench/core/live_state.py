@@ -176,7 +176,9 @@ def _is_own_function(value: FunctionType) -> bool:
 def _is_own_name(module: str | None) -> bool:
     """Whether a module is a person's, as a script or a notebook is too, and no installed one."""
     top = str(module).partition(".")[0]
-    if top in sys.stdlib_module_names and top != "__main__":
+    if top == "__main__":  # whose file is that of a notebook's kernel
+        return True
+    if top in sys.stdlib_module_names:
         return False
     found = sys.modules.get(str(module))
     file = getattr(found, "__file__", None)
