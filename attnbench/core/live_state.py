@@ -6,6 +6,7 @@ that was changed, a default, a function registered with functools.singledispatch
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import sys
@@ -20,6 +21,8 @@ MOST = 5000  # values that are looked at
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 LOOKS_UP = {"globals", "vars", "eval", "exec", "_getframe", "argv", "modules"}  # names that hide what a call depends on
 UNTOLD = "what it looks up while it runs"
+CALLS = {"CACHE", "CALL", "CALL_METHOD", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"}
+JUMPS = {*dis.hasjrel, *dis.hasjabs}
 # Of a class: what says where it was defined, and not how it behaves.
 _PLACES = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__firstlineno__", "__annotations__"}
 _PLACES |= {"__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__", "_abc_impl"}
@@ -77,6 +80,8 @@ def _text(value: Any) -> str:
         return f"cache of {value.cache_info().currsize}"
     if isinstance(value, (type, ModuleType)):
         return value.__name__
+    if type(value) is tuple:
+        return f"({', '.join(map(_text, value))})"
     return type(value).__qualname__
 
 
@@ -161,8 +166,13 @@ def _code(code: CodeType) -> str:
 
 
 def _content(code: CodeType) -> tuple[Any, ...]:
-    consts = [_content(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
-    return code.co_code, consts, code.co_names, code.co_varnames, code.co_freevars
+    """Return a function's steps, without those by which Python calls, which depend on how its lines are broken."""
+    steps = []
+    for step in dis.get_instructions(code):
+        if step.opname not in CALLS:
+            of = _content(step.argval) if isinstance(step.argval, CodeType) else _text(step.argval)
+            steps.append((step.opname.replace("METHOD", "ATTR"), "" if step.opcode in JUMPS else of))
+    return code.co_argcount, code.co_kwonlyargcount, code.co_varnames, code.co_freevars, steps
 
 
 def _key(key: Any) -> str:

@@ -131,3 +131,10 @@ def test_a_worker_refuses_a_function_that_is_something_else_there(
     mine.SCALE = 2.0
     with pytest.raises(OtherStateError, match="SCALE is not what it is here"):
         load_as(live_state(mine.attention))
+
+
+def test_how_lines_are_broken_is_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python calls a method in another way where its arguments are on other lines."""
+    of = "def f(q, k):\n    return q.view({0}1, 2{0}).transpose({0}k.shape[-2] - q.shape[-2],{0} 1) if k else q\n"
+    first, second = (loaded("mine", of.format(between), monkeypatch) for between in ("", "\n\n        "))
+    assert live_state(first.f) == live_state(second.f)
