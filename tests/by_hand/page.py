@@ -82,7 +82,8 @@ def embedded(path: Path) -> dict[str, Any]:
         run("report", path, "-f", f"html={page}")
         found = re.search(r'<script[^>]*id="data"[^>]*>(.*?)</script>', page.read_text(), re.DOTALL)
     assert found, f"the page of {path.name} has no charts"
-    return dict(json.loads(found[1]))
+    data = json.loads(found[1])
+    return {"fields": {**data["fields"], **{name: [value] * data["number"] for name, value in data["alike"].items()}}}
 
 
 def figures(page: Page, cell: Cell) -> Row:

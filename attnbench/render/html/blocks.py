@@ -61,7 +61,8 @@ def spans(line: Line) -> Markup:
 
 def _span(span: Span) -> str:
     tag = "strong" if span.style == "strong" else "span"
-    return element(tag, span.text, class_=span.style) if span.style else span.text
+    styled = element(tag, span.text, class_=span.style) if span.style else span.text
+    return element("a", styled, href=span.link) if span.link else styled
 
 
 def _paragraphs(found: Paragraphs) -> Markup:
@@ -105,7 +106,7 @@ def _table(table: Table) -> Markup:
 
 
 def _classes(column: Column) -> str | None:
-    names = {"end": column.align == "right", "whole": not column.wrap}
+    names = {"end": column.align == "right", "whole": not column.wrap, "optional": column.optional > 0}
     return " ".join(name for name, given in names.items() if given) or None
 
 
