@@ -36,6 +36,7 @@ COMMANDS = (
     "recommend",
     "compare",
     "history",
+    "site",
     "claims",
     "step",
     "cluster",

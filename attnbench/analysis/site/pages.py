@@ -1,0 +1,330 @@
+"""The pages of a site, each an address and a Document; those of other commands' questions are their documents."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from attnbench.analysis.compare.answer import ratio_text
+from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.site.findings import Findings, Pair, RunFile, word
+from attnbench.analysis.site.tables import (
+    backend_address,
+    backend_table,
+    cases_table,
+    fastest_table,
+    files_table,
+    gpu_address,
+    joined,
+    link,
+    links,
+    pair_chart,
+    summary,
+    wins,
+    work_address,
+)
+from attnbench.analysis.site.work import WORKS, Work, work_of
+from attnbench.core.models import MODELS
+from attnbench.core.text import count, listed
+from attnbench.render.document import Block, Column, Document, Paragraphs, Section, Span, Table
+from attnbench.results.cells import cells as cells_of
+
+INDEX = "index.html"
+RUNS = "runs.html"
+BACKENDS = "backends.html"
+MOST_PAIRS = 2  # drawn on the index
+ReportOf = Callable[[RunFile], Document]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of a site: its address below the folder of the site, its name in the links of all pages, and what it shows.
+
+    `make` returns the document; a page without a name is linked from other pages alone.
+    """
+
+    address: str
+    name: str
+    make: Callable[[], Document]
+
+
+def pages(site: Findings, given: Sequence[str], report_of: ReportOf) -> list[Page]:
+    """Return the pages of a site, the index first. `given` are the words of the command that name the run files.
+
+    `report_of` returns the report of a run file, as `attnbench report` shows it.
+    """
+    found = [
+        *(Page(gpu_address(machine), machine.label, partial(_gpu, site, machine, given)) for machine in site.machines),
+        *(Page(pair.address, pair.title, partial(_pair, site, pair, given)) for pair in site.pairs),
+        *(
+            Page(work_address(work), work.title, partial(_work, site, work, given))
+            for work in WORKS.values()
+            if any(site.of_work(machine, work) for machine in site.machines)
+        ),
+        *_subjects(site, given),
+        *([Page(BACKENDS, "Backends", partial(_backends, site))] if site.backends else []),
+        Page(RUNS, "Run files", partial(_runs, site)),
+        *(Page(backend_address(name), "", partial(_backend, site, name, given)) for name in site.backends),
+        *(Page(file.address, "", partial(_run, file, report_of)) for file in site.files),
+    ]
+    return [Page(INDEX, "Overview", partial(_index, site, found, given)), *found]
+
+
+def _command(*words: str) -> tuple[Section, ...]:
+    """Return the part of a page that says which command gives the same figures."""
+    return (Section("command", "The same by command", code=f"attnbench {shlex.join(words)}"),)
+
+
+# ---- The index.
+
+
+def _index(site: Findings, found: Sequence[Page], given: Sequence[str]) -> Document:
+    named = [page for page in found if page.name]
+    lists = joined(([link(page.name, page.address)] for page in named), " · ")
+    measured = sum(len(machine.log_rounds) for machine in site.machines)
+    cards = sum(len(machine.cards) for machine in site.machines)
+    days = sorted(file.run.started[:10] for file in site.files if file.run.started)
+    when = f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
+    models = listed(machine.label for machine in site.machines)
+    return Document(
+        command="site",
+        title="Attention kernels, measured",
+        answer=(
+            *(_said(pair) for pair in site.pairs[:MOST_PAIRS]),
+            f"From {count(len(site.files), 'run file')} of {count(cards, 'card')}"
+            f"{f' ({models})' if models else ''}{when}: {count(measured, 'figure')}.",
+        ),
+        blocks=(
+            *([summary(site)] if site.machines else []),
+            *(pair_chart(pair) for pair in site.pairs[:MOST_PAIRS]),
+            Paragraphs((lists,), "Pages"),
+        ),
+        appendix=_command("site", *given, "--out", "site"),
+    )
+
+
+def _said(pair: Pair) -> str:
+    """Return how fast a machine is beside the reference in each kind of work, in one sentence."""
+    other, home = pair.labels
+    c = pair.comparison
+    figures = next((f for f in c.figures if not f.sustained and f.shared), c.main)
+    each = []
+    for work in WORKS.values():
+        cases = [case for case in figures.cases if work_of(case) == work]
+        if cases and (ratio := figures.of(cases).ratio(other)):
+            each.append(f"{work.title.lower() if work.name != 'several-gpus' else work.title} {ratio_text(ratio)}")
+    return f"{other} is as fast as {home} times: {', '.join(each)}." if each else f"{pair.title}: no case in common."
+
+
+# ---- By GPU, by work, by backend, by pair.
+
+
+def _gpu(site: Findings, machine: Machine, given: Sequence[str]) -> Document:
+    said = []
+    for work in site.works(machine):
+        standings = site.of_work(machine, work)
+        several = sum(1 for one in standings if one.fastest and len(one.measured) > 1)
+        often = ", ".join(f"{name} in {number}" for name, number in wins(standings).most_common(3))
+        if often:
+            said.append(f"{work.title}, of {count(several, 'case')} with several backends fastest: {often}.")
+    environment = machine.environment
+    limit = f", power limit {environment.power_limit_w:g} W" if environment.power_limit_w else ""
+    about = f"{environment.device.name}{limit}: {count(len(machine.cards), 'card')}, {count(len(machine.files), 'run file')}."
+    return Document(
+        command="site",
+        title=machine.label,
+        answer=(*said, about),
+        blocks=(
+            *(fastest_table(site, machine, work) for work in site.works(machine)),
+            files_table([file for file in site.files if file.path in {one.path for one in machine.files}]),
+        ),
+        appendix=_by_command(site, given),
+    )
+
+
+def _by_command(site: Findings, given: Sequence[str]) -> tuple[Section, ...]:
+    """Return the command that gives the figures of all machines as a table for programs."""
+    return _command("compare" if site.pairs else "report", *given, "-f", "csv")
+
+
+def _work(site: Findings, work: Work, given: Sequence[str]) -> Document:
+    own = [machine for machine in site.machines if site.of_work(machine, work)]
+    said = []
+    for machine in own:
+        often = ", ".join(f"{name} in {n}" for name, n in wins(site.of_work(machine, work)).most_common(3))
+        said.append(f"{machine.label}: fastest {often}." if often else f"{machine.label}: no contest.")
+    return Document(
+        command="site",
+        title=f"{work.title}: {work.what}",
+        answer=tuple(said),
+        blocks=(cases_table(site, work, own),),
+        appendix=_by_command(site, given),
+    )
+
+
+def _backends(site: Findings) -> Document:
+    rows = []
+    counts = {m.label: [wins(site.of_work(m, work)) for work in site.works(m)] for m in site.machines}
+    for name in site.backends:
+        each = (
+            f"{sum(of[name] for of in counts[m.label])} / {sum(key[1] == name for key in m.log_rounds)}"
+            for m in site.machines
+        )
+        rows.append(((link(name, backend_address(name)),), *each))
+    columns = (Column("backend"), *(Column(machine.label, "right") for machine in site.machines))
+    note = "In how many cases it is the fastest or alike with it / in how many it has a figure."
+    return Document(
+        command="site",
+        title="Backends",
+        answer=(f"{count(len(site.backends), 'backend')} with a figure.",),
+        blocks=(Table("backends", columns, tuple(rows), "Backends", note),),
+    )
+
+
+def _backend(site: Findings, name: str, given: Sequence[str]) -> Document:
+    own = [machine for machine in site.machines if any(backend == name for _, backend in machine.log_rounds)]
+    said = []
+    for machine in own:
+        first = sum(wins(site.of_work(machine, work))[name] for work in site.works(machine))
+        number = sum(key[1] == name for key in machine.log_rounds)
+        version = machine.run.versions.get(name, "")
+        said.append(
+            f"{machine.label}: the fastest, or alike with it, in {first} of {count(number, 'case')}"
+            + (f"; {version}." if version else ".")
+        )
+    return Document(
+        command="site",
+        title=name,
+        answer=tuple(said),
+        blocks=tuple(backend_table(site, machine, name) for machine in own),
+        appendix=_by_command(site, given),
+    )
+
+
+def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
+    from attnbench.analysis.compare.document import document
+
+    shown = document(pair.comparison, every=True)
+    paths = {file.path for machine in pair.comparison.machines for file in machine.files}
+    both = [file for file in site.files if file.path in paths]
+    return replace(
+        shown,
+        title=pair.title,
+        blocks=(pair_chart(pair), *shown.blocks, files_table(both)),
+        appendix=(*shown.appendix, *_command("compare", *given, "--to", pair.labels[1], "--all")),
+    )
+
+
+# ---- Questions of other commands.
+
+
+def _subjects(site: Findings, given: Sequence[str]) -> Iterator[Page]:
+    """Yield the pages of several GPUs, models, steps, capacity, claims and history, of the runs that have such records."""
+    several = [file for file in site.files if any(record.case.ranks > 1 for record in file.run.records)]
+    if several:
+        yield Page("several-gpus.html", "Over GPUs", partial(_several, several))
+    for model, files in _models(site).items():
+        yield Page(f"model-{word(model)}.html", model, partial(_model, model, files))
+    steps = [file for file in site.files if any(record.case.step for record in file.run.records)]
+    if steps:
+        yield Page("steps.html", "Steps", partial(_steps, steps))
+    searches = [file for file in site.files if file.run.search]
+    if searches:
+        yield Page("capacity.html", "Capacity", partial(_capacity, searches))
+    yield Page("claims.html", "Claims", partial(_claims, site, given))
+    if len(site.files) > 1:
+        yield Page("history.html", "Over time", partial(_history, site, given))
+
+
+def _with_files(shown: Document, files: Sequence[RunFile], *command: str) -> Document:
+    """Return a document with links to the run files that it is of, and the command that gives it."""
+    words = command or (shown.command, *(str(file.path) for file in files))
+    return replace(shown, blocks=(*shown.blocks, files_table(files)), appendix=(*shown.appendix, *_command(*words)))
+
+
+def _several(files: Sequence[RunFile]) -> Document:
+    from attnbench.analysis.report import scaling
+    from attnbench.analysis.report.document import document
+
+    runs = [file.run for file in files]
+    found = [cell for cell in cells_of(runs) if cell.case.ranks > 1]
+    shown = document(found, runs, files=[file.path for file in files])
+    blocks: tuple[Block, ...] = tuple(scaling.tables(found)) or shown.blocks
+    return _with_files(replace(shown, title="One sequence over several GPUs", blocks=blocks), files)
+
+
+def _models(site: Findings) -> dict[str, list[RunFile]]:
+    """Return model -> the run files of `run --model` or of the suite of models that have a whole step of it."""
+    from attnbench.analysis.models.findings import step_times
+
+    files = [file for file in site.files if file.run.suite == "models" or _names_a_model(file.run.argv)]
+    found = cells_of([file.run for file in files])
+    own: dict[str, list[RunFile]] = {}
+    for model in MODELS.values():
+        runs = {id(cell.run) for time in step_times(found, model, 1) for _, cell in time.parts}
+        if runs:
+            own[model.name] = [file for file in files if id(file.run) in runs]
+    return own
+
+
+def _names_a_model(argv: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] == "--model" for word in argv)
+
+
+def _model(name: str, files: Sequence[RunFile]) -> Document:
+    from attnbench.analysis.models.step_document import document
+
+    shown = document(cells_of([file.run for file in files]), MODELS[name], 1)
+    paths = [str(file.path) for file in files]
+    return _with_files(replace(shown, title=f"Attention of {name}"), files, "report", *paths, "--model", name)
+
+
+def _steps(files: Sequence[RunFile]) -> Document:
+    from attnbench.analysis.step.document import document
+
+    return _with_files(replace(document([file.run for file in files]), title="Steps of whole models"), files)
+
+
+def _capacity(files: Sequence[RunFile]) -> Document:
+    from attnbench.analysis.capacity.document import document
+
+    return _with_files(replace(document([file.run for file in files]), title="What fits in memory"), files)
+
+
+def _claims(site: Findings, given: Sequence[str]) -> Document:
+    from attnbench.analysis.claims import SUITE
+    from attnbench.analysis.claims.claim_file import load
+    from attnbench.analysis.claims.document import document
+
+    shown = document(load(), [file.run for file in site.files])
+    claimed = [file for file in site.files if file.run.suite == SUITE]
+    return _with_files(replace(shown, title="Published figures, measured again"), claimed, "claims", *given)
+
+
+def _history(site: Findings, given: Sequence[str]) -> Document:
+    from attnbench.analysis.history.document import document
+
+    shown = document([file.run for file in site.files])
+    return _with_files(replace(shown, title="Over time"), site.files, "history", *given)
+
+
+# ---- Run files.
+
+
+def _runs(site: Findings) -> Document:
+    return Document(
+        command="site",
+        title="Run files",
+        answer=(f"{count(len(site.files), 'run file')}, the newest first; each has a page with its report.",),
+        blocks=(files_table(site.files),),
+    )
+
+
+def _run(file: RunFile, report_of: ReportOf) -> Document:
+    shown = report_of(file)
+    where = (Span("Run file: ", "quiet"), Span(str(file.path)), Span(f", suite {file.run.suite}", "quiet"))
+    command = shlex.join(["attnbench", shown.command, str(file.path)])
+    lines = (where, (Span("By command: ", "quiet"), Span(command)))
+    return replace(shown, title=f"{shown.title}: {file.name}", lead=(Paragraphs(lines), *shown.lead))
