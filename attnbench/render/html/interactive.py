@@ -7,14 +7,15 @@ table shows its first rows only, so that a page of 5,000 cells opens in two seco
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from attnbench.core.formats import digits, duration, megahertz, percent, size, times
 from attnbench.render.html import palette, vega_spec
 from attnbench.render.html.charts import Charts, Row
 from attnbench.render.html.elements import Markup, Part, asset, element, filled, lines, script_data, scrolling, section
-from attnbench.render.html.figures import VegaFigure, drawable
+from attnbench.render.html.figures import Spec, VegaFigure, drawable
 from attnbench.results.metrics import METRICS
 
 SCRIPTS = ("vega.min.js", "vega-lite.min.js", "charts.js")  # in assets/, in the order in which a page runs them
@@ -58,6 +59,7 @@ _WRITERS: Mapping[str, Callable[[float], str]] = {  # of `finding`, where it is 
     "clock": megahertz,
     "sustained_power": lambda watts: f"{digits(watts)} W",
 }
+_WORTH_A_PART = 40  # characters
 _IN_UNITS = ("tflops", "gbps", "by_flops", "tflops_per_watt")  # whose axis names the unit
 ALWAYS_SHOWN = ("backend", "seqlen", "status")  # columns that are shown even where they say the same of all cells
 FILTERS: Mapping[str, str] = {  # field of a row -> the title of its boxes
@@ -170,9 +172,11 @@ def data(charts: Charts) -> dict[str, Any]:
     """Return what charts.js reads."""
     every = {name: [row[name] for row in charts.rows] for name in next(iter(charts.rows), ())}
     alike = {name: values[0] for name, values in every.items() if all(value == values[0] for value in values)}
-    parts: dict[str, tuple[int, Any]] = {}
     marks = palette.backend_marks(charts.backends)
-    specs = [(figure, vega_spec.spec(figure, charts, PANEL, 1, legend=False)) for figure in drawable(charts)]
+    drawn = drawable(charts)
+    specs = [vega_spec.spec(figure, charts, PANEL, 1, legend=False) for figure in drawn]
+    configs = [spec.pop("config") for spec in specs]  # all alike
+    packed, parts = _shared(specs)
     return {
         "number": len(charts.rows),
         "fields": {name: values for name, values in every.items() if name not in alike},
@@ -196,27 +200,49 @@ def data(charts: Charts) -> dict[str, Any]:
                 "panel": figure.panel,
                 "lines": figure.lines,
                 "field": figure.field,
-                "spec": _shared({name: part for name, part in spec.items() if name != "config"}, parts),
+                "spec": spec,
             }
-            for figure, spec in specs
+            for figure, spec in zip(drawn, packed, strict=True)
         ],
-        "parts": [part for _, part in parts.values()],
-        "config": next((spec["config"] for _, spec in specs), {}),  # the same for all
+        "parts": parts,
+        "config": next(iter(configs), {}),
     }
 
 
-def _shared(spec: Any, parts: dict[str, tuple[int, Any]]) -> Any:
-    """Return a specification with {"part": i} for each encoding of the backends, which all layers have in common.
+def _shared(specs: Sequence[Spec]) -> tuple[list[Any], list[Any]]:
+    """Return specifications with {"part": i} for what occurs in them more than once, and the parts.
 
-    `parts` takes them, by their text; written out, they would be half of a page.
+    Figures and their layers have most in common; written out, they would be most of a page. A part may hold parts.
     """
-    if isinstance(spec, list | tuple):
-        return [_shared(item, parts) for item in spec]
-    if not isinstance(spec, dict):
-        return spec
-    if spec.get("field") == "backend" and "range" in spec.get("scale", ()):
-        return {"part": parts.setdefault(json.dumps(spec), (len(parts), spec))[0]}
-    return {name: _shared(item, parts) for name, item in spec.items()}
+    number = Counter[str]()
+
+    def counted(item: Any) -> None:
+        number[json.dumps(item)] += 1
+        for inner in item.values() if isinstance(item, dict) else item:
+            if isinstance(inner, dict | list | tuple):
+                counted(inner)
+
+    counted(specs)
+    places: dict[str, int] = {}
+    parts: list[Any] = []
+
+    def packed(item: Any) -> Any:
+        if not isinstance(item, dict | list | tuple):
+            return item
+        text = json.dumps(item)
+        if number[text] < 2 or len(text) < _WORTH_A_PART:
+            return inside(item)
+        if text not in places:
+            parts.append(inside(item))
+            places[text] = len(parts) - 1
+        return {"part": places[text]}
+
+    def inside(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {name: packed(one) for name, one in item.items()}
+        return [packed(one) for one in item]
+
+    return inside(specs), parts
 
 
 def _says_something(field: str, values: Collection[Any]) -> bool:

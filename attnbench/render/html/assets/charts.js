@@ -14,7 +14,7 @@
   const whole = (value) => { // a specification, of which the parts that its layers share stand apart
     if (value === null || typeof value !== "object") return value;
     if (Array.isArray(value)) return value.map(whole);
-    if ("part" in value) return data.parts[value.part];
+    if ("part" in value) return whole(data.parts[value.part]);
     return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, whole(item)]));
   };
   const backends = new Map(data.backends.map((b) => [b.name, b]));
