@@ -39,6 +39,11 @@ class Options:
     out: Path = options.files(
         "DIR", "The folder to write: a new one, an empty one, or one that this command wrote.", Path("site")
     )
+    published: str | None = options.files(
+        "ADDRESS",
+        "Where the run files are published, for a link to each: https://github.com/OWNER/REPO/blob/main/results. "
+        "Without it no page names an address outside of the site.",
+    )
 
 
 @options.command
@@ -54,6 +59,9 @@ def site(given: Options) -> None:
 
     Exit code 0: done; 2: bad input, or a folder that cannot be written or holds other files.
     """
+    published = given.published or ""
+    if published and not published.startswith(("https://", "http://")):
+        raise UserError(f"--published: {published!r} is no address, such as https://github.com/OWNER/REPO/blob/main/results")
     before = _written_before(given.out)
     read, damage = read_runs(given.results)
 
@@ -61,7 +69,7 @@ def site(given: Options) -> None:
     from attnbench.analysis.site.pages import pages
     from attnbench.render.html import site as html
 
-    found = Findings(run_files(read, [path for path in given.results if path.is_dir()]))
+    found = Findings(run_files(read, [path for path in given.results if path.is_dir()], published))
     made = pages(found, [str(path) for path in given.results], _reports())
     index, *others = made
     shown = [(index.address, with_damage(index.make(), damage)), *((page.address, page.make()) for page in others)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
+from urllib.parse import quote
 
 from attnbench.analysis.compare import findings as compare
 from attnbench.analysis.compare.findings import Comparison
@@ -28,11 +29,12 @@ from attnbench.results.cells import Cell, Key, contest_of
 
 @dataclass(frozen=True)
 class RunFile:
-    """A run file: its path as it was given, its run, and the address of its page."""
+    """A run file: its path as it was given, its run, the address of its page, and its own where it is published."""
 
     path: Path
     run: Run
     address: str
+    source: str = ""
 
     @property
     def name(self) -> str:
@@ -122,8 +124,11 @@ def word(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "unnamed"
 
 
-def run_files(read: Sequence[tuple[Path, Run]], roots: Sequence[Path]) -> list[RunFile]:
-    """Return the run files with addresses of their own, from their paths below the folders that were given."""
+def run_files(read: Sequence[tuple[Path, Run]], roots: Sequence[Path], published: str = "") -> list[RunFile]:
+    """Return the run files with addresses of their own, from their paths below the folders that were given.
+
+    `published` is the address below which the files are published under those paths; "" where they are not.
+    """
     found: list[RunFile] = []
     taken: set[str] = set()
     for path, run in read:
@@ -132,7 +137,8 @@ def run_files(read: Sequence[tuple[Path, Run]], roots: Sequence[Path]) -> list[R
         numbered = (f"{name}-{i}" if i else name for i in range(len(read) + 1))
         free = next(one for one in numbered if one not in taken)
         taken.add(free)
-        found.append(RunFile(path, run, f"run-{free}.html"))
+        source = f"{published.rstrip('/')}/{quote(below.as_posix())}" if published else ""
+        found.append(RunFile(path, run, f"run-{free}.html", source))
     return found
 
 

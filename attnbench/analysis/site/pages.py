@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -69,7 +69,7 @@ def pages(site: Findings, given: Sequence[str], report_of: ReportOf) -> list[Pag
         *(Page(backend_address(name), "", partial(_backend, site, name, given)) for name in site.backends),
         *(Page(file.address, "", partial(_run, file, report_of)) for file in site.files),
     ]
-    return [Page(INDEX, "Overview", partial(_index, site, found, given)), *found]
+    return [Page(INDEX, "Overview", partial(_index, site, given)), *found]
 
 
 def _command(*words: str) -> tuple[Section, ...]:
@@ -80,9 +80,7 @@ def _command(*words: str) -> tuple[Section, ...]:
 # ---- The index.
 
 
-def _index(site: Findings, found: Sequence[Page], given: Sequence[str]) -> Document:
-    named = [page for page in found if page.name]
-    lists = joined(([link(page.name, page.address)] for page in named), " · ")
+def _index(site: Findings, given: Sequence[str]) -> Document:
     measured = sum(len(machine.log_rounds) for machine in site.machines)
     cards = sum(len(machine.cards) for machine in site.machines)
     days = sorted(file.run.started[:10] for file in site.files if file.run.started)
@@ -99,7 +97,6 @@ def _index(site: Findings, found: Sequence[Page], given: Sequence[str]) -> Docum
         blocks=(
             *([summary(site)] if site.machines else []),
             *(pair_chart(pair) for pair in site.pairs[:MOST_PAIRS]),
-            Paragraphs((lists,), "Pages"),
         ),
         appendix=_command("site", *given, "--out", "site"),
     )
@@ -108,14 +105,13 @@ def _index(site: Findings, found: Sequence[Page], given: Sequence[str]) -> Docum
 def _said(pair: Pair) -> str:
     """Return how fast a machine is beside the reference in each kind of work, in one sentence."""
     other, home = pair.labels
-    c = pair.comparison
-    figures = next((f for f in c.figures if not f.sustained and f.shared), c.main)
+    figures = next((f for f in pair.comparison.figures if not f.sustained and f.shared), None)
     each = []
     for work in WORKS.values():
-        cases = [case for case in figures.cases if work_of(case) == work]
-        if cases and (ratio := figures.of(cases).ratio(other)):
+        cases = [case for case in figures.cases if work_of(case) == work] if figures else []
+        if figures and cases and (ratio := figures.of(cases).ratio(other)):
             each.append(f"{work.title.lower() if work.name != 'several-gpus' else work.title} {ratio_text(ratio)}")
-    return f"{other} is as fast as {home} times: {', '.join(each)}." if each else f"{pair.title}: no case in common."
+    return f"{other} over {home}, same backends: {', '.join(each)}." if each else f"{pair.title}: no backend in common."
 
 
 # ---- By GPU, by work, by backend, by pair.
@@ -159,9 +155,18 @@ def _work(site: Findings, work: Work, given: Sequence[str]) -> Document:
         command="site",
         title=f"{work.title}: {work.what}",
         answer=tuple(said),
-        blocks=(cases_table(site, work, own),),
+        blocks=(cases_table(site, work, own), *(_over_gpus(site) if work.name == "several-gpus" else ())),
         appendix=_by_command(site, given),
     )
+
+
+def _over_gpus(site: Findings) -> tuple[Block, ...]:
+    """Return how a sequence that is split over several GPUs gains from each, by run, and the run files."""
+    from attnbench.analysis.report import scaling
+
+    files = [file for file in site.files if any(record.case.ranks > 1 for record in file.run.records)]
+    found = [cell for cell in cells_of([file.run for file in files]) if work_of(cell.case) == WORKS["several-gpus"]]
+    return (*scaling.tables(found), files_table(files))
 
 
 def _backends(site: Findings) -> Document:
@@ -221,12 +226,11 @@ def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
 
 
 def _subjects(site: Findings, given: Sequence[str]) -> Iterator[Page]:
-    """Yield the pages of several GPUs, models, steps, capacity, claims and history, of the runs that have such records."""
-    several = [file for file in site.files if any(record.case.ranks > 1 for record in file.run.records)]
-    if several:
-        yield Page("several-gpus.html", "Over GPUs", partial(_several, several))
-    for model, files in _models(site).items():
-        yield Page(f"model-{word(model)}.html", model, partial(_model, model, files))
+    """Yield the pages of models, steps, capacity, claims and history, of the runs that have such records."""
+    if models := _models(site):
+        yield Page("models.html", "Models", partial(_list_of_models, models))
+    for model, files in models.items():
+        yield Page(_model_address(model), "", partial(_model, model, files))
     steps = [file for file in site.files if any(record.case.step for record in file.run.records)]
     if steps:
         yield Page("steps.html", "Steps", partial(_steps, steps))
@@ -242,17 +246,6 @@ def _with_files(shown: Document, files: Sequence[RunFile], *command: str) -> Doc
     """Return a document with links to the run files that it is of, and the command that gives it."""
     words = command or (shown.command, *(str(file.path) for file in files))
     return replace(shown, blocks=(*shown.blocks, files_table(files)), appendix=(*shown.appendix, *_command(*words)))
-
-
-def _several(files: Sequence[RunFile]) -> Document:
-    from attnbench.analysis.report import scaling
-    from attnbench.analysis.report.document import document
-
-    runs = [file.run for file in files]
-    found = [cell for cell in cells_of(runs) if cell.case.ranks > 1]
-    shown = document(found, runs, files=[file.path for file in files])
-    blocks: tuple[Block, ...] = tuple(scaling.tables(found)) or shown.blocks
-    return _with_files(replace(shown, title="One sequence over several GPUs", blocks=blocks), files)
 
 
 def _models(site: Findings) -> dict[str, list[RunFile]]:
@@ -271,6 +264,25 @@ def _models(site: Findings) -> dict[str, list[RunFile]]:
 
 def _names_a_model(argv: Sequence[str]) -> bool:
     return any(word.partition("=")[0] == "--model" for word in argv)
+
+
+def _model_address(name: str) -> str:
+    return f"model-{word(name)}.html"
+
+
+def _list_of_models(models: Mapping[str, Sequence[RunFile]]) -> Document:
+    """Return what the attention of each model takes in one step, with links to their pages."""
+    rows = []
+    for name, files in models.items():
+        said = _model(name, files).answer
+        rows += [((link(name, _model_address(name)),) if i == 0 else "", one.removeprefix(f"{name}, ")) for i, one in enumerate(said)]
+    columns = (Column("model", wrap=False), Column("the largest step of each pass"))
+    return Document(
+        command="site",
+        title="Attention of models",
+        answer=(f"{count(len(models), 'model')} of which a whole step was measured, layer by layer.",),
+        blocks=(Table("models", columns, tuple(rows), "Models"),),
+    )
 
 
 def _model(name: str, files: Sequence[RunFile]) -> Document:
@@ -324,7 +336,11 @@ def _runs(site: Findings) -> Document:
 
 def _run(file: RunFile, report_of: ReportOf) -> Document:
     shown = report_of(file)
-    where = (Span("Run file: ", "quiet"), Span(str(file.path)), Span(f", suite {file.run.suite}", "quiet"))
+    where = (
+        Span("Run file: ", "quiet"),
+        Span(str(file.path), link=file.source),
+        Span(f", suite {file.run.suite}", "quiet"),
+    )
     command = shlex.join(["attnbench", shown.command, str(file.path)])
     lines = (where, (Span("By command: ", "quiet"), Span(command)))
     return replace(shown, title=f"{shown.title}: {file.name}", lead=(Paragraphs(lines), *shown.lead))

@@ -14,7 +14,7 @@ from attnbench.core.case import Case
 from attnbench.core.formats import digits, percent, share
 from attnbench.core.text import count
 from attnbench.render.document import Bar, Column, Entry, Line, Paragraphs, Span, Table
-from attnbench.results import metrics
+from attnbench.results import case_names, metrics
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Key
 
@@ -49,8 +49,12 @@ def joined(spans: Iterable[Sequence[Span]], by: str = ", ") -> tuple[Span, ...]:
 
 def share_of_limit(machine: Machine, key: Key, work: Work) -> str:
     """Return the share of what the datasheet allows, such as "71%"; "-" where that is not known."""
-    found = metrics.share_of_limit(work.metric, machine.cells[key].value, memory_bound=False)
+    found = _part(machine, key, work)
     return share(found) if found else NOTHING
+
+
+def _part(machine: Machine, key: Key, work: Work) -> float | None:
+    return metrics.share_of_limit(work.metric, machine.cells[key].value, memory_bound=False)
 
 
 def sources(site: Findings, machine: Machine, key: Key) -> tuple[Span, ...] | str:
@@ -87,7 +91,11 @@ def standing_entry(standing: Standing) -> Entry:
 def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
     """Return what is fastest in each case of a kind of work on a machine."""
     rows: list[tuple[Entry, ...]] = []
+    alone = 0
     for standing in site.of_work(machine, work):
+        if len(standing.measured) < 2:
+            alone += 1
+            continue
         best = standing.fastest or standing.measured[0]
         then = next((key for key in standing.measured if key not in (best, *standing.alike)), None)
         apart = machine.latency(then) / machine.latency(best) - 1 if then else 0.0
@@ -98,6 +106,7 @@ def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
                 figure(machine, best, work) if standing.fastest else NOTHING,
                 f"±{interval(machine, best)}" if standing.fastest else NOTHING,
                 share_of_limit(machine, best, work) if standing.fastest else NOTHING,
+                Bar(0.0, min(1.0, part), site.machines.index(machine)) if (part := _part(machine, best, work)) else "",
                 f"{then[1]}, {percent(apart)} slower" if then and standing.fastest else NOTHING,
                 str(site.cards(machine, [best])),
                 sources(site, machine, best),
@@ -109,6 +118,7 @@ def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
         Column(work.unit, "right"),
         Column("±", "right", optional=1),
         Column("of peak" if work.metric == "tflops" else "of bandwidth", "right", optional=1),
+        Column("", optional=2),
         Column("next", optional=2),
         Column("cards", "right", optional=2),
         Column("run files", optional=1),
@@ -117,6 +127,8 @@ def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
         f"{work.title}: {work.what}. Medians in bursts; ± is half the 95 % interval of the latency. Backends joined by "
         "= are alike within it. ~: the clock was held down."
     )
+    if alone:
+        note += f" {count(alone, 'case')} with one backend alone: on its page."
     return Table(work.name, columns, tuple(rows), f"{work.title}, {count(len(rows), 'case')}", note)
 
 
@@ -133,7 +145,7 @@ def summary(site: Findings) -> Table:
     """Return which backend is fastest most often, by machine and kind of work, and what was reached at most."""
     rows: list[tuple[Entry, ...]] = []
     for machine in site.machines:
-        for work in site.works(machine):
+        for i, work in enumerate(site.works(machine)):
             standings = site.of_work(machine, work)
             contests = [one for one in standings if one.fastest and len(one.measured) > 1]
             known = [one.fastest for one in standings if one.fastest]
@@ -144,35 +156,39 @@ def summary(site: Findings) -> Table:
             newest = max((file.run.started[:10] for file in files), default=NOTHING)
             rows.append(
                 (
-                    (link(machine.label, gpu_address(machine)),),
+                    "" if i else (link(machine.label, gpu_address(machine)),),
                     (link(work.title, f"{gpu_address(machine)}#table-{work.name}"),),
                     joined([link(name, backend_address(name)), Span(f" {number}")] for name, number in often)
                     or NOTHING,
                     str(len(contests)),
                     _reached(site, machine, best, work) if best else NOTHING,
+                    f"{best[1]}, {case_names.case_name('', best[0], dtype=True).strip()}" if best else "",
                     str(site.cards(machine, keys)),
                     newest,
                 )
             )
     columns = (
-        Column("GPU", wrap=False),
-        Column("work", wrap=False),
-        Column("fastest most often, in how many cases"),
-        Column("of", "right", optional=1),
-        Column("most reached"),
+        Column("GPU"),
+        Column("work"),
+        Column("fastest most often"),
+        Column("cases", "right", optional=1),
+        Column("most reached", "right"),
+        Column("with, in", optional=2),
         Column("cards", "right", optional=1),
         Column("newest", optional=1, wrap=False),
     )
-    note = "Of the cases that several backends were measured on; a tie within the uncertainty counts for all that tie."
+    note = (
+        "Fastest most often: in how many of the cases that several backends were measured on; a tie within the "
+        "uncertainty counts for all that tie. Most reached: of what the datasheet allows."
+    )
     return Table("fastest", columns, tuple(rows), "What is fastest where", note)
 
 
 def _reached(site: Findings, machine: Machine, best: Key, work: Work) -> tuple[Span, ...]:
-    case, backend = best
     found = site.sources(machine.cells[best])
-    told = f"{figure(machine, best, work)} {work.unit} ({share_of_limit(machine, best, work)})"
-    where = f" {backend}, {site.names[case]}"
-    return (link(told, found[0].address) if found else Span(told), Span(where, "quiet"))
+    of_limit = share_of_limit(machine, best, work)
+    told = f"{figure(machine, best, work)} {work.unit}" + (f" ({of_limit})" if of_limit != NOTHING else "")
+    return (link(told, found[0].address) if found else Span(told),)
 
 
 def pair_chart(pair: Pair) -> Table:
@@ -215,7 +231,7 @@ def pair_chart(pair: Pair) -> Table:
         Column("work", wrap=False),
         Column("with", wrap=False, optional=1),
         Column(f"speed / {home}", wrap=False),
-        Column("", optional=0),
+        Column(""),
         Column("cases", "right", optional=1),
     )
     note = (
@@ -247,7 +263,7 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
                     (link(machine.label, f"{gpu_address(machine)}#table-{work.name}"),),
                     standing_entry(standing),
                     figure(machine, best, work) if best else NOTHING,
-                    Bar(0.0, rates[machine.label] / most, machines.index(machine)) if best and most else "",
+                    Bar(0.0, rates[machine.label] / most, site.machines.index(machine)) if best and most else "",
                     ratio,
                     sources(site, machine, best) if best else NOTHING,
                 )

@@ -19,7 +19,7 @@ from attnbench.render.html.blocks import block_part, content, spans
 from attnbench.render.html.elements import Markup, Part, asset, element, filled, items, joined, lines, section
 
 MOST_CELLS = 10_000  # with more a browser takes too long to open the page, and a filter to act
-FEWEST_LINKS = 3  # of a table of contents; with fewer a page has none
+FEWEST_LINKS, FEWEST_OF_SITE = 3, 5  # of a table of contents; with fewer a page has none
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 POLICY_WITH_SCRIPTS = f"{POLICY}; script-src 'unsafe-inline' 'unsafe-eval'; img-src data:"  # Vega compiles expressions
 POLICY_OF_SITE = (
@@ -52,7 +52,7 @@ def render(document: Document, frame: Frame | None = None) -> str:
         )
     parts = _parts(document)
     links = [element("a", part.heading, href=f"#{part.id}") for part in parts if part.heading]
-    beside = bool(charts) or len(links) >= FEWEST_LINKS
+    beside = bool(charts) or len(links) >= (FEWEST_OF_SITE if frame else FEWEST_LINKS)
     body = lines(
         element("a", "Skip to the results", class_="skip", href="#results"),
         _site_links(frame) if frame else "",
