@@ -61,7 +61,9 @@ def site(given: Options) -> None:
     """
     published = given.published or ""
     if published and not published.startswith(("https://", "http://")):
-        raise UserError(f"--published: {published!r} is no address, such as https://github.com/OWNER/REPO/blob/main/results")
+        raise UserError(
+            f"--published: {published!r} is no address, such as https://github.com/OWNER/REPO/blob/main/results"
+        )
     before = _written_before(given.out)
     read, damage = read_runs(given.results)
 

@@ -17,9 +17,8 @@ from attnbench.analysis.site.tables import (
     fastest_table,
     files_table,
     gpu_address,
-    joined,
     link,
-    links,
+    often,
     pair_chart,
     summary,
     wins,
@@ -28,7 +27,7 @@ from attnbench.analysis.site.tables import (
 from attnbench.analysis.site.work import WORKS, Work, work_of
 from attnbench.core.models import MODELS
 from attnbench.core.text import count, listed
-from attnbench.render.document import Block, Column, Document, Paragraphs, Section, Span, Table
+from attnbench.render.document import Block, Column, Document, Entry, Paragraphs, Section, Span, Table
 from attnbench.results.cells import cells as cells_of
 
 INDEX = "index.html"
@@ -40,7 +39,7 @@ ReportOf = Callable[[RunFile], Document]
 
 @dataclass(frozen=True)
 class Page:
-    """A page of a site: its address below the folder of the site, its name in the links of all pages, and what it shows.
+    """A page of a site: its address in the site's folder, its name in the links of all pages, and what it shows.
 
     `make` returns the document; a page without a name is linked from other pages alone.
     """
@@ -118,16 +117,15 @@ def _said(pair: Pair) -> str:
 
 
 def _gpu(site: Findings, machine: Machine, given: Sequence[str]) -> Document:
-    said = []
-    for work in site.works(machine):
-        standings = site.of_work(machine, work)
-        several = sum(1 for one in standings if one.fastest and len(one.measured) > 1)
-        often = ", ".join(f"{name} in {number}" for name, number in wins(standings).most_common(3))
-        if often:
-            said.append(f"{work.title}, of {count(several, 'case')} with several backends fastest: {often}.")
+    said = [
+        f"{work.title}, fastest or alike: {told}."
+        for work in site.works(machine)
+        if (told := often(site, machine, work))
+    ]
     environment = machine.environment
     limit = f", power limit {environment.power_limit_w:g} W" if environment.power_limit_w else ""
-    about = f"{environment.device.name}{limit}: {count(len(machine.cards), 'card')}, {count(len(machine.files), 'run file')}."
+    cards, files = count(len(machine.cards), "card"), count(len(machine.files), "run file")
+    about = f"{environment.device.name}{limit}: {cards}, {files}."
     return Document(
         command="site",
         title=machine.label,
@@ -147,10 +145,8 @@ def _by_command(site: Findings, given: Sequence[str]) -> tuple[Section, ...]:
 
 def _work(site: Findings, work: Work, given: Sequence[str]) -> Document:
     own = [machine for machine in site.machines if site.of_work(machine, work)]
-    said = []
-    for machine in own:
-        often = ", ".join(f"{name} in {n}" for name, n in wins(site.of_work(machine, work)).most_common(3))
-        said.append(f"{machine.label}: fastest {often}." if often else f"{machine.label}: no contest.")
+    told = ((machine.label, often(site, machine, work)) for machine in own)
+    said = [f"{label}, fastest or alike: {text or 'no case has several backends'}." for label, text in told]
     return Document(
         command="site",
         title=f"{work.title}: {work.what}",
@@ -170,7 +166,7 @@ def _over_gpus(site: Findings) -> tuple[Block, ...]:
 
 
 def _backends(site: Findings) -> Document:
-    rows = []
+    rows: list[tuple[Entry, ...]] = []
     counts = {m.label: [wins(site.of_work(m, work)) for work in site.works(m)] for m in site.machines}
     for name in site.backends:
         each = (
@@ -272,10 +268,13 @@ def _model_address(name: str) -> str:
 
 def _list_of_models(models: Mapping[str, Sequence[RunFile]]) -> Document:
     """Return what the attention of each model takes in one step, with links to their pages."""
-    rows = []
+    rows: list[tuple[Entry, ...]] = []
     for name, files in models.items():
         said = _model(name, files).answer
-        rows += [((link(name, _model_address(name)),) if i == 0 else "", one.removeprefix(f"{name}, ")) for i, one in enumerate(said)]
+        rows += [
+            ((link(name, _model_address(name)),) if i == 0 else "", one.removeprefix(f"{name}, "))
+            for i, one in enumerate(said)
+        ]
     columns = (Column("model", wrap=False), Column("the largest step of each pass"))
     return Document(
         command="site",

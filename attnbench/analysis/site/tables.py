@@ -13,13 +13,14 @@ from attnbench.analysis.site.work import WORKS, Work, work_of
 from attnbench.core.case import Case
 from attnbench.core.formats import digits, percent, share
 from attnbench.core.text import count
-from attnbench.render.document import Bar, Column, Entry, Line, Paragraphs, Span, Table
-from attnbench.results import case_names, metrics
+from attnbench.render.document import Bar, Column, Entry, Span, Table
+from attnbench.results import metrics
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Key
 
 MOST_SOURCES = 2  # run files of a figure that are linked
 LEAST_AXIS = 0.02  # to both sides of 1x
+MOST_NAMED = 3  # backends in a sentence
 NOT_KNOWN = "not known"
 
 
@@ -141,6 +142,14 @@ def wins(standings: Sequence[Standing]) -> Counter[str]:
     return found
 
 
+def often(site: Findings, machine: Machine, work: Work) -> str:
+    """Return which backends are fastest most often: "fa3 in 42 of 134 cases, triton in 23"; "" without a contest."""
+    standings = site.of_work(machine, work)
+    several = sum(1 for one in standings if one.fastest and len(one.measured) > 1)
+    named = [f"{name} in {number}" for name, number in wins(standings).most_common(MOST_NAMED)]
+    return ", ".join([f"{named[0]} of {count(several, 'case')}", *named[1:]]) if named else ""
+
+
 def summary(site: Findings) -> Table:
     """Return which backend is fastest most often, by machine and kind of work, and what was reached at most."""
     rows: list[tuple[Entry, ...]] = []
@@ -149,7 +158,6 @@ def summary(site: Findings) -> Table:
             standings = site.of_work(machine, work)
             contests = [one for one in standings if one.fastest and len(one.measured) > 1]
             known = [one.fastest for one in standings if one.fastest]
-            often = wins(standings).most_common(2)
             best = max(known, key=lambda key: rate(machine, key, work) or 0.0, default=None)
             keys = [key for one in standings for key in one.measured]
             files = [file for key in known for file in site.sources(machine.cells[key])]
@@ -158,11 +166,14 @@ def summary(site: Findings) -> Table:
                 (
                     "" if i else (link(machine.label, gpu_address(machine)),),
                     (link(work.title, f"{gpu_address(machine)}#table-{work.name}"),),
-                    joined([link(name, backend_address(name)), Span(f" {number}")] for name, number in often)
+                    joined(
+                        [link(name, backend_address(name)), Span(f" {number}")]
+                        for name, number in wins(standings).most_common(2)
+                    )
                     or NOTHING,
                     str(len(contests)),
                     _reached(site, machine, best, work) if best else NOTHING,
-                    f"{best[1]}, {case_names.case_name('', best[0], dtype=True).strip()}" if best else "",
+                    f"{best[1]}, {best[0].dtype}" if best else "",
                     str(site.cards(machine, keys)),
                     newest,
                 )
@@ -172,15 +183,12 @@ def summary(site: Findings) -> Table:
         Column("work"),
         Column("fastest most often"),
         Column("cases", "right", optional=1),
-        Column("most reached", "right"),
-        Column("with, in", optional=2),
+        Column("most reached", "right", wrap=False),
+        Column("with", optional=2),
         Column("cards", "right", optional=1),
         Column("newest", optional=1, wrap=False),
     )
-    note = (
-        "Fastest most often: in how many of the cases that several backends were measured on; a tie within the "
-        "uncertainty counts for all that tie. Most reached: of what the datasheet allows."
-    )
+    note = "In how many of the cases with several backends; those alike within the uncertainty all count."
     return Table("fastest", columns, tuple(rows), "What is fastest where", note)
 
 
@@ -257,20 +265,22 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
             if best and first and first is not machine:
                 pair = compared.get(frozenset((first.label, machine.label)))
                 ratio = _ratio(pair, machine, first, case) if pair else ""
+            place = site.machines.index(machine)
+            bar = Bar(0.0, rates[machine.label] / most, place) if best and most and len(known) > 1 else ""
             rows.append(
                 (
                     "" if i else site.names[case],
                     (link(machine.label, f"{gpu_address(machine)}#table-{work.name}"),),
                     standing_entry(standing),
                     figure(machine, best, work) if best else NOTHING,
-                    Bar(0.0, rates[machine.label] / most, site.machines.index(machine)) if best and most else "",
+                    bar,
                     ratio,
                     sources(site, machine, best) if best else NOTHING,
                 )
             )
     columns = (
         Column("case"),
-        Column("GPU", wrap=False),
+        Column("GPU"),
         Column("fastest"),
         Column(work.unit, "right"),
         Column("", optional=2),
@@ -349,10 +359,3 @@ def files_table(files: Sequence[RunFile], title: str = "Run files") -> Table:
         Column("file"),
     )
     return Table("run-files", columns, rows, title)
-
-
-def links(title: str, found: Sequence[Sequence[Span]]) -> Paragraphs:
-    """Return links as lines below a title."""
-    lines: tuple[Line, ...] = tuple(tuple(one) for one in found)
-    return Paragraphs(lines, title)
-

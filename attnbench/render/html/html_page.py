@@ -22,9 +22,7 @@ MOST_CELLS = 10_000  # with more a browser takes too long to open the page, and 
 FEWEST_LINKS, FEWEST_OF_SITE = 3, 5  # of a table of contents; with fewer a page has none
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 POLICY_WITH_SCRIPTS = f"{POLICY}; script-src 'unsafe-inline' 'unsafe-eval'; img-src data:"  # Vega compiles expressions
-POLICY_OF_SITE = (
-    "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-eval'; img-src data:"
-)
+POLICY_OF_SITE = "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-eval'; img-src data:"
 
 
 @dataclass(frozen=True)

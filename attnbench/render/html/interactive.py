@@ -156,7 +156,10 @@ def _table() -> Part:
 
 
 def scripts(charts: Charts, folder: str = "") -> Markup:
-    """Return the element for tips, the data, Vega, and the script that draws; those in a folder of a site by address."""
+    """Return the element for tips, the data, Vega, and the script that draws.
+
+    `folder` is the address of the folder of a site that has the scripts; without one they are in the page.
+    """
     each = (
         element("script", src=f"{folder}/{name}") if folder else element("script", script(name)) for name in SCRIPTS
     )
