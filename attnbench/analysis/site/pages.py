@@ -85,18 +85,18 @@ def _index(site: Findings, given: Sequence[str]) -> Document:
     days = sorted(file.run.started[:10] for file in site.files if file.run.started)
     when = f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
     models = listed(machine.label for machine in site.machines)
+    which = f" ({models})" if models else ""
+    files, of_cards = count(len(site.files), "run file"), count(cards, "card")
+    of_all = f"From {files} of {of_cards}{which}{when}: {count(measured, 'figure')}."
     return Document(
         command="site",
         title="Attention kernels, measured",
-        answer=(
-            *(_said(pair) for pair in site.pairs[:MOST_PAIRS]),
-            f"From {count(len(site.files), 'run file')} of {count(cards, 'card')}"
-            f"{f' ({models})' if models else ''}{when}: {count(measured, 'figure')}.",
-        ),
+        answer=tuple(map(_said, site.pairs[:MOST_PAIRS])) or (of_all,),
         blocks=(
             *([summary(site)] if site.machines else []),
             *(pair_chart(pair) for pair in site.pairs[:MOST_PAIRS]),
         ),
+        notes=((Span(of_all, "quiet"),),) if site.pairs else (),
         appendix=_command("site", *given, "--out", "site"),
     )
 
