@@ -58,7 +58,7 @@ def test_every_link_leads_to_a_page_of_the_site(made: Path) -> None:
     assert pages.keys() <= linked, "each page is linked from another"
 
 
-def test_only_a_folder_of_its_own_is_written(made: Path, tmp_path: Path) -> None:
+def test_only_a_folder_of_its_own_is_written(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(AssertionError, match="did not write"):
         audit.run("site", recompute.path_of(NAMES[3]), "--out", tmp_path)

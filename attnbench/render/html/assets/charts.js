@@ -195,9 +195,11 @@
 
   const figures = data.figures.map((packed) => {
     const figure = { ...packed, spec: whole(packed.spec) };
+    figure.section = document.getElementById(figure.name);
+    figure.label = $(".drawing", figure.section).getAttribute("aria-label"); // of which Vega writes its own
     const text = JSON.stringify(figure.spec);
     const used = fields.filter((name) => new RegExp(`\\b${name}\\b`).test(text));
-    return { ...figure, fields: ["index", ...used], section: document.getElementById(figure.name), stale: true, near: false };
+    return { ...figure, fields: ["index", ...used], stale: true, near: false };
   });
   const picked = (row, fields) => {
     const some = {};
@@ -252,7 +254,7 @@
     const spec = { ...fitted(figure, kept.size, medium), config: data.config, data: { values: [...values, ...lines.map((line) => ({ ...line }))] } };
     box.textContent = "";
     figure.view = new vega.View(vega.parse(vegaLite.compile(spec).spec), { renderer: "svg", container: box, logLevel: vega.Error });
-    figure.view.signal("focus", focus()).tooltip(tip);
+    figure.view.description(figure.label).signal("focus", focus()).tooltip(tip);
     figure.view.addEventListener("pointerover", (_, item) => item?.datum?.backend && point(item.datum.backend));
     figure.view.addEventListener("pointerout", () => point(null));
     figure.view.run();
