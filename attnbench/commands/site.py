@@ -73,11 +73,10 @@ def site(given: Options) -> None:
 
     found = Findings(run_files(read, [path for path in given.results if path.is_dir()], published))
     made = pages(found, [str(path) for path in given.results], _reports())
-    index, *others = made
-    shown = [(index.address, with_damage(index.make(), damage)), *((page.address, page.make()) for page in others)]
+    shown = ((page.address, with_damage(page.make(), damage if page is made[0] else {})) for page in made)
     texts = [*html.render(shown, [(page.name, page.address) for page in made if page.name])]
     total = _write(given.out, texts, before)
-    tell(f"site: {given.out / index.address} ({count(len(made), 'page')}, {size(total)})")
+    tell(f"site: {given.out / made[0].address} ({count(len(made), 'page')}, {size(total)})")
     raise typer.Exit(EXIT_DONE)
 
 

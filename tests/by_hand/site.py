@@ -37,6 +37,11 @@ def table(text: str, name: str) -> list[list[str]]:
     return [[plain(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row, re.DOTALL)] for row in rows]
 
 
+def word(label: str) -> str:
+    """Return a label as it is in addresses."""
+    return re.sub(r"[^a-z0-9.]+", "-", label.lower())
+
+
 def plain(markup: str) -> str:
     return unescape(re.sub(r"<[^>]*>", "", markup))
 
@@ -68,7 +73,7 @@ def check(audit: Audit, folder: Path, paths: Sequence[Path], pages: dict[str, st
     for backend in sorted(backends):
         text = (folder / f"backend-{backend}.html").read_text()
         for label, machine in found.items():
-            rows = table(text, re.sub(r"[^a-z0-9.]+", "-", label.lower()))
+            rows = table(text, word(label))
             _check_backend(audit, f"{backend} on {label}", rows, machine, backend)
     _check_pair(audit, (folder / "index.html").read_text(), found)
 
@@ -140,8 +145,8 @@ def _check_backend(audit: Audit, where: str, rows: list[list[str]], machine: Mac
 def _check_pair(audit: Audit, text: str, found: dict[str, Machine]) -> None:
     """Compare the chart of two machines; the first is the reference."""
     (home_label, home), (label, other) = found.items()
-    name = re.sub(r"[^a-z0-9.]+", "-", f"{label} against {home_label}".lower())
-    shown = {row[0]: row for row in table(text, f"speed-{name}") if row[1] == "same backend"}
+    name = f"speed-{word(label)}-against-{word(home_label)}"
+    shown = {row[0]: row for row in table(text, name) if row[1] == "same backend"}
     common = shared_cells([home, other])
     ours, theirs = home.fastest("latency", common), other.fastest("latency", common)
     for work, title in TITLES.items():

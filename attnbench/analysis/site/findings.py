@@ -66,10 +66,6 @@ class Pair:
     def title(self) -> str:
         return " against ".join(self.labels)
 
-    @property
-    def address(self) -> str:
-        return f"pair-{word('-'.join(self.labels))}.html"
-
 
 class Findings:
     """All that the pages of a site show of some run files."""
@@ -101,6 +97,30 @@ class Findings:
         found = {backend for machine in self.machines for _, backend in machine.log_rounds}
         return tuple(sorted(found, key=case_names.backend_rank))
 
+    @cached_property
+    def _words(self) -> Mapping[tuple[str, str], str]:
+        """(kind, name) -> the name as a part of an address; unlike names of a kind have unlike ones."""
+        labels = [machine.label for machine in self.machines]
+        gpus = {("gpu", label): one for label, one in zip(labels, words(labels), strict=True)}
+        return gpus | {("backend", name): one for name, one in zip(self.backends, words(self.backends), strict=True)}
+
+    def gpu(self, label: str) -> str:
+        """Return the name of a machine as a part of an address."""
+        return self._words["gpu", label]
+
+    def gpu_address(self, label: str) -> str:
+        return f"gpu-{self.gpu(label)}.html"
+
+    def backend_address(self, backend: str) -> str:
+        return f"backend-{self._words['backend', backend]}.html"
+
+    def pair(self, pair: Pair) -> str:
+        """Return the name of a pair as a part of an address."""
+        return "-against-".join(map(self.gpu, pair.labels))
+
+    def pair_address(self, pair: Pair) -> str:
+        return f"pair-{self.pair(pair)}.html"
+
     def of_work(self, machine: Machine, work: Work) -> list[Standing]:
         """Return how the backends of a machine stand in the cases of a kind of work."""
         return [standing for case, standing in self.standings[machine.label].items() if work_of(case) == work]
@@ -124,22 +144,33 @@ def word(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "unnamed"
 
 
+def words(names: Sequence[str]) -> list[str]:
+    """Return `word` of each name, with a number where another one has it already."""
+    found: dict[str, None] = {}
+    for name in names:
+        plain = word(name)
+        numbered = (f"{plain}-{i}" if i else plain for i in range(len(names)))
+        found[next(one for one in numbered if one not in found)] = None
+    return [*found]
+
+
 def run_files(read: Sequence[tuple[Path, Run]], roots: Sequence[Path], published: str = "") -> list[RunFile]:
     """Return the run files with addresses of their own, from their paths below the folders that were given.
 
     `published` is the address below which the files are published under those paths; "" where they are not.
     """
-    found: list[RunFile] = []
-    taken: set[str] = set()
-    for path, run in read:
-        below = next((path.relative_to(root) for root in roots if path.is_relative_to(root)), Path(path.name))
-        name = word("-".join((*below.parts[:-1], run_file.name(path))))
-        numbered = (f"{name}-{i}" if i else name for i in range(len(read) + 1))
-        free = next(one for one in numbered if one not in taken)
-        taken.add(free)
-        source = f"{published.rstrip('/')}/{quote(below.as_posix())}" if published else ""
-        found.append(RunFile(path, run, f"run-{free}.html", source))
-    return found
+    below = [_below(path, roots) for path, _ in read]
+    names = words(["-".join((*one.parts[:-1], run_file.name(one))) for one in below])
+    base = published.rstrip("/")
+    return [
+        RunFile(path, run, f"run-{name}.html", f"{base}/{quote(one.as_posix())}" if published else "")
+        for (path, run), name, one in zip(read, names, below, strict=True)
+    ]
+
+
+def _below(path: Path, roots: Sequence[Path]) -> Path:
+    """Return the path of a file below the folder that was given, or its name."""
+    return next((path.relative_to(root) for root in roots if path.is_relative_to(root)), Path(path.name))
 
 
 def rate(machine: Machine, key: Key, work: Work) -> float | None:

@@ -11,12 +11,10 @@ from attnbench.analysis.compare.answer import ratio_text
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.site.findings import Findings, Pair, RunFile, word
 from attnbench.analysis.site.tables import (
-    backend_address,
     backend_table,
     cases_table,
     fastest_table,
     files_table,
-    gpu_address,
     link,
     often,
     pair_chart,
@@ -25,6 +23,7 @@ from attnbench.analysis.site.tables import (
     work_address,
 )
 from attnbench.analysis.site.work import WORKS, Work, work_of
+from attnbench.core.errors import EXIT_DONE, UserError
 from attnbench.core.models import MODELS
 from attnbench.core.text import count, listed
 from attnbench.render.document import Block, Column, Document, Entry, Paragraphs, Section, Span, Table
@@ -55,8 +54,8 @@ def pages(site: Findings, given: Sequence[str], report_of: ReportOf) -> list[Pag
     `report_of` returns the report of a run file, as `attnbench report` shows it.
     """
     found = [
-        *(Page(gpu_address(machine), machine.label, partial(_gpu, site, machine, given)) for machine in site.machines),
-        *(Page(pair.address, pair.title, partial(_pair, site, pair, given)) for pair in site.pairs),
+        *(Page(site.gpu_address(of.label), of.label, partial(_gpu, site, of, given)) for of in site.machines),
+        *(Page(site.pair_address(pair), pair.title, partial(_pair, site, pair, given)) for pair in site.pairs),
         *(
             Page(work_address(work), work.title, partial(_work, site, work, given))
             for work in WORKS.values()
@@ -65,7 +64,7 @@ def pages(site: Findings, given: Sequence[str], report_of: ReportOf) -> list[Pag
         *_subjects(site, given),
         *([Page(BACKENDS, "Backends", partial(_backends, site))] if site.backends else []),
         Page(RUNS, "Run files", partial(_runs, site)),
-        *(Page(backend_address(name), "", partial(_backend, site, name, given)) for name in site.backends),
+        *(Page(site.backend_address(name), "", partial(_backend, site, name, given)) for name in site.backends),
         *(Page(file.address, "", partial(_run, file, report_of)) for file in site.files),
     ]
     return [Page(INDEX, "Overview", partial(_index, site, given)), *found]
@@ -94,7 +93,7 @@ def _index(site: Findings, given: Sequence[str]) -> Document:
         answer=tuple(map(_said, site.pairs[:MOST_PAIRS])) or (of_all,),
         blocks=(
             *([summary(site)] if site.machines else []),
-            *(pair_chart(pair) for pair in site.pairs[:MOST_PAIRS]),
+            *(pair_chart(site, pair) for pair in site.pairs[:MOST_PAIRS]),
         ),
         notes=((Span(of_all, "quiet"),),) if site.pairs else (),
         appendix=_command("site", *given, "--out", "site"),
@@ -173,7 +172,7 @@ def _backends(site: Findings) -> Document:
             f"{sum(of[name] for of in counts[m.label])} / {sum(key[1] == name for key in m.log_rounds)}"
             for m in site.machines
         )
-        rows.append(((link(name, backend_address(name)),), *each))
+        rows.append(((link(name, site.backend_address(name)),), *each))
     columns = (Column("backend"), *(Column(machine.label, "right") for machine in site.machines))
     note = "In how many cases it is the fastest or alike with it / in how many it has a figure."
     return Document(
@@ -213,7 +212,7 @@ def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
     return replace(
         shown,
         title=pair.title,
-        blocks=(pair_chart(pair), *shown.blocks, files_table(both)),
+        blocks=(pair_chart(site, pair), *shown.blocks, files_table(both)),
         appendix=(*shown.appendix, *_command("compare", *given, "--to", pair.labels[1], "--all")),
     )
 
@@ -233,7 +232,8 @@ def _subjects(site: Findings, given: Sequence[str]) -> Iterator[Page]:
     searches = [file for file in site.files if file.run.search]
     if searches:
         yield Page("capacity.html", "Capacity", partial(_capacity, searches))
-    yield Page("claims.html", "Claims", partial(_claims, site, given))
+    if (claims := _claims(site, given)).exit_code == EXIT_DONE:  # some figure could be judged
+        yield Page("claims.html", "Claims", lambda: claims)
     if len(site.files) > 1:
         yield Page("history.html", "Over time", partial(_history, site, given))
 
@@ -317,7 +317,10 @@ def _claims(site: Findings, given: Sequence[str]) -> Document:
 def _history(site: Findings, given: Sequence[str]) -> Document:
     from attnbench.analysis.history.document import document
 
-    shown = document([file.run for file in site.files])
+    try:
+        shown = document([file.run for file in site.files])
+    except UserError as error:  # of a library that it needs
+        shown = Document("history", "", (f"{error}.",))
     return _with_files(replace(shown, title="Over time"), site.files, "history", *given)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from attnbench.analysis.compare.answer import ratio_text
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.machines import Machine
-from attnbench.analysis.site.findings import Findings, Pair, RunFile, Standing, rate, word
+from attnbench.analysis.site.findings import Findings, Pair, RunFile, Standing, rate
 from attnbench.analysis.site.work import WORKS, Work, work_of
 from attnbench.core.case import Case
 from attnbench.core.formats import digits, percent, share
@@ -24,16 +24,8 @@ MOST_NAMED = 3  # backends in a sentence
 NOT_KNOWN = "not known"
 
 
-def gpu_address(machine: Machine) -> str:
-    return f"gpu-{word(machine.label)}.html"
-
-
 def work_address(work: Work) -> str:
     return f"work-{work.name}.html"
-
-
-def backend_address(backend: str) -> str:
-    return f"backend-{word(backend)}.html"
 
 
 def link(text: str, address: str) -> Span:
@@ -81,12 +73,12 @@ def interval(machine: Machine, key: Key) -> str:
     return percent(half) if half is not None else "?"
 
 
-def standing_entry(standing: Standing) -> Entry:
+def standing_entry(site: Findings, standing: Standing) -> Entry:
     """Return the fastest backend of a case with a link, and those that tie with it."""
     if standing.fastest is None:
         return Span(NOT_KNOWN, "quiet")
     named = [standing.fastest, *standing.alike]
-    return joined(([link(backend, backend_address(backend))] for _, backend in named), " = ")
+    return joined(([link(backend, site.backend_address(backend))] for _, backend in named), " = ")
 
 
 def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
@@ -103,7 +95,7 @@ def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
         rows.append(
             (
                 site.names[standing.case],
-                standing_entry(standing),
+                standing_entry(site, standing),
                 figure(machine, best, work) if standing.fastest else NOTHING,
                 f"±{interval(machine, best)}" if standing.fastest else NOTHING,
                 share_of_limit(machine, best, work) if standing.fastest else NOTHING,
@@ -164,10 +156,10 @@ def summary(site: Findings) -> Table:
             newest = max((file.run.started[:10] for file in files), default=NOTHING)
             rows.append(
                 (
-                    "" if i else (link(machine.label, gpu_address(machine)),),
-                    (link(work.title, f"{gpu_address(machine)}#table-{work.name}"),),
+                    "" if i else (link(machine.label, site.gpu_address(machine.label)),),
+                    (link(work.title, f"{site.gpu_address(machine.label)}#table-{work.name}"),),
                     joined(
-                        [link(name, backend_address(name)), Span(f" {number}")]
+                        [link(name, site.backend_address(name)), Span(f" {number}")]
                         for name, number in wins(standings).most_common(2)
                     )
                     or NOTHING,
@@ -199,7 +191,7 @@ def _reached(site: Findings, machine: Machine, best: Key, work: Work) -> tuple[S
     return (link(told, found[0].address) if found else Span(told),)
 
 
-def pair_chart(pair: Pair) -> Table:
+def pair_chart(site: Findings, pair: Pair) -> Table:
     """Return a bar with its interval for each kind of work: how many times as fast a machine is as the reference."""
     other, home = pair.labels
     c = pair.comparison
@@ -246,7 +238,7 @@ def pair_chart(pair: Pair) -> Table:
         f"Bars begin at 1x, as fast as {home}; to the left is slower. Thin lines: 95 % interval, cards included. "
         f"The axis goes from {low:.2f}x to {high:.2f}x. Geometric means in bursts."
     )
-    return Table(f"speed-{word(pair.title)}", columns, tuple(rows), f"{other} against {home}, by kind of work", note)
+    return Table(f"speed-{site.pair(pair)}", columns, tuple(rows), f"{other} against {home}, by kind of work", note)
 
 
 def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Table:
@@ -270,8 +262,8 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
             rows.append(
                 (
                     "" if i else site.names[case],
-                    (link(machine.label, f"{gpu_address(machine)}#table-{work.name}"),),
-                    standing_entry(standing),
+                    (link(machine.label, f"{site.gpu_address(machine.label)}#table-{work.name}"),),
+                    standing_entry(site, standing),
                     figure(machine, best, work) if best else NOTHING,
                     bar,
                     ratio,
@@ -336,7 +328,7 @@ def backend_table(site: Findings, machine: Machine, backend: str) -> Table:
         Column("run files", optional=1),
     )
     note = "Of the fastest: the speed over that of the fastest backend of the case; = is alike with it. In bursts."
-    return Table(word(machine.label), columns, tuple(rows), f"On {machine.label}, {count(len(rows), 'case')}", note)
+    return Table(site.gpu(machine.label), columns, tuple(rows), f"On {machine.label}, {count(len(rows), 'case')}", note)
 
 
 def files_table(files: Sequence[RunFile], title: str = "Run files") -> Table:
