@@ -311,7 +311,9 @@ def _claims(site: Findings, given: Sequence[str]) -> Document:
 
     shown = document(load(), [file.run for file in site.files])
     claimed = [file for file in site.files if file.run.suite == SUITE]
-    return _with_files(replace(shown, title="Published figures, measured again"), claimed, "claims", *given)
+    return _with_files(
+        replace(shown, title="Published figures, measured again", machines=()), claimed, "claims", *given
+    )
 
 
 def _history(site: Findings, given: Sequence[str]) -> Document:

@@ -245,9 +245,13 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
     """Return the fastest backend of each case of a kind of work on each machine, as bars of one axis by case."""
     compared = {frozenset(pair.labels): pair for pair in site.pairs}
     rows: list[tuple[Entry, ...]] = []
+    alone = 0
     cases = dict.fromkeys(case for m in machines for case in site.standings[m.label] if work_of(case) == work)
     for case in cases:
         own = [(m, standing) for m in machines if (standing := site.standings[m.label].get(case))]
+        if len(own) == 1 and len(own[0][1].measured) == 1:
+            alone += 1
+            continue
         known = [(m, one.fastest) for m, one in own if one.fastest]
         rates = {m.label: rate(m, key, work) or 0.0 for m, key in known}
         most = max(rates.values(), default=0.0)
@@ -280,6 +284,8 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
         Column("run files", optional=1),
     )
     note = "Each GPU with its own fastest backend, in bursts. Speed: over the first GPU of the case, with its interval."
+    if alone:
+        note += f" {count(alone, 'case')} with one backend on one GPU alone: on its page."
     return Table(work.name, columns, tuple(rows), f"{work.title} by case", note)
 
 

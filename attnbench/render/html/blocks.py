@@ -98,8 +98,11 @@ def _table(table: Table) -> Markup:
         if isinstance(narrow, Table):  # with one note and footnotes for both
             narrow = replace(narrow, note="", footnotes=())
         shown = joined(element("div", shown, class_="wide"), element("div", content(narrow), class_="narrow"))
+    hidden = [column.heading for column in table.columns if column.optional and column.heading]
+    told = f"On a wider screen also: {', '.join(hidden)}." if hidden and not table.narrow else ""
     return joined(
         filled("p", table.note, class_="quiet"),
+        filled("p", told, class_="narrow quiet"),
         shown,
         items(table.footnotes, "ol", class_="quiet"),
     )

@@ -23,6 +23,7 @@ FEWEST_LINKS, FEWEST_OF_SITE = 3, 5  # of a table of contents; with fewer a page
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 POLICY_WITH_SCRIPTS = f"{POLICY}; script-src 'unsafe-inline' 'unsafe-eval'; img-src data:"  # Vega compiles expressions
 POLICY_OF_SITE = "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-eval'; img-src data:"
+TABLES = "tables.js"  # the script of every page of a site
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def render(document: Document, frame: Frame | None = None) -> str:
             class_=None if beside else "alone",
         ),
         interactive.scripts(charts, frame.assets if frame else "") if charts else "",
+        element("script", src=f"{frame.assets}/{TABLES}") if frame else "",
     )
     head = _head(document, frame)
     return "<!doctype html>\n" + element("html", lines(head, element("body", body)), lang="en") + "\n"
