@@ -111,7 +111,7 @@ def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
         Column(work.unit, "right"),
         Column("±", "right", optional=1),
         Column("of peak" if work.metric == "tflops" else "of bandwidth", "right", optional=1),
-        Column("", optional=2),
+        Column("0 to 100%", optional=2),
         Column("next", optional=2),
         Column("cards", "right", optional=2),
         Column("run files", optional=1),
@@ -231,12 +231,12 @@ def pair_chart(site: Findings, pair: Pair) -> Table:
         Column("work", wrap=False),
         Column("with", wrap=False, optional=1),
         Column(f"speed / {home}", wrap=False),
-        Column(""),
+        Column(f"{low:.2f}x to {high:.2f}x"),
         Column("cases", "right", optional=1),
     )
     note = (
         f"Bars begin at 1x, as fast as {home}; to the left is slower. Thin lines: 95 % interval, cards included. "
-        f"The axis goes from {low:.2f}x to {high:.2f}x. Geometric means in bursts."
+        "Geometric means in bursts."
     )
     return Table(f"speed-{site.pair(pair)}", columns, tuple(rows), f"{other} against {home}, by kind of work", note)
 
@@ -279,7 +279,7 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
         Column("GPU"),
         Column("fastest"),
         Column(work.unit, "right"),
-        Column("", optional=2),
+        Column("of the best GPU", optional=2),
         Column("speed", "right", wrap=False, optional=1),
         Column("run files", optional=1),
     )

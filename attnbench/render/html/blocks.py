@@ -93,7 +93,7 @@ def _table(table: Table) -> Markup:
         for entries in table.rows
     )
     found = element("table", element("thead", element("tr", *headings)), element("tbody", lines(*rows)), class_="text")
-    shown = scrolling(found, table.title or table.name)
+    shown = scrolling(found, f"{table.title or table.name}: table")  # unlike the name of its section
     if narrow := table.narrow:
         if isinstance(narrow, Table):  # with one note and footnotes for both
             narrow = replace(narrow, note="", footnotes=())

@@ -147,7 +147,7 @@ def _header(document: Document) -> Markup:
 def _machine(machine: Machine) -> Markup:
     return joined(
         element("dt", machine.label),
-        filled("dd", machine.description),
+        element("dd", machine.description),  # also an empty one: a label has a description
         filled("dd", machine.method, class_="quiet"),
     )
 

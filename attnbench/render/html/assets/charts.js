@@ -258,6 +258,7 @@
     figure.view.addEventListener("pointerover", (_, item) => item?.datum?.backend && point(item.datum.backend));
     figure.view.addEventListener("pointerout", () => point(null));
     figure.view.run();
+    $("svg", box).setAttribute("aria-hidden", "true"); // hundreds of marks without names; the box says its finding
     figure.unfocused = false;
   };
 
