@@ -85,6 +85,28 @@ def test_the_address_keeps_what_was_chosen(browser: Browser, folder: Path) -> No
     assert browser.complaints() == []
 
 
+def test_rows_of_long_tables_are_found_and_saved(browser: Browser, folder: Path) -> None:
+    """A row that goes on with the row above is found with it."""
+    browser.load(folder / "work-prefill.html")
+    browser.driver.execute_script(SAVED)
+    every = browser.js("document.querySelectorAll('#table-prefill tbody tr').length")
+    browser.all("input[type=search]")[0].send_keys("16k causal")
+    shown = browser.js(
+        "[...document.querySelectorAll('#table-prefill tbody tr')].filter((r) => !r.hidden).map((r) => r.textContent)"
+    )
+    assert 1 < len(shown) < every
+    assert "16k" in shown[0]
+    assert any("H100" in text and "16k" not in text for text in shown)
+    assert browser.js("location.hash") == "#?find=16k%20causal"
+    browser.js("document.querySelector('#table-prefill button').click()")
+    browser.wait("saved.length === 1")
+    assert len(browser.js("saved[0]").splitlines()) == 1 + len(shown)
+    address = browser.js("location.href")
+    browser.driver.get("about:blank")
+    browser.driver.get(address)
+    assert browser.js("[...document.querySelectorAll('tbody tr')].filter((r) => !r.hidden).length") == len(shown)
+
+
 def test_figures_and_table_can_be_saved(browser: Browser, folder: Path) -> None:
     browser.open(folder / f"run-{NAMES[0]}.html")
     browser.driver.execute_script(SAVED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from html import unescape
 from pathlib import Path
@@ -56,6 +57,19 @@ def test_every_link_leads_to_a_page_of_the_site(made: Path) -> None:
             linked.add(to)
         assert not re.search(r'(?:href|src|action)="(?:\w+:)?//', text), name
     assert pages.keys() <= linked, "each page is linked from another"
+
+
+def test_links_to_published_run_files_and_unlike_names(tmp_path: Path) -> None:
+    names = ("a.jsonl", "A!.jsonl")  # alike as parts of an address
+    lines = gzip.decompress(recompute.path_of(NAMES[2]).read_bytes())
+    for name in names:
+        (tmp_path / name).write_bytes(lines.replace(b"2026-11-25", b"2026-11-26") if "!" in name else lines)
+    audit.run("site", tmp_path, "--out", tmp_path / "site", "--published", "https://example.org/results/")
+    pages = [(tmp_path / "site" / name).read_text() for name in ("run-a.html", "run-a-1.html")]
+    assert all("https://example.org/results/" in text for text in pages)
+    assert {"https://example.org/results/a.jsonl", "https://example.org/results/A%21.jsonl"} == {
+        address for text in pages for address in ADDRESS.findall(text) if address.startswith("https:")
+    }
 
 
 def test_only_a_folder_of_its_own_is_written(tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ class Findings:
 
     @cached_property
     def backends(self) -> tuple[str, ...]:
-        """All backends that have a figure, in the order of a report."""
-        found = {backend for machine in self.machines for _, backend in machine.log_rounds}
+        """All backends that have a figure of a kind of work, in the order of a report."""
+        found = {backend for machine in self.machines for case, backend in machine.log_rounds if work_of(case)}
         return tuple(sorted(found, key=case_names.backend_rank))
 
     @cached_property
