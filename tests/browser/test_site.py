@@ -11,7 +11,7 @@ import pytest
 from chromium import Browser
 
 RESULTS = Path(__file__).parents[2] / "results"
-NAMES = ("20261123-141732-sustained-nvidia-h200", "20261123-141048-sustained-nvidia-h100")
+NAMES = ("20261123-141253-default-nvidia-h200", "20261123-140542-default-nvidia-h100")
 PHONE = 390
 SAVED = (
     "window.saved = []; HTMLAnchorElement.prototype.click = function () {};"
