@@ -20,6 +20,7 @@ from attnbench.results.cells import Key
 
 MOST_SOURCES = 2  # run files of a figure that are linked
 LEAST_AXIS = 0.02  # to both sides of 1x
+UNLIKE = "†"  # beside a ratio of two GPUs, each with its own backend
 MOST_NAMED = 3  # backends in a sentence
 NOT_KNOWN = "not known"
 
@@ -257,10 +258,12 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
         most = max(rates.values(), default=0.0)
         for i, (machine, standing) in enumerate(own):
             best, first = standing.fastest, known[0][0] if known else None
-            ratio: Entry = ""
+            ratio = ""
             if best and first and first is not machine:
                 pair = compared.get(frozenset((first.label, machine.label)))
                 ratio = _ratio(pair, machine, first, case) if pair else ""
+                if ratio and best[1] != known[0][1][1]:
+                    ratio = f"{ratio} {UNLIKE}"
             place = site.machines.index(machine)
             bar = Bar(0.0, rates[machine.label] / most, place) if best and most and len(known) > 1 else ""
             rows.append(
@@ -283,7 +286,10 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
         Column("speed", "right", wrap=False, optional=1),
         Column("run files", optional=1),
     )
-    note = "Each GPU with its own fastest backend, in bursts. Speed: over the first GPU of the case, with its interval."
+    note = (
+        "Each GPU with its own fastest backend, in bursts. Speed: over the first GPU of the case, with its interval; "
+    )
+    note += f"{UNLIKE}: with unlike backends, so that it is not the GPUs' alone."
     if alone:
         note += f" {count(alone, 'case')} with one backend on one GPU alone: on its page."
     return Table(work.name, columns, tuple(rows), f"{work.title} by case", note)
