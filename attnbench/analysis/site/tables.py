@@ -287,7 +287,7 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
         Column("run files", optional=1),
     )
     note = (
-        "Each GPU with its own fastest backend, in bursts. Speed: over the first GPU of the case, with its interval; "
+        "Each GPU with its own fastest backend, in bursts. Speed: over the first GPU of the case; "
     )
     note += f"{UNLIKE}: with unlike backends, so that it is not the GPUs' alone."
     if alone:
