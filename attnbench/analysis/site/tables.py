@@ -286,9 +286,7 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
         Column("speed", "right", wrap=False, optional=1),
         Column("run files", optional=1),
     )
-    note = (
-        "Each GPU with its own fastest backend, in bursts. Speed: over the first GPU of the case; "
-    )
+    note = "Each GPU with its own fastest backend, in bursts. Speed: over the first GPU of the case; "
     note += f"{UNLIKE}: with unlike backends, so that it is not the GPUs' alone."
     if alone:
         note += f" {count(alone, 'case')} with one backend on one GPU alone: on its page."
