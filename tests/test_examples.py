@@ -49,6 +49,7 @@ PARSED_ONLY = (
     "check",
     "capacity",
     "cluster",
+    "site",  # of all of results/; tests/by_hand/test_site.py makes one of a few files
 )  # takes minutes, a repository, a network or Ray; of the last two: tests/cli
 ALIKE = ROOT / "results" / "ci-experiment"
 KERNEL = """

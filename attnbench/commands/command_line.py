@@ -37,6 +37,7 @@ COMMANDS = (
     "recommend",
     "compare",
     "history",
+    "site",
     "claims",
     "step",
     "cluster",

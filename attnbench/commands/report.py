@@ -17,6 +17,7 @@ from attnbench.core.errors import EXIT_DONE, UserError, one_of
 from attnbench.core.text import count, listed, printable
 
 if TYPE_CHECKING:
+    from attnbench.analysis.claims.claim_file import Setting
     from attnbench.core.record import Run
     from attnbench.render.document import Document
     from attnbench.results.cells import Cell
@@ -130,7 +131,7 @@ def report(given: Options) -> None:
     from attnbench.results.cells import cells as cells_of
 
     chosen = options.changed(given, ("cell", "model", "metric", "by", "every", "png", "svg"))
-    own = None if chosen else _own_document([run for _, run in read])
+    own = None if chosen else own_document([run for _, run in read])
     if own is None:
         read = _with_cells(read, tell_all=bool(formats & {"table", "md", "html"}))
     results, runs = [path for path, _ in read], [run for _, run in read]
@@ -157,7 +158,10 @@ def report(given: Options) -> None:
     shown = Document("report", "")  # of rows and of other tools' formats alone: they need no tables
     if formats & {"table", "md", "html"}:
         lines = math.inf if given.every else LINES
-        shown = own or document(cells, runs, metrics=given.metric or [], by=columns, lines=lines, files=results)
+        grids = bool(formats & {"table", "md"})
+        shown = own or document(
+            cells, runs, metrics=given.metric or [], by=columns, lines=lines, files=results, with_grids=grids
+        )
     shown = complete(shown, formats - {"html"} if own else formats, cells, runs, results)
     shown = replace(output.with_damage(shown, damage), exit_code=EXIT_DONE)
     raise typer.Exit(output.write(shown, wanted, _trackers(formats, cells)))
@@ -181,8 +185,11 @@ def _command(run: Run) -> str:
     return "claims" if run.suite == SUITE else ""
 
 
-def _own_document(runs: Sequence[Run]) -> Document | None:
-    """Return what the command shows that measured all of the runs, where it shows more than a table of cells."""
+def own_document(runs: Sequence[Run], claims: Sequence[Setting] | None = None) -> Document | None:
+    """Return what the command shows that measured all of the runs, where it shows more than a table of cells.
+
+    `claims` are those that ship, where they were loaded before.
+    """
     commands = {_command(run) for run in runs}
     if commands == {"capacity"}:
         from attnbench.analysis.capacity.document import document
@@ -197,7 +204,7 @@ def _own_document(runs: Sequence[Run]) -> Document | None:
         from attnbench.analysis.claims.document import document as of_claims
         from attnbench.render.document import Span
 
-        shown = of_claims(load([]), runs)
+        shown = of_claims(load() if claims is None else claims, runs)
         if all(row["value"] is None for row in shown.rows):
             return None  # claims of one's own
         names = listed(dict.fromkeys(record.backend for run in runs for record in run.records))

@@ -26,10 +26,11 @@ NOTHING_MEASURED = "Nothing was measured: there are no records."
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of text in one style."""
+    """A stretch of text in one style, and the address that it links to, if any: of another page of the same site."""
 
     text: str
     style: Style = ""
+    link: str = ""
 
 
 Line = Sequence[Span]  # one line, or one paragraph, of text

@@ -137,7 +137,8 @@ def _span(span: Span) -> str:
     inner = safe(span.text)
     mark = _MARKUP.get(span.style, "") if inner else ""
     before, after = (" " if end == " " else "" for end in (span.text[:1], span.text[-1:] if inner else ""))
-    return f"{before}{mark}{inner}{mark}{after}"
+    shown = f"{mark}{inner}{mark}"
+    return f"{before}[{shown}](<{span.link}>){after}" if span.link and inner else f"{before}{shown}{after}"
 
 
 def _block(block: Block) -> list[str]:

@@ -458,7 +458,7 @@ def test_a_page_without_charts_is_used_by_keyboard(browser: Browser, plain: Path
         seen.append(browser.js("document.activeElement.ariaLabel || document.activeElement.textContent"))
     assert seen[0] == "Skip to the results"
     assert seen[1:7] == ["1 warning", "Changes", "Throughput, TFLOP/s", "Settings", "Warnings", "Reproduce"]
-    assert seen[7:9] == ["Changes", "Throughput, TFLOP/s"]  # the tables, to scroll them
+    assert seen[7:9] == ["Changes: table", "Throughput, TFLOP/s"]  # the tables, to scroll them
     browser.click("nav a[href='#table-cells']")
     assert browser.js("location.hash") == "#table-cells"
 

@@ -38,9 +38,12 @@ class Page(Measured):
         return self.median_of_all("ceiling_matmul", dtype)
 
 
-def check(audit: Audit, path: Path) -> None:
-    """Compare all rows of the page of a run file, and which are the best of their shape."""
-    page, fields = Page(read(path)), embedded(path)["fields"]
+def check(audit: Audit, path: Path, text: str = "") -> None:
+    """Compare all rows of the page of a run file, and which are the best of their shape.
+
+    `text` is the page; without it that of `attnbench report`.
+    """
+    page, fields = Page(read(path)), embedded(text or report_page(path), path.name)
     rows = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
     shapes: dict[str, list[tuple[Row, Cell]]] = defaultdict(list)
     for row, cell in _cells_of_rows(page, rows):
@@ -75,14 +78,21 @@ def _cells_of_rows(page: Page, rows: list[Row]) -> Iterator[tuple[Row, Cell]]:
         yield from zip(of_rows, of_cells, strict=True)
 
 
-def embedded(path: Path) -> dict[str, Any]:
-    """Return the data that the charts of the page of a run file draw."""
+def report_page(path: Path) -> str:
+    """Return the page of a run file."""
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"
         run("report", path, "-f", f"html={page}")
-        found = re.search(r'<script[^>]*id="data"[^>]*>(.*?)</script>', page.read_text(), re.DOTALL)
-    assert found, f"the page of {path.name} has no charts"
-    return dict(json.loads(found[1]))
+        return page.read_text()
+
+
+def embedded(text: str, name: str) -> dict[str, list[Any]]:
+    """Return the fields of the rows that the charts of a page draw."""
+    found = re.search(r'<script[^>]*id="data"[^>]*>(.*?)</script>', text, re.DOTALL)
+    assert found, f"the page of {name} has no charts"
+    data = json.loads(found[1])
+    alike = {name: [value] * data["number"] for name, value in data["alike"].items()}
+    return {**data["fields"], **alike}
 
 
 def figures(page: Page, cell: Cell) -> Row:

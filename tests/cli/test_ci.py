@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -24,7 +25,7 @@ from hostile_folder import hijacked, hostile
 OWN = "./mine.py:attention"
 BASE_REF = "refs/heads/${{ steps.pull.outputs.base }}"
 UPLOAD = "actions/upload-artifact"
-WORKFLOWS = ("attention", "attention-comment", "attention-baseline")
+WORKFLOWS = ("attention", "attention-comment", "attention-baseline", "attention-site", "attention-run-file")
 PINNED = re.compile(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+\n")
 # `gh api` and `gh pr`: keeps what it was asked, and answers from answers.json through jq, as gh does
 GH = """#!{python}
@@ -305,7 +306,7 @@ def test_only_jobs_that_run_no_kernel_may_write() -> None:
         spec = workflow(name)
         for job in spec["jobs"].values():
             writes = "write" in {**spec["permissions"], **job.get("permissions", {})}.values()
-            assert writes == (job["runs-on"] == "ubuntu-latest")
+            assert not writes or job["runs-on"] == "ubuntu-latest"
             checkouts = [step.get("with", {}) for step in job["steps"] if "checkout" in step.get("uses", "")]
             if writes:  # nothing of a pull request is checked out, but for the branch that it goes to
                 assert all("repository" not in given for given in checkouts)
@@ -558,3 +559,73 @@ def test_another_kernel_is_meant_where_its_file_changed_on_main(
     assert ("as expected: attention" in body) == committed
     assert ("NOT COMPARABLE" in body) != committed
     assert ("regressed" in body) == committed
+
+
+GOOD = ROOT / "results" / "20261125-223921-paged-decode-nvidia-h100.jsonl.gz"
+OF_METHOD_1 = ROOT / "results" / "20261121-175359-first-call-nvidia-h200.jsonl"
+
+
+@pytest.fixture
+def adds(tool: Tool, python: str) -> Callable[..., Job]:
+    """The check of a pull request that adds files, by name with their content, to a repository with one run file."""
+    git(tool, "init", "--quiet", "--initial-branch", "main")
+    (tool.folder / "results").mkdir()
+    shutil.copy(ROOT / "results" / "20261126-135725-several-gpus-nvidia-h200.jsonl.gz", tool.folder / "results")
+    commit(tool, "results")
+    (tool.folder / "temp").mkdir()
+
+    def run(files: dict[str, bytes], **env: str) -> Job:
+        for name, content in files.items():
+            (tool.folder / name).write_bytes(content)
+        commit(tool, *files)
+        path = programs(tool, python)
+        return use_workflow(tool, "attention-run-file", "check", {}, PATH=path, **env)
+
+    return run
+
+
+@jq
+def test_a_run_file_is_taken(adds: Callable[..., Job], tool: Tool) -> None:
+    job = adds({"results/mine.jsonl.gz": GOOD.read_bytes()})
+    assert job.code == 0, job.log
+    assert "results/mine.jsonl.gz: 1 cells, each round counted" in job.log
+    assert (tool.folder / "temp" / "site" / "run-mine.html").is_file()
+    assert job.used["actions/upload-artifact"]["path"]
+
+
+def _changed(old: bytes, new: bytes) -> bytes:
+    content = gzip.decompress(GOOD.read_bytes())
+    assert old in content
+    return gzip.compress(content.replace(old, new))
+
+
+@jq
+@pytest.mark.parametrize(
+    ("files", "why"),
+    [
+        ({"results/mine.jsonl.gz": gzip.compress(OF_METHOD_1.read_bytes())}, "no run file of schema 2 and method 2"),
+        ({"results/mine.jsonl.gz": b"<html>"}, "is not an attnbench run file"),
+        ({"results/mine.jsonl.gz": _changed(b'"status":"ok"', b'"status":"wrong"')}, "a result is wrong"),
+        ({"results/mine.jsonl.gz": _changed(b'"status":"ok"', b'"status":"oom"')}, "nothing was measured"),
+        ({"results/mine.jsonl.gz": _changed(b'"round":0', b'"round":"0"')}, "cannot be read in whole"),
+        ({"results/mine.jsonl": gzip.decompress(GOOD.read_bytes())}, "only adds files"),
+        ({"results/$(touch pwned).jsonl.gz": GOOD.read_bytes()}, "only adds files"),
+        ({"kernel.py": b"import os\n"}, "only adds files"),
+        ({"results/20261126-135725-several-gpus-nvidia-h200.jsonl.gz": GOOD.read_bytes()}, "only adds files"),
+    ],
+)
+def test_what_is_no_good_run_file_is_not_taken(
+    adds: Callable[..., Job], tool: Tool, files: dict[str, bytes], why: str
+) -> None:
+    job = adds(files)
+    assert job.code == 1, job.log
+    assert why in job.log
+    assert not [*tool.folder.rglob("pwned")]
+    assert "Make the site with them" not in job.ran
+
+
+@jq
+def test_a_run_file_that_is_too_large_is_not_taken(adds: Callable[..., Job]) -> None:
+    job = adds({"results/mine.jsonl.gz": GOOD.read_bytes()}, MOST_BYTES="1000")
+    assert job.code == 1
+    assert "more than 1000 bytes" in job.log

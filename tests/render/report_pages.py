@@ -46,5 +46,5 @@ def data(text: str) -> Any:
 
 def field(name: str, found: Any) -> list[Any]:
     """Return a field of all rows."""
-    values: list[Any] = found["fields"][name]
+    values: list[Any] = found["fields"].get(name) or [found["alike"][name]] * found["number"]
     return values

@@ -30,10 +30,11 @@ def document(
     by: str | None = None,
     lines: float = LINES,
     files: Sequence[Path] = (),
+    with_grids: bool = True,
 ) -> Document:
     """Return the report of the cells of some runs; grids.grids explains the options and what is raised.
 
-    `files` are those of the runs, for the advice to resume one.
+    `files` are those of the runs, for the advice to resume one. A page with charts shows no grids.
     """
     return Document(
         command="report",
@@ -41,7 +42,7 @@ def document(
         answer=(*doubt(runs), *answer(cells, runs)),
         machines=tuple(machines(cells)),
         blocks=(
-            *(grids(cells, metrics, by, lines=lines) if cells else ()),
+            *(grids(cells, metrics, by, lines=lines) if cells and with_grids else ()),
             *scaling.tables(cells),
             *(phases(cells) if "seconds" in metrics else ()),
         ),

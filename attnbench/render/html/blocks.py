@@ -61,7 +61,8 @@ def spans(line: Line) -> Markup:
 
 def _span(span: Span) -> str:
     tag = "strong" if span.style == "strong" else "span"
-    return element(tag, span.text, class_=span.style) if span.style else span.text
+    styled = element(tag, span.text, class_=span.style) if span.style else span.text
+    return element("a", styled, href=span.link) if span.link else styled
 
 
 def _paragraphs(found: Paragraphs) -> Markup:
@@ -92,20 +93,23 @@ def _table(table: Table) -> Markup:
         for entries in table.rows
     )
     found = element("table", element("thead", element("tr", *headings)), element("tbody", lines(*rows)), class_="text")
-    shown = scrolling(found, table.title or table.name)
+    shown = scrolling(found, f"{table.title or table.name}: table")  # unlike the name of its section
     if narrow := table.narrow:
         if isinstance(narrow, Table):  # with one note and footnotes for both
             narrow = replace(narrow, note="", footnotes=())
         shown = joined(element("div", shown, class_="wide"), element("div", content(narrow), class_="narrow"))
+    hidden = [column.heading for column in table.columns if column.optional and column.heading]
+    told = f"On a wider screen also: {', '.join(hidden)}." if hidden and not table.narrow else ""
     return joined(
         filled("p", table.note, class_="quiet"),
+        filled("p", told, class_="narrow quiet"),
         shown,
         items(table.footnotes, "ol", class_="quiet"),
     )
 
 
 def _classes(column: Column) -> str | None:
-    names = {"end": column.align == "right", "whole": not column.wrap}
+    names = {"end": column.align == "right", "whole": not column.wrap, "optional": column.optional > 0}
     return " ".join(name for name, given in names.items() if given) or None
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from attnbench.core.text import printable
 
-_NO_CONTENT = {"input", "meta"}  # elements that have no closing tag
+_NO_CONTENT = {"input", "link", "meta"}  # elements that have no closing tag
 Attribute = str | int | bool | None
 
 

@@ -1,13 +1,14 @@
-"""A document as one self-contained HTML file: every command's page.
+"""A document as one self-contained HTML file: every command's page, and every page of a site.
 
 The page asks for nothing from elsewhere, and its Content-Security-Policy forbids it, so it works offline and from a
 mail. It prints, has a dark mode, and can be used by keyboard. Text and tables are in the page itself. Only a document
-with charts (`Document.page`) has scripts: see interactive.py.
+with charts (`Document.page`) has scripts: see interactive.py. A page of a site (site.py) has the same parts, but its
+style sheet and scripts are files that all pages of the site share.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from attnbench import __version__
 from attnbench.core.errors import UserError
@@ -18,13 +19,30 @@ from attnbench.render.html.blocks import block_part, content, spans
 from attnbench.render.html.elements import Markup, Part, asset, element, filled, items, joined, lines, section
 
 MOST_CELLS = 10_000  # with more a browser takes too long to open the page, and a filter to act
-FEWEST_LINKS = 3  # of a table of contents; with fewer a page has none
+FEWEST_LINKS, FEWEST_OF_SITE = 3, 5  # of a table of contents; with fewer a page has none
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 POLICY_WITH_SCRIPTS = f"{POLICY}; script-src 'unsafe-inline' 'unsafe-eval'; img-src data:"  # Vega compiles expressions
+POLICY_OF_SITE = "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-eval'; img-src data:"
+TABLES = "tables.js"  # the script of every page of a site
 
 
-def render(document: Document) -> str:
-    """Return the page of a document. Raises UserError where it has too many cells for a browser."""
+@dataclass(frozen=True)
+class Frame:
+    """What a page has as one of a site: links to other pages as (text, address), its own address, and the assets.
+
+    `assets` is the address of the folder of the style sheet and the scripts.
+    """
+
+    links: tuple[tuple[str, str], ...]
+    address: str
+    assets: str = "assets"
+
+
+def render(document: Document, frame: Frame | None = None) -> str:
+    """Return the page of a document, in a frame as a page of a site.
+
+    Raises UserError where it has too many cells for a browser.
+    """
     charts = document.page
     if charts and len(charts.rows) > MOST_CELLS:
         raise UserError(
@@ -33,9 +51,10 @@ def render(document: Document) -> str:
         )
     parts = _parts(document)
     links = [element("a", part.heading, href=f"#{part.id}") for part in parts if part.heading]
-    beside = bool(charts) or len(links) >= FEWEST_LINKS
+    beside = bool(charts) or len(links) >= (FEWEST_OF_SITE if frame else FEWEST_LINKS)
     body = lines(
         element("a", "Skip to the results", class_="skip", href="#results"),
+        _site_links(frame) if frame else "",
         element(
             "main",
             lines(
@@ -61,9 +80,11 @@ def render(document: Document) -> str:
             ),
             class_=None if beside else "alone",
         ),
-        interactive.scripts(charts) if charts else "",
+        interactive.scripts(charts, frame.assets if frame else "") if charts else "",
+        element("script", src=f"{frame.assets}/{TABLES}") if frame else "",
     )
-    return "<!doctype html>\n" + element("html", lines(_head(document), element("body", body)), lang="en") + "\n"
+    head = _head(document, frame)
+    return "<!doctype html>\n" + element("html", lines(head, element("body", body)), lang="en") + "\n"
 
 
 def fragment(document: Document) -> str:
@@ -73,8 +94,27 @@ def fragment(document: Document) -> str:
     return f"{element('style', asset('fragment.css'))}\n{element('div', body, class_='attnbench')}\n"
 
 
-def _head(document: Document) -> Markup:
+def style_sheet() -> Markup:
+    """Return the style sheet of every page."""
+    return lines(Markup(palette.style_sheet()), asset("page.css"))
+
+
+def _site_links(frame: Frame) -> Markup:
+    """Return the links to other pages of the site, with the page that is shown marked."""
+    each = (
+        element("a", text, href=address, aria_current="page" if address == frame.address else None)
+        for text, address in frame.links
+    )
+    return element("nav", *each, class_="site", aria_label="Site")
+
+
+def _head(document: Document, frame: Frame | None) -> Markup:
     policy = POLICY_WITH_SCRIPTS if document.page else POLICY
+    style = element("style", style_sheet())
+    if frame:
+        policy = POLICY_OF_SITE
+        sheet = element("link", rel="stylesheet", href=f"{frame.assets}/page.css")
+        style = lines(sheet, element("link", rel="icon", href="data:,"))  # a browser would ask for one
     return element(
         "head",
         lines(
@@ -83,7 +123,7 @@ def _head(document: Document) -> Markup:
             element("meta", name="color-scheme", content="light dark"),
             element("meta", http_equiv="Content-Security-Policy", content=policy),
             element("title", f"attnbench: {document.title}"),
-            element("style", lines(Markup(palette.style_sheet()), asset("page.css"))),
+            style,
         ),
     )
 
@@ -107,7 +147,7 @@ def _header(document: Document) -> Markup:
 def _machine(machine: Machine) -> Markup:
     return joined(
         element("dt", machine.label),
-        filled("dd", machine.description),
+        element("dd", machine.description),  # also an empty one: a label has a description
         filled("dd", machine.method, class_="quiet"),
     )
 

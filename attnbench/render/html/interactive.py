@@ -6,15 +6,19 @@ table shows its first rows only, so that a page of 5,000 cells opens in two seco
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import json
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from attnbench.core.formats import digits, duration, megahertz, percent, size, times
 from attnbench.render.html import palette, vega_spec
-from attnbench.render.html.charts import Charts
+from attnbench.render.html.charts import Charts, Row
 from attnbench.render.html.elements import Markup, Part, asset, element, filled, lines, script_data, scrolling, section
-from attnbench.render.html.figures import VegaFigure, drawable
+from attnbench.render.html.figures import Spec, VegaFigure, drawable
 from attnbench.results.metrics import METRICS
 
+SCRIPTS = ("vega.min.js", "vega-lite.min.js", "charts.js")  # in assets/, in the order in which a page runs them
 PANEL = (340, 210)  # width and height in pixels, before charts.js fits panels to the width of the page
 # (field of a row, heading, how charts.js writes it, what it is)
 COLUMNS: tuple[tuple[str, str, str, str], ...] = (
@@ -47,6 +51,16 @@ COLUMNS: tuple[tuple[str, str, str, str], ...] = (
     ("first_call", "first call", "duration", METRICS["first_call"].doc),
     ("status", "remark", "remark", "Why there is no figure, or whether the clock was held down"),
 )
+_WRITERS: Mapping[str, Callable[[float], str]] = {  # of `finding`, where it is not digits
+    **dict.fromkeys(("utilization", "utilization_clock", "approximation_error", "p0"), percent),
+    **dict.fromkeys(("latency",), duration),
+    **dict.fromkeys(("memory_sequence",), size),
+    "speedup": times,
+    "clock": megahertz,
+    "sustained_power": lambda watts: f"{digits(watts)} W",
+}
+_WORTH_A_PART = 40  # characters
+_IN_UNITS = ("tflops", "gbps", "by_flops", "tflops_per_watt")  # whose axis names the unit
 ALWAYS_SHOWN = ("backend", "seqlen", "status")  # columns that are shown even where they say the same of all cells
 FILTERS: Mapping[str, str] = {  # field of a row -> the title of its boxes
     "device": "Device",
@@ -91,56 +105,85 @@ def parts(charts: Charts) -> list[Part]:
         element("p", class_="key quiet", id="key"),
         element("p", "No cell has a figure to draw.") if charts.rows and not drawn else "",
     )
-    return [before, *map(_figure, drawn), _table()]
+    return [before, *(_figure(figure, charts) for figure in drawn), _table()]
 
 
-def _figure(figure: VegaFigure) -> Part:
-    label = f"{figure.title}; the table below has the same figures"
-    shape = element("p", element("label", "Shape ", element("select", id="shape")), class_="tools")
+def _figure(figure: VegaFigure, charts: Charts) -> Part:
+    label = f"{figure.title}. {finding(figure, charts)} The table below has the same figures."
+    shape = element("label", "Shape ", element("select", id="shape")) if figure.name == "ranking" else ""
+    save = element("button", "Save SVG", type="button", data_save=figure.name)
     return section(
         figure.name,
         figure.title,
         element("p", figure.caption, class_="quiet"),
-        shape if figure.name == "ranking" else element("p", class_="legend"),
+        "" if shape else element("p", class_="legend"),
+        element("p", shape, save, class_="tools"),
         element("div", class_="drawing", role="img", aria_label=label),
         class_="figure",
     )
+
+
+def finding(figure: VegaFigure, charts: Charts) -> str:
+    """Return the least and the most that a figure shows and where, for those who do not see it."""
+    write = _WRITERS.get(figure.field, digits)
+    found = [row for row in charts.rows if row[figure.field] is not None]
+    least, most = (end(found, key=lambda row: row[figure.field]) for end in (min, max))
+    unit = f" {figure.y['title']}" if figure.field in _IN_UNITS else ""
+    each = (
+        f"{end}: {write(row[figure.field])}{unit or _unit(figure, row)} with {row['backend']}, {row['shape']}."
+        for end, row in (("Least", least), ("Most", most))
+    )
+    return " ".join(each)
+
+
+def _unit(figure: VegaFigure, row: Row) -> str:
+    return f" {row['unit']}" if figure.field == "rate" else ""
 
 
 def _table() -> Part:
     off: Mapping[str, str] = {"autocomplete": "off", "spellcheck": "false"}
     search = element("input", type="search", id="find", placeholder="causal 16k skip", **off)
     count = element("span", class_="quiet", id="count", role="status")
+    save = element("button", "Save CSV", type="button", id="save")
     table = element("table", element("thead"), element("tbody"), id="cells")
     return section(
         "table",
         "Table",
-        element("p", element("label", "Find ", search), " ", count, class_="tools"),
+        element("p", element("label", "Find ", search), save, " ", count, class_="tools"),
         scrolling(table, "All cells", "scroll limited"),
         element("p", element("button", type="button", id="more", hidden=True)),
     )
 
 
-def scripts(charts: Charts) -> Markup:
-    """Return the element for tips, the data, Vega, and the script that draws."""
-    vega_lite, _, _ = asset("vega-lite.min.js").partition("//# sourceMappingURL")
-    return lines(
-        element("div", id="tip", role="tooltip", hidden=True),
-        script_data("data", data(charts)),
-        element("script", asset("vega.min.js")),
-        element("script", Markup(vega_lite)),
-        element("script", asset("charts.js")),
+def scripts(charts: Charts, folder: str = "") -> Markup:
+    """Return the element for tips, the data, Vega, and the script that draws.
+
+    `folder` is the address of the folder of a site that has the scripts; without one they are in the page.
+    """
+    each = (
+        element("script", src=f"{folder}/{name}") if folder else element("script", script(name)) for name in SCRIPTS
     )
+    return lines(element("div", id="tip", role="tooltip", hidden=True), script_data("data", data(charts)), *each)
+
+
+def script(name: str) -> Markup:
+    """Return the text of one of SCRIPTS, without the address of a file that no page has."""
+    return Markup(asset(name).partition("//# sourceMappingURL")[0])
 
 
 def data(charts: Charts) -> dict[str, Any]:
     """Return what charts.js reads."""
-    fields = {name: [row[name] for row in charts.rows] for name in next(iter(charts.rows), ())}
+    every = {name: [row[name] for row in charts.rows] for name in next(iter(charts.rows), ())}
+    alike = {name: values[0] for name, values in every.items() if all(value == values[0] for value in values)}
     marks = palette.backend_marks(charts.backends)
-    specs = [(figure, vega_spec.spec(figure, charts, PANEL, 1, legend=False)) for figure in drawable(charts)]
+    drawn = drawable(charts)
+    specs = [vega_spec.spec(figure, charts, PANEL, 1, legend=False) for figure in drawn]
+    configs = [spec.pop("config") for spec in specs]  # all alike
+    packed, parts = _shared(specs)
     return {
         "number": len(charts.rows),
-        "fields": fields,
+        "fields": {name: values for name, values in every.items() if name not in alike},
+        "alike": alike,  # the fields that are the same in all rows
         "lines": charts.lines,
         "panels": charts.panels,
         "backends": [
@@ -151,7 +194,7 @@ def data(charts: Charts) -> dict[str, Any]:
             dict(zip(("field", "title", "kind", "doc"), column, strict=True))
             | {"better": METRICS[column[0]].better if column[0] in METRICS else None}
             for column in COLUMNS
-            if column[0] in ALWAYS_SHOWN or _says_something(column[0], {*fields.get(column[0], ())})
+            if column[0] in ALWAYS_SHOWN or _says_something(column[0], {*every.get(column[0], ())})
         ],
         "filters": list(FILTERS),
         "figures": [
@@ -160,12 +203,49 @@ def data(charts: Charts) -> dict[str, Any]:
                 "panel": figure.panel,
                 "lines": figure.lines,
                 "field": figure.field,
-                "spec": {name: part for name, part in spec.items() if name != "config"},
+                "spec": spec,
             }
-            for figure, spec in specs
+            for figure, spec in zip(drawn, packed, strict=True)
         ],
-        "config": next((spec["config"] for _, spec in specs), {}),  # the same for all
+        "parts": parts,
+        "config": next(iter(configs), {}),
     }
+
+
+def _shared(specs: Sequence[Spec]) -> tuple[list[Any], list[Any]]:
+    """Return specifications with {"part": i} for what occurs in them more than once, and the parts.
+
+    Figures and their layers have most in common; written out, they would be most of a page. A part may hold parts.
+    """
+    number = Counter[str]()
+
+    def counted(item: Any) -> None:
+        number[json.dumps(item)] += 1
+        for inner in item.values() if isinstance(item, dict) else item:
+            if isinstance(inner, dict | list | tuple):
+                counted(inner)
+
+    counted(specs)
+    places: dict[str, int] = {}
+    parts: list[Any] = []
+
+    def packed(item: Any) -> Any:
+        if not isinstance(item, dict | list | tuple):
+            return item
+        text = json.dumps(item)
+        if number[text] < 2 or len(text) < _WORTH_A_PART:
+            return inside(item)
+        if text not in places:
+            parts.append(inside(item))
+            places[text] = len(parts) - 1
+        return {"part": places[text]}
+
+    def inside(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {name: packed(one) for name, one in item.items()}
+        return [packed(one) for one in item]
+
+    return inside(specs), parts
 
 
 def _says_something(field: str, values: Collection[Any]) -> bool:

@@ -5,12 +5,18 @@
   const $ = (selector, within = document) => within.querySelector(selector);
   const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
   const data = JSON.parse($("#data").textContent);
-  const fields = Object.keys(data.fields);
+  const fields = [...Object.keys(data.fields), ...Object.keys(data.alike)];
   const rows = Array.from({ length: data.number }, (_, index) => {
-    const row = { index };
-    for (const name of fields) row[name] = data.fields[name][index];
+    const row = { index, ...data.alike };
+    for (const name in data.fields) row[name] = data.fields[name][index];
     return row;
   });
+  const whole = (value) => { // a specification, of which the parts that its layers share stand apart
+    if (value === null || typeof value !== "object") return value;
+    if (Array.isArray(value)) return value.map(whole);
+    if ("part" in value) return whole(data.parts[value.part]);
+    return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, whole(item)]));
+  };
   const backends = new Map(data.backends.map((b) => [b.name, b]));
   // Pixels: the least width of a panel, wider where many lines share it, and the width of a whole figure on paper.
   const SCREEN = { least: backends.size > MANY ? 300 : 235 }, PAPER = { least: 190, width: 920 };
@@ -132,14 +138,68 @@
     fillShapes();
     drawNear();
     fillTable();
+    keep();
+  };
+
+  // ---- The address holds what a reader chose, so that a link shows the same: "#?off=dtype:fp16&find=16k&sort=-tflops".
+
+  const keep = () => {
+    const kept = new URLSearchParams();
+    for (const box of boxes) if (!box.checked) kept.append("off", `${box.name}:${box.value}`);
+    for (const name of pinned) kept.append("backend", name);
+    if ($("#find").value) kept.set("find", $("#find").value);
+    if (order.field) kept.set("sort", `${order.down ? "-" : ""}${order.field}`);
+    if (wished) kept.set("shape", wished);
+    const now = location.hash, text = [...kept].length ? `#?${kept}` : now.startsWith("#?") ? "#" : now;
+    if (text !== now && (text !== "#" || now)) history.replaceState(null, "", text);
+  };
+  const restore = () => {
+    if (!location.hash.startsWith("#?")) return;
+    const kept = new URLSearchParams(location.hash.slice(2)), off = new Set(kept.getAll("off"));
+    for (const box of boxes) box.checked = !off.has(`${box.name}:${box.value}`);
+    for (const name of kept.getAll("backend")) if (backends.has(name)) pinned.add(name);
+    $("#find").value = kept.get("find") || "";
+    const sort = kept.get("sort") || "", field = sort.replace(/^-/, "");
+    if (data.columns.some((column) => column.field === field)) Object.assign(order, { field, down: sort !== field });
+    wished = kept.get("shape");
+  };
+
+  // ---- Files to take away.
+
+  const save = (name, type, text) => {
+    const link = document.createElement("a");
+    link.href = URL.createObjectURL(new Blob([text], { type }));
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+  };
+  const saveFigure = async (figure) => {
+    if (figure.stale || !figure.view) draw(figure);
+    if (!figure.view) return;
+    const style = getComputedStyle(document.documentElement);
+    const svg = (await figure.view.toSVG()).replace(/var\((--\w+)\)/g, (_, name) => style.getPropertyValue(name).trim());
+    const paper = `<rect width="100%" height="100%" fill="${style.getPropertyValue("--paper").trim()}"/>`;
+    save(`${figure.name}.svg`, "image/svg+xml", svg.replace(/(<svg[^>]*>)/, `$1${paper}`));
+  };
+  const field = (value) => {
+    const text = value == null ? "" : /^[=+@-]/.test(value) && typeof value === "string" ? `'${value}` : String(value);
+    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  };
+  const saveTable = () => {
+    const names = ["case", ...data.columns.filter((c) => c.kind !== "remark").map((c) => c.field), "status", "reason"];
+    const lines = found().map((row) => names.map((name) => field(row[name])).join(","));
+    save("cells.csv", "text/csv", [names.join(","), ...lines, ""].join("\n"));
   };
 
   // ---- Figures, drawn when they come near the window, again when filters or width change.
 
-  const figures = data.figures.map((figure) => {
+  const figures = data.figures.map((packed) => {
+    const figure = { ...packed, spec: whole(packed.spec) };
+    figure.section = document.getElementById(figure.name);
+    figure.label = $(".drawing", figure.section).getAttribute("aria-label"); // of which Vega writes its own
     const text = JSON.stringify(figure.spec);
     const used = fields.filter((name) => new RegExp(`\\b${name}\\b`).test(text));
-    return { ...figure, fields: ["index", ...used], section: document.getElementById(figure.name), stale: true, near: false };
+    return { ...figure, fields: ["index", ...used], stale: true, near: false };
   });
   const picked = (row, fields) => {
     const some = {};
@@ -194,10 +254,11 @@
     const spec = { ...fitted(figure, kept.size, medium), config: data.config, data: { values: [...values, ...lines.map((line) => ({ ...line }))] } };
     box.textContent = "";
     figure.view = new vega.View(vega.parse(vegaLite.compile(spec).spec), { renderer: "svg", container: box, logLevel: vega.Error });
-    figure.view.signal("focus", focus()).tooltip(tip);
+    figure.view.description(figure.label).signal("focus", focus()).tooltip(tip);
     figure.view.addEventListener("pointerover", (_, item) => item?.datum?.backend && point(item.datum.backend));
     figure.view.addEventListener("pointerout", () => point(null));
     figure.view.run();
+    $("svg", box).setAttribute("aria-hidden", "true"); // hundreds of marks without names; the box says its finding
     figure.unfocused = false;
   };
 
@@ -299,14 +360,16 @@
     return `<td class="${classes(column)}">${column.field === "backend" ? swatch(value, false) : ""}${text}${["tflops", "gbps"].includes(column.field) && row.held ? "~" : ""}</td>`;
   };
 
-  const fillTable = () => {
+  const found = () => {
     const wanted = $("#find").value.toLowerCase().split(/\s+/).filter(Boolean);
-    const found = sorted(visible.filter((row) => wanted.every((word) => matches(haystack[row.index], word))));
-    const shown = all ? found : found.slice(0, MOST_ROWS);
+    return sorted(visible.filter((row) => wanted.every((word) => matches(haystack[row.index], word))));
+  };
+  const fillTable = () => {
+    const every = found(), shown = all ? every : every.slice(0, MOST_ROWS);
     $("#cells tbody").innerHTML = shown.map((row) => `<tr>${data.columns.map((c) => cell(row, c)).join("")}</tr>`).join("");
-    $("#count").textContent = `${found.length} of ${rows.length} cells${shown.length < found.length ? `, the first ${shown.length} shown` : ""}${ranked() ? "; each dtype by itself" : ""}`;
-    $("#more").hidden = shown.length === found.length;
-    $("#more").textContent = `Show all ${found.length} rows`;
+    $("#count").textContent = `${every.length} of ${rows.length} cells${shown.length < every.length ? `, the first ${shown.length} shown` : ""}${ranked() ? "; each dtype by itself" : ""}`;
+    $("#more").hidden = shown.length === every.length;
+    $("#more").textContent = `Show all ${every.length} rows`;
     for (const head of $$("#cells th")) {
       if (head.dataset.field !== order.field) head.removeAttribute("aria-sort");
       else head.setAttribute("aria-sort", order.down ? "descending" : "ascending");
@@ -320,6 +383,7 @@
     else if (order.down === first) order.down = !first;
     else order.field = null; // the third time: the order of the report
     fillTable();
+    keep();
   };
 
   // ---- Start.
@@ -340,10 +404,12 @@
     if (!name) return;
     if (!pinned.delete(name)) pinned.add(name);
     standOut();
+    keep();
   });
   chosen?.addEventListener("change", () => {
     wished = chosen.value;
     draw(figures.find(ranks));
+    keep();
   });
   const filtering = $("#filtering"), wide = matchMedia("(min-width: 60rem)");
   const unfold = () => (filtering.open = wide.matches);
@@ -366,7 +432,14 @@
     for (const box of boxes) box.checked = true;
     refresh();
   });
-  $("#find").addEventListener("input", fillTable);
+  $("#find").addEventListener("input", () => {
+    fillTable();
+    keep();
+  });
+  $("#save").addEventListener("click", saveTable);
+  for (const button of $$("[data-save]")) {
+    button.addEventListener("click", () => saveFigure(figures.find((figure) => figure.name === button.dataset.save)));
+  }
   $("#more").addEventListener("click", () => {
     all = true;
     fillTable();
@@ -374,7 +447,9 @@
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") $("#tip").hidden = true;
   });
+  restore();
   refresh();
+  if (pinned.size) standOut();
   watch();
   requestIdleCallback(drawIdle);
 })();

@@ -1,0 +1,216 @@
+"""What the pages of a site are made of: machines, what is fastest in each case on each, pairs compared, run files.
+
+Machines, figures and ratios are those of `compare` (docs/compare.md): nothing is computed twice, so that a site and the
+command agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+from urllib.parse import quote
+
+from attnbench.analysis.compare import findings as compare
+from attnbench.analysis.compare.findings import Comparison
+from attnbench.analysis.compare.machines import Machine, machines, model, short_name
+from attnbench.analysis.site.work import WORKS, Work, work_of
+from attnbench.core.case import Case
+from attnbench.core.errors import UserError
+from attnbench.core.groups import grouped
+from attnbench.core.record import Run
+from attnbench.results import case_names, run_file
+from attnbench.results.cells import Cell, Key, contest_of
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A run file: its path as it was given, its run, the address of its page, and its own where it is published."""
+
+    path: Path
+    run: Run
+    address: str
+    source: str = ""
+
+    @property
+    def name(self) -> str:
+        return run_file.name(self.path)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How the backends of a case stand on a machine. `fastest` is None where that is not known (docs/compare.md)."""
+
+    case: Case
+    fastest: Key | None
+    alike: tuple[Key, ...]  # those that tie with the fastest
+    measured: tuple[Key, ...]  # all that compute attention and have a figure, the fastest first
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two machines compared; ratios are to the first."""
+
+    comparison: Comparison
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """The machine that is compared, and the reference."""
+        return self.comparison.others[0].label, self.comparison.reference.label
+
+    @property
+    def title(self) -> str:
+        return " against ".join(self.labels)
+
+
+class Findings:
+    """All that the pages of a site show of some run files."""
+
+    def __init__(self, files: Sequence[RunFile]) -> None:
+        self.files = tuple(files)
+        self.machines = _machines(self.files)
+        self.pairs = _pairs(self.machines)
+        self._file_of = {id(record.measurements): file for file in self.files for record in file.run.records}
+
+    @cached_property
+    def standings(self) -> Mapping[str, Mapping[Case, Standing]]:
+        """Label of a machine -> case -> how its backends stand, in the order of a report."""
+        return {machine.label: _standings(machine) for machine in self.machines}
+
+    @cached_property
+    def names(self) -> Mapping[Case, str]:
+        """Case -> its name, with batch and heads where other cases need them."""
+        cases = [*dict.fromkeys(case for of in self.standings.values() for case in of)]
+        short = {case: case_names.case_name("", case, dtype=True).strip() for case in cases}
+        number = Counter(short.values())
+        return {
+            case: case_names.full_name("", case).strip() if number[name] > 1 else name for case, name in short.items()
+        }
+
+    @cached_property
+    def backends(self) -> tuple[str, ...]:
+        """All backends that have a figure of a kind of work, in the order of a report."""
+        found = {backend for machine in self.machines for case, backend in machine.log_rounds if work_of(case)}
+        return tuple(sorted(found, key=case_names.backend_rank))
+
+    @cached_property
+    def _words(self) -> Mapping[tuple[str, str], str]:
+        """(kind, name) -> the name as a part of an address; unlike names of a kind have unlike ones."""
+        labels = [machine.label for machine in self.machines]
+        gpus = {("gpu", label): one for label, one in zip(labels, words(labels), strict=True)}
+        return gpus | {("backend", name): one for name, one in zip(self.backends, words(self.backends), strict=True)}
+
+    def gpu(self, label: str) -> str:
+        """Return the name of a machine as a part of an address."""
+        return self._words["gpu", label]
+
+    def gpu_address(self, label: str) -> str:
+        return f"gpu-{self.gpu(label)}.html"
+
+    def backend_address(self, backend: str) -> str:
+        return f"backend-{self._words['backend', backend]}.html"
+
+    def pair(self, pair: Pair) -> str:
+        """Return the name of a pair as a part of an address."""
+        return "-against-".join(map(self.gpu, pair.labels))
+
+    def pair_address(self, pair: Pair) -> str:
+        return f"pair-{self.pair(pair)}.html"
+
+    def of_work(self, machine: Machine, work: Work) -> list[Standing]:
+        """Return how the backends of a machine stand in the cases of a kind of work."""
+        return [standing for case, standing in self.standings[machine.label].items() if work_of(case) == work]
+
+    def works(self, machine: Machine) -> list[Work]:
+        """Return the kinds of work that a machine has figures of."""
+        return [work for work in WORKS.values() if self.of_work(machine, work)]
+
+    def sources(self, cell: Cell) -> list[RunFile]:
+        """Return the run files that the figure of a cell is from, the newest first."""
+        found = {file.address: file for row in cell.ok if (file := self._file_of.get(id(row.record.measurements)))}
+        return sorted(found.values(), key=lambda file: file.run.started, reverse=True)
+
+    def cards(self, machine: Machine, keys: Iterable[Key]) -> int:
+        """Return how many cards of a machine measured some cells; cards that no file names count as one."""
+        return len({machine.card_of_round[number] for key in keys for number in machine.log_rounds[key]})
+
+
+def word(text: str) -> str:
+    """Return a text as a part of an address: letters, digits, dots and hyphens."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "unnamed"
+
+
+def words(names: Sequence[str]) -> list[str]:
+    """Return `word` of each name, with a number where another one has it already."""
+    found: dict[str, None] = {}
+    for name in names:
+        plain = word(name)
+        numbered = (f"{plain}-{i}" if i else plain for i in range(len(names)))
+        found[next(one for one in numbered if one not in found)] = None
+    return [*found]
+
+
+def run_files(read: Sequence[tuple[Path, Run]], roots: Sequence[Path], published: str = "") -> list[RunFile]:
+    """Return the run files with addresses of their own, from their paths below the folders that were given.
+
+    `published` is the address below which the files are published under those paths; "" where they are not.
+    """
+    below = [_below(path, roots) for path, _ in read]
+    names = words(["-".join((*one.parts[:-1], run_file.name(one))) for one in below])
+    base = published.rstrip("/")
+    return [
+        RunFile(path, run, f"run-{name}.html", f"{base}/{quote(one.as_posix())}" if published else "")
+        for (path, run), name, one in zip(read, names, below, strict=True)
+    ]
+
+
+def _below(path: Path, roots: Sequence[Path]) -> Path:
+    """Return the path of a file below the folder that was given, or its name."""
+    return next((path.relative_to(root) for root in roots if path.is_relative_to(root)), Path(path.name))
+
+
+def rate(machine: Machine, key: Key, work: Work) -> float | None:
+    """Return the rate of a cell in the unit of its work; None for an approximation, which does other work."""
+    return machine.gbps(key) if work.metric == "gbps" else machine.tflops(key)
+
+
+def _machines(files: Sequence[RunFile]) -> list[Machine]:
+    """Return the machines: a model of device with its power limit each, also where all files are of one."""
+    paths, runs = [file.path for file in files], [file.run for file in files]
+    several = len({*map(model, runs)}) > 1
+    try:
+        return machines(paths, runs, None if several else {file.path: short_name(file.run) for file in files})
+    except UserError:  # none of the files says anything of a machine's speed
+        return []
+
+
+def _pairs(found: Sequence[Machine]) -> list[Pair]:
+    """Return the pairs of machines that have a case in common, as `compare` compares their files."""
+    pairs = []
+    for ours, theirs in combinations(found, 2):
+        both = [*ours.files, *theirs.files]
+        try:
+            compared = compare.compare([file.path for file in both], [file.run for file in both])
+        except UserError:
+            continue
+        if len(compared.machines) == 2:
+            pairs.append(Pair(compared))
+    return sorted(pairs, key=lambda pair: -len(pair.comparison.main.cases))
+
+
+def _standings(machine: Machine) -> dict[Case, Standing]:
+    """Return case -> how the backends of a machine stand, of every case in which one that computes it has a figure."""
+    ranked = [key for key in machine.log_rounds if machine.cells[key].is_ranked and work_of(key[0])]
+    found = {}
+    for case, keys in grouped(ranked, lambda key: key[0]).items():
+        contest = contest_of([machine.cells[key] for key in keys])
+        winners = [cell.key for cell in contest.winners]
+        fastest = machine.fastest.get(case) if winners else None
+        alike = tuple(key for key in winners if fastest and key != fastest)
+        in_order = sorted(keys, key=lambda key: machine.log_figure[key])
+        found[case] = Standing(case, fastest, alike, tuple(in_order))
+    return dict(sorted(found.items(), key=lambda pair: case_names.case_rank(pair[0])))

@@ -1,0 +1,350 @@
+"""The pages of a site, each an address and a Document; those of other commands' questions are their documents."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from attnbench.analysis.compare.answer import ratio_text
+from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.site.findings import Findings, Pair, RunFile, word
+from attnbench.analysis.site.tables import (
+    backend_table,
+    cases_table,
+    fastest_table,
+    files_table,
+    link,
+    often,
+    pair_chart,
+    summary,
+    wins,
+    work_address,
+)
+from attnbench.analysis.site.work import WORKS, Work, work_of
+from attnbench.core.errors import EXIT_DONE, UserError
+from attnbench.core.models import MODELS
+from attnbench.core.text import count, listed
+from attnbench.render.document import Block, Column, Document, Entry, Paragraphs, Section, Span, Table
+from attnbench.results.cells import cells as cells_of
+
+INDEX = "index.html"
+RUNS = "runs.html"
+BACKENDS = "backends.html"
+MOST_PAIRS = 2  # drawn on the index
+ReportOf = Callable[[RunFile], Document]
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page of a site: its address in the site's folder, its name in the links of all pages, and what it shows.
+
+    `make` returns the document; a page without a name is linked from other pages alone.
+    """
+
+    address: str
+    name: str
+    make: Callable[[], Document]
+
+
+def pages(site: Findings, given: Sequence[str], report_of: ReportOf) -> list[Page]:
+    """Return the pages of a site, the index first. `given` are the words of the command that name the run files.
+
+    `report_of` returns the report of a run file, as `attnbench report` shows it.
+    """
+    found = [
+        *(Page(site.gpu_address(of.label), of.label, partial(_gpu, site, of, given)) for of in site.machines),
+        *(Page(site.pair_address(pair), pair.title, partial(_pair, site, pair, given)) for pair in site.pairs),
+        *(
+            Page(work_address(work), work.title, partial(_work, site, work, given))
+            for work in WORKS.values()
+            if any(site.of_work(machine, work) for machine in site.machines)
+        ),
+        *_subjects(site, given),
+        *([Page(BACKENDS, "Backends", partial(_backends, site))] if site.backends else []),
+        Page(RUNS, "Run files", partial(_runs, site)),
+        *(Page(site.backend_address(name), "", partial(_backend, site, name, given)) for name in site.backends),
+        *(Page(file.address, "", partial(_run, file, report_of)) for file in site.files),
+    ]
+    return [Page(INDEX, "Overview", partial(_index, site, given)), *found]
+
+
+def _command(*words: str) -> tuple[Section, ...]:
+    """Return the part of a page that says which command gives the same figures."""
+    return (Section("command", "The same by command", code=f"attnbench {shlex.join(words)}"),)
+
+
+# ---- The index.
+
+
+def _index(site: Findings, given: Sequence[str]) -> Document:
+    measured = sum(len(machine.log_rounds) for machine in site.machines)
+    cards = sum(len(machine.cards) for machine in site.machines)
+    days = sorted(file.run.started[:10] for file in site.files if file.run.started)
+    when = f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
+    models = listed(machine.label for machine in site.machines)
+    which = f" ({models})" if models else ""
+    files, of_cards = count(len(site.files), "run file"), count(cards, "card")
+    of_all = f"From {files} of {of_cards}{which}{when}: {count(measured, 'figure')}."
+    return Document(
+        command="site",
+        title="Attention kernels, measured",
+        answer=tuple(map(_said, site.pairs[:MOST_PAIRS])) or (of_all,),
+        blocks=(
+            *([summary(site)] if site.machines else []),
+            *(pair_chart(site, pair) for pair in site.pairs[:MOST_PAIRS]),
+        ),
+        notes=((Span(of_all, "quiet"),),) if site.pairs else (),
+        appendix=_command("site", *given, "--out", "site"),
+    )
+
+
+def _said(pair: Pair) -> str:
+    """Return how fast a machine is beside the reference in each kind of work, in one sentence."""
+    other, home = pair.labels
+    figures = next((f for f in pair.comparison.figures if not f.sustained and f.shared), None)
+    each = []
+    for work in WORKS.values():
+        cases = [case for case in figures.cases if work_of(case) == work] if figures else []
+        if figures and cases and (ratio := figures.of(cases).ratio(other)):
+            each.append(f"{work.title.lower() if work.name != 'several-gpus' else work.title} {ratio_text(ratio)}")
+    return f"{other} over {home}, same backends: {', '.join(each)}." if each else f"{pair.title}: no backend in common."
+
+
+# ---- By GPU, by work, by backend, by pair.
+
+
+def _gpu(site: Findings, machine: Machine, given: Sequence[str]) -> Document:
+    said = [
+        f"{work.title}, fastest or alike: {told}."
+        for work in site.works(machine)
+        if (told := often(site, machine, work))
+    ]
+    environment = machine.environment
+    limit = f", power limit {environment.power_limit_w:g} W" if environment.power_limit_w else ""
+    cards, files = count(len(machine.cards), "card"), count(len(machine.files), "run file")
+    about = f"{environment.device.name}{limit}: {cards}, {files}."
+    return Document(
+        command="site",
+        title=machine.label,
+        answer=(*said, about),
+        blocks=(
+            *(fastest_table(site, machine, work) for work in site.works(machine)),
+            files_table([file for file in site.files if file.path in {one.path for one in machine.files}]),
+        ),
+        appendix=_by_command(site, given),
+    )
+
+
+def _by_command(site: Findings, given: Sequence[str]) -> tuple[Section, ...]:
+    """Return the command that gives the figures of all machines as a table for programs."""
+    return _command("compare" if site.pairs else "report", *given, "-f", "csv")
+
+
+def _work(site: Findings, work: Work, given: Sequence[str]) -> Document:
+    own = [machine for machine in site.machines if site.of_work(machine, work)]
+    told = ((machine.label, often(site, machine, work)) for machine in own)
+    said = [f"{label}, fastest or alike: {text or 'no case has several backends'}." for label, text in told]
+    return Document(
+        command="site",
+        title=f"{work.title}: {work.what}",
+        answer=tuple(said),
+        blocks=(cases_table(site, work, own), *(_over_gpus(site) if work.name == "several-gpus" else ())),
+        appendix=_by_command(site, given),
+    )
+
+
+def _over_gpus(site: Findings) -> tuple[Block, ...]:
+    """Return how a sequence that is split over several GPUs gains from each, by run, and the run files."""
+    from attnbench.analysis.report import scaling
+
+    files = [file for file in site.files if any(record.case.ranks > 1 for record in file.run.records)]
+    found = [cell for cell in cells_of([file.run for file in files]) if work_of(cell.case) == WORKS["several-gpus"]]
+    return (*scaling.tables(found), files_table(files))
+
+
+def _backends(site: Findings) -> Document:
+    rows: list[tuple[Entry, ...]] = []
+    counts = {m.label: [wins(site.of_work(m, work)) for work in site.works(m)] for m in site.machines}
+    for name in site.backends:
+        each = (
+            f"{sum(of[name] for of in counts[m.label])} / {sum(key[1] == name for key in m.log_rounds)}"
+            for m in site.machines
+        )
+        rows.append(((link(name, site.backend_address(name)),), *each))
+    columns = (Column("backend"), *(Column(machine.label, "right") for machine in site.machines))
+    note = "In how many cases it is the fastest or alike with it / in how many it has a figure."
+    return Document(
+        command="site",
+        title="Backends",
+        answer=(f"{count(len(site.backends), 'backend')} with a figure.",),
+        blocks=(Table("backends", columns, tuple(rows), "Backends", note),),
+    )
+
+
+def _backend(site: Findings, name: str, given: Sequence[str]) -> Document:
+    own = [machine for machine in site.machines if any(backend == name for _, backend in machine.log_rounds)]
+    said = []
+    for machine in own:
+        first = sum(wins(site.of_work(machine, work))[name] for work in site.works(machine))
+        number = sum(key[1] == name for key in machine.log_rounds)
+        version = machine.run.versions.get(name, "")
+        said.append(
+            f"{machine.label}: the fastest, or alike with it, in {first} of {count(number, 'case')}"
+            + (f"; {version}." if version else ".")
+        )
+    return Document(
+        command="site",
+        title=name,
+        answer=tuple(said),
+        blocks=tuple(backend_table(site, machine, name) for machine in own),
+        appendix=_by_command(site, given),
+    )
+
+
+def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
+    from attnbench.analysis.compare.document import document
+
+    shown = document(pair.comparison, every=True)
+    paths = {file.path for machine in pair.comparison.machines for file in machine.files}
+    both = [file for file in site.files if file.path in paths]
+    return replace(
+        shown,
+        title=pair.title,
+        blocks=(pair_chart(site, pair), *shown.blocks, files_table(both)),
+        appendix=(*shown.appendix, *_command("compare", *given, "--to", pair.labels[1], "--all")),
+    )
+
+
+# ---- Questions of other commands.
+
+
+def _subjects(site: Findings, given: Sequence[str]) -> Iterator[Page]:
+    """Yield the pages of models, steps, capacity, claims and history, of the runs that have such records."""
+    if models := _models(site):
+        yield Page("models.html", "Models", partial(_list_of_models, models))
+    for model, files in models.items():
+        yield Page(_model_address(model), "", partial(_model, model, files))
+    steps = [file for file in site.files if any(record.case.step for record in file.run.records)]
+    if steps:
+        yield Page("steps.html", "Steps", partial(_steps, steps))
+    searches = [file for file in site.files if file.run.search]
+    if searches:
+        yield Page("capacity.html", "Capacity", partial(_capacity, searches))
+    if (claims := _claims(site, given)).exit_code == EXIT_DONE:  # some figure could be judged
+        yield Page("claims.html", "Claims", lambda: claims)
+    if len(site.files) > 1:
+        yield Page("history.html", "Over time", partial(_history, site, given))
+
+
+def _with_files(shown: Document, files: Sequence[RunFile], *command: str) -> Document:
+    """Return a document with links to the run files that it is of, and the command that gives it."""
+    words = command or (shown.command, *(str(file.path) for file in files))
+    return replace(shown, blocks=(*shown.blocks, files_table(files)), appendix=(*shown.appendix, *_command(*words)))
+
+
+def _models(site: Findings) -> dict[str, list[RunFile]]:
+    """Return model -> the run files of `run --model` or of the suite of models that have a whole step of it."""
+    from attnbench.analysis.models.findings import step_times
+
+    files = [file for file in site.files if file.run.suite == "models" or _names_a_model(file.run.argv)]
+    found = cells_of([file.run for file in files])
+    own: dict[str, list[RunFile]] = {}
+    for model in MODELS.values():
+        runs = {id(cell.run) for time in step_times(found, model, 1) for _, cell in time.parts}
+        if runs:
+            own[model.name] = [file for file in files if id(file.run) in runs]
+    return own
+
+
+def _names_a_model(argv: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] == "--model" for word in argv)
+
+
+def _model_address(name: str) -> str:
+    return f"model-{word(name)}.html"
+
+
+def _list_of_models(models: Mapping[str, Sequence[RunFile]]) -> Document:
+    """Return what the attention of each model takes in one step, with links to their pages."""
+    rows: list[tuple[Entry, ...]] = []
+    for name, files in models.items():
+        said = _model(name, files).answer
+        rows += [
+            ((link(name, _model_address(name)),) if i == 0 else "", one.removeprefix(f"{name}, "))
+            for i, one in enumerate(said)
+        ]
+    columns = (Column("model", wrap=False), Column("the largest step of each pass"))
+    return Document(
+        command="site",
+        title="Attention of models",
+        answer=(f"{count(len(models), 'model')} of which a whole step was measured, layer by layer.",),
+        blocks=(Table("models", columns, tuple(rows), "Models"),),
+    )
+
+
+def _model(name: str, files: Sequence[RunFile]) -> Document:
+    from attnbench.analysis.models.step_document import document
+
+    shown = document(cells_of([file.run for file in files]), MODELS[name], 1)
+    paths = [str(file.path) for file in files]
+    return _with_files(replace(shown, title=f"Attention of {name}"), files, "report", *paths, "--model", name)
+
+
+def _steps(files: Sequence[RunFile]) -> Document:
+    from attnbench.analysis.step.document import document
+
+    return _with_files(replace(document([file.run for file in files]), title="Steps of whole models"), files)
+
+
+def _capacity(files: Sequence[RunFile]) -> Document:
+    from attnbench.analysis.capacity.document import document
+
+    return _with_files(replace(document([file.run for file in files]), title="What fits in memory"), files)
+
+
+def _claims(site: Findings, given: Sequence[str]) -> Document:
+    from attnbench.analysis.claims import SUITE
+    from attnbench.analysis.claims.claim_file import load
+    from attnbench.analysis.claims.document import document
+
+    shown = document(load(), [file.run for file in site.files])
+    claimed = [file for file in site.files if file.run.suite == SUITE]
+    return _with_files(
+        replace(shown, title="Published figures, measured again", machines=()), claimed, "claims", *given
+    )
+
+
+def _history(site: Findings, given: Sequence[str]) -> Document:
+    from attnbench.analysis.history.document import document
+
+    try:
+        shown = document([file.run for file in site.files])
+    except UserError as error:  # of a library that it needs
+        shown = Document("history", "", (f"{error}.",))
+    return _with_files(replace(shown, title="Over time"), site.files, "history", *given)
+
+
+# ---- Run files.
+
+
+def _runs(site: Findings) -> Document:
+    return Document(
+        command="site",
+        title="Run files",
+        answer=(f"{count(len(site.files), 'run file')}, the newest first; each has a page with its report.",),
+        blocks=(files_table(site.files),),
+    )
+
+
+def _run(file: RunFile, report_of: ReportOf) -> Document:
+    shown = report_of(file)
+    where = (
+        Span("Run file: ", "quiet"),
+        Span(str(file.path), link=file.source),
+        Span(f", suite {file.run.suite}", "quiet"),
+    )
+    command = shlex.join(["attnbench", shown.command, str(file.path)])
+    lines = (where, (Span("By command: ", "quiet"), Span(command)))
+    return replace(shown, title=f"{shown.title}: {file.name}", lead=(Paragraphs(lines), *shown.lead))

@@ -1,0 +1,363 @@
+"""The tables of a site: what is fastest in each case, two machines beside each other, and lists of run files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from attnbench.analysis.compare.answer import ratio_text
+from attnbench.analysis.compare.figures import Figures
+from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.site.findings import Findings, Pair, RunFile, Standing, rate
+from attnbench.analysis.site.work import WORKS, Work, work_of
+from attnbench.core.case import Case
+from attnbench.core.formats import digits, percent, share
+from attnbench.core.text import count
+from attnbench.render.document import Bar, Column, Entry, Span, Table
+from attnbench.results import metrics
+from attnbench.results.case_names import NOTHING
+from attnbench.results.cells import Key
+
+MOST_SOURCES = 2  # run files of a figure that are linked
+LEAST_AXIS = 0.02  # to both sides of 1x
+UNLIKE = "†"  # beside a ratio of two GPUs, each with its own backend
+MOST_NAMED = 3  # backends in a sentence
+NOT_KNOWN = "not known"
+
+
+def work_address(work: Work) -> str:
+    return f"work-{work.name}.html"
+
+
+def link(text: str, address: str) -> Span:
+    return Span(text, link=address)
+
+
+def joined(spans: Iterable[Sequence[Span]], by: str = ", ") -> tuple[Span, ...]:
+    """Return stretches of text with something between them."""
+    found: list[Span] = []
+    for one in spans:
+        found += [Span(by), *one] if found else one
+    return tuple(found)
+
+
+def share_of_limit(machine: Machine, key: Key, work: Work) -> str:
+    """Return the share of what the datasheet allows, such as "71%"; "-" where that is not known."""
+    found = _part(machine, key, work)
+    return share(found) if found else NOTHING
+
+
+def _part(machine: Machine, key: Key, work: Work) -> float | None:
+    return metrics.share_of_limit(work.metric, machine.cells[key].value, memory_bound=False)
+
+
+def sources(site: Findings, machine: Machine, key: Key) -> tuple[Span, ...] | str:
+    """Return links to the pages of the run files that a figure is from."""
+    found = site.sources(machine.cells[key])
+    links = joined([link(_day(file), file.address)] for file in found[:MOST_SOURCES])
+    more = len(found) - MOST_SOURCES
+    return (*links, Span(f" and {more} more")) if more > 0 else links or NOTHING
+
+
+def _day(file: RunFile) -> str:
+    return file.run.started[:10] or file.name
+
+
+def figure(machine: Machine, key: Key, work: Work) -> str:
+    """Return the rate of a cell without its unit, with a mark where the clock was held down."""
+    found = rate(machine, key, work)
+    return NOTHING if found is None else digits(found) + ("~" if machine.cells[key].held_down else "")
+
+
+def interval(machine: Machine, key: Key) -> str:
+    half = machine.cells[key].half_interval("latency")
+    return percent(half) if half is not None else "?"
+
+
+def standing_entry(site: Findings, standing: Standing) -> Entry:
+    """Return the fastest backend of a case with a link, and those that tie with it."""
+    if standing.fastest is None:
+        return Span(NOT_KNOWN, "quiet")
+    named = [standing.fastest, *standing.alike]
+    return joined(([link(backend, site.backend_address(backend))] for _, backend in named), " = ")
+
+
+def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
+    """Return what is fastest in each case of a kind of work on a machine."""
+    rows: list[tuple[Entry, ...]] = []
+    alone = 0
+    for standing in site.of_work(machine, work):
+        if len(standing.measured) < 2:
+            alone += 1
+            continue
+        best = standing.fastest or standing.measured[0]
+        then = next((key for key in standing.measured if key not in (best, *standing.alike)), None)
+        apart = machine.latency(then) / machine.latency(best) - 1 if then else 0.0
+        rows.append(
+            (
+                site.names[standing.case],
+                standing_entry(site, standing),
+                figure(machine, best, work) if standing.fastest else NOTHING,
+                f"±{interval(machine, best)}" if standing.fastest else NOTHING,
+                share_of_limit(machine, best, work) if standing.fastest else NOTHING,
+                Bar(0.0, min(1.0, part), site.machines.index(machine)) if (part := _part(machine, best, work)) else "",
+                f"{then[1]}, {percent(apart)} slower" if then and standing.fastest else NOTHING,
+                str(site.cards(machine, [best])),
+                sources(site, machine, best),
+            )
+        )
+    columns = (
+        Column("case"),
+        Column("fastest"),
+        Column(work.unit, "right"),
+        Column("±", "right", optional=1),
+        Column("of peak" if work.metric == "tflops" else "of bandwidth", "right", optional=1),
+        Column("0 to 100%", optional=2),
+        Column("next", optional=2),
+        Column("cards", "right", optional=2),
+        Column("run files", optional=1),
+    )
+    note = (
+        f"{work.title}: {work.what}. Medians in bursts; ± is half the 95 % interval of the latency. Backends joined by "
+        "= are alike within it. ~: the clock was held down."
+    )
+    if alone:
+        note += f" {count(alone, 'case')} with one backend alone: on its page."
+    return Table(work.name, columns, tuple(rows), f"{work.title}, {count(len(rows), 'case')}", note)
+
+
+def wins(standings: Sequence[Standing]) -> Counter[str]:
+    """Return in how many cases each backend is the fastest or alike with it, of those with several backends."""
+    found = Counter[str]()
+    for standing in standings:
+        if standing.fastest and len(standing.measured) > 1:
+            found.update(backend for _, backend in (standing.fastest, *standing.alike))
+    return found
+
+
+def often(site: Findings, machine: Machine, work: Work) -> str:
+    """Return which backends are fastest most often: "fa3 in 42 of 134 cases, triton in 23"; "" without a contest."""
+    standings = site.of_work(machine, work)
+    several = sum(1 for one in standings if one.fastest and len(one.measured) > 1)
+    named = [f"{name} in {number}" for name, number in wins(standings).most_common(MOST_NAMED)]
+    return ", ".join([f"{named[0]} of {count(several, 'case')}", *named[1:]]) if named else ""
+
+
+def summary(site: Findings) -> Table:
+    """Return which backend is fastest most often, by machine and kind of work, and what was reached at most."""
+    rows: list[tuple[Entry, ...]] = []
+    for machine in site.machines:
+        for i, work in enumerate(site.works(machine)):
+            standings = site.of_work(machine, work)
+            contests = [one for one in standings if one.fastest and len(one.measured) > 1]
+            known = [one.fastest for one in standings if one.fastest]
+            best = max(known, key=lambda key: rate(machine, key, work) or 0.0, default=None)
+            keys = [key for one in standings for key in one.measured]
+            files = [file for key in known for file in site.sources(machine.cells[key])]
+            newest = max((file.run.started[:10] for file in files), default=NOTHING)
+            rows.append(
+                (
+                    "" if i else (link(machine.label, site.gpu_address(machine.label)),),
+                    (link(work.title, f"{site.gpu_address(machine.label)}#table-{work.name}"),),
+                    joined(
+                        [link(name, site.backend_address(name)), Span(f" {number}")]
+                        for name, number in wins(standings).most_common(2)
+                    )
+                    or NOTHING,
+                    str(len(contests)),
+                    _reached(site, machine, best, work) if best else NOTHING,
+                    f"{best[1]}, {best[0].dtype}" if best else "",
+                    str(site.cards(machine, keys)),
+                    newest,
+                )
+            )
+    columns = (
+        Column("GPU"),
+        Column("work"),
+        Column("fastest most often"),
+        Column("cases", "right", optional=1),
+        Column("most reached", "right", wrap=False),
+        Column("with", optional=2),
+        Column("cards", "right", optional=1),
+        Column("newest", optional=1, wrap=False),
+    )
+    note = "In how many of the cases with several backends; those alike within the uncertainty all count."
+    return Table("fastest", columns, tuple(rows), "What is fastest where", note)
+
+
+def _reached(site: Findings, machine: Machine, best: Key, work: Work) -> tuple[Span, ...]:
+    found = site.sources(machine.cells[best])
+    of_limit = share_of_limit(machine, best, work)
+    told = f"{figure(machine, best, work)} {work.unit}" + (f" ({of_limit})" if of_limit != NOTHING else "")
+    return (link(told, found[0].address) if found else Span(told),)
+
+
+def pair_chart(site: Findings, pair: Pair) -> Table:
+    """Return a bar with its interval for each kind of work: how many times as fast a machine is as the reference."""
+    other, home = pair.labels
+    c = pair.comparison
+    bursts = [figures for figures in c.figures if not figures.sustained]
+    ways = [
+        (name, next((figures for figures in bursts if figures.shared == shared), None))
+        for name, shared in (("same backend", True), ("own fastest", False))
+    ]
+    found: list[tuple[Work, str, Figures]] = []
+    for work in WORKS.values():
+        for name, figures in ways:
+            if figures and (cases := [case for case in figures.cases if work_of(case) == work]):
+                found.append((work, name, figures.of(cases)))
+    ratios = [figures.ratio(other) for _, _, figures in found]
+    ends = [end for ratio in ratios if ratio for end in (ratio.low, ratio.high, ratio.value) if end is not None]
+    low, high = min([1 - LEAST_AXIS, *ends]), max([1 + LEAST_AXIS, *ends])
+
+    def at(value: float) -> float:
+        return (value - low) / (high - low)
+
+    rows: list[tuple[Entry, ...]] = []
+    for (work, name, figures), ratio in zip(found, ratios, strict=True):
+        if ratio is None:
+            continue
+        first, last = sorted((1.0, ratio.value))
+        known = (at(ratio.low), at(ratio.high)) if ratio.low is not None and ratio.high is not None else None
+        rows.append(
+            (
+                (link(work.title, work_address(work)),),
+                name,
+                ratio_text(ratio),
+                Bar(at(first), at(last), group=0 if name == "same backend" else 3, interval=known),
+                str(len(figures.cases)),
+            )
+        )
+    columns = (
+        Column("work", wrap=False),
+        Column("with", wrap=False, optional=1),
+        Column(f"speed / {home}", wrap=False),
+        Column(f"{low:.2f}x to {high:.2f}x"),
+        Column("cases", "right", optional=1),
+    )
+    note = (
+        f"Bars begin at 1x, as fast as {home}; to the left is slower. Thin lines: 95 % interval, cards included. "
+        "Geometric means in bursts."
+    )
+    return Table(f"speed-{site.pair(pair)}", columns, tuple(rows), f"{other} against {home}, by kind of work", note)
+
+
+def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Table:
+    """Return the fastest backend of each case of a kind of work on each machine, as bars of one axis by case."""
+    compared = {frozenset(pair.labels): pair for pair in site.pairs}
+    rows: list[tuple[Entry, ...]] = []
+    alone = 0
+    cases = dict.fromkeys(case for m in machines for case in site.standings[m.label] if work_of(case) == work)
+    for case in cases:
+        own = [(m, standing) for m in machines if (standing := site.standings[m.label].get(case))]
+        if len(own) == 1 and len(own[0][1].measured) == 1:
+            alone += 1
+            continue
+        known = [(m, one.fastest) for m, one in own if one.fastest]
+        rates = {m.label: rate(m, key, work) or 0.0 for m, key in known}
+        most = max(rates.values(), default=0.0)
+        for i, (machine, standing) in enumerate(own):
+            best, first = standing.fastest, known[0][0] if known else None
+            ratio = ""
+            if best and first and first is not machine:
+                pair = compared.get(frozenset((first.label, machine.label)))
+                ratio = _ratio(pair, machine, first, case) if pair else ""
+                if ratio and best[1] != known[0][1][1]:
+                    ratio = f"{ratio} {UNLIKE}"
+            place = site.machines.index(machine)
+            bar = Bar(0.0, rates[machine.label] / most, place) if best and most and len(known) > 1 else ""
+            rows.append(
+                (
+                    "" if i else site.names[case],
+                    (link(machine.label, f"{site.gpu_address(machine.label)}#table-{work.name}"),),
+                    standing_entry(site, standing),
+                    figure(machine, best, work) if best else NOTHING,
+                    bar,
+                    ratio,
+                    sources(site, machine, best) if best else NOTHING,
+                )
+            )
+    columns = (
+        Column("case"),
+        Column("GPU"),
+        Column("fastest"),
+        Column(work.unit, "right"),
+        Column("of the best GPU", optional=2),
+        Column("speed", "right", wrap=False, optional=1),
+        Column("run files", optional=1),
+    )
+    note = "Each GPU with its own fastest backend, in bursts. Speed: over the first GPU of the case; "
+    note += f"{UNLIKE}: with unlike backends, so that it is not the GPUs' alone."
+    if alone:
+        note += f" {count(alone, 'case')} with one backend on one GPU alone: on its page."
+    return Table(work.name, columns, tuple(rows), f"{work.title} by case", note)
+
+
+def _ratio(pair: Pair, machine: Machine, first: Machine, case: Case) -> str:
+    """Return the ratio of a machine to another in one case, where `compare` has one in this order."""
+    c = pair.comparison
+    ours = next((m for m in c.machines if m.label == machine.label), None)
+    if ours is None or c.reference.label != first.label or any(case not in m.fastest for m in c.machines):
+        return ""
+    return ratio_text(c.fastest_ratio(ours, [case]))
+
+
+def backend_table(site: Findings, machine: Machine, backend: str) -> Table:
+    """Return the figures of a backend on a machine, beside the fastest of each case."""
+    rows: list[tuple[Entry, ...]] = []
+    for key in (key for key in machine.log_rounds if key[1] == backend):
+        work = work_of(key[0])
+        if work is None:
+            continue
+        standing = site.standings[machine.label].get(key[0])
+        best = standing and standing.fastest
+        first = best and standing and key in (best, *standing.alike)
+        name = site.names.get(key[0])
+        rows.append(
+            (
+                name or machine.cells[key].name,
+                work.title,
+                f"{figure(machine, key, work)} {work.unit}" if machine.cells[key].is_exact else NOTHING,
+                f"±{interval(machine, key)}",
+                share_of_limit(machine, key, work) if machine.cells[key].is_exact else NOTHING,
+                ("=" if standing and standing.alike else "fastest")
+                if first
+                else percent(machine.latency(best) / machine.latency(key))
+                if best
+                else NOTHING,
+                sources(site, machine, key),
+            )
+        )
+    columns = (
+        Column("case"),
+        Column("work", optional=2, wrap=False),
+        Column("rate", "right", wrap=False),
+        Column("±", "right", optional=1),
+        Column("of limit", "right", optional=1),
+        Column("of the fastest", "right"),
+        Column("run files", optional=1),
+    )
+    note = "Of the fastest: the speed over that of the fastest backend of the case; = is alike with it. In bursts."
+    return Table(site.gpu(machine.label), columns, tuple(rows), f"On {machine.label}, {count(len(rows), 'case')}", note)
+
+
+def files_table(files: Sequence[RunFile], title: str = "Run files") -> Table:
+    """Return the run files with links to their pages, the newest first."""
+    rows = tuple(
+        (
+            (link(file.run.started[:16].replace("T", " ") or file.name, file.address),),
+            file.run.environment.device.name,
+            file.run.suite,
+            str(sum(record.status == "ok" for record in file.run.records)),
+            str(file.path),
+        )
+        for file in sorted(files, key=lambda file: file.run.started, reverse=True)
+    )
+    columns = (
+        Column("started", wrap=False),
+        Column("device"),
+        Column("suite", optional=1),
+        Column("measured", "right", optional=1),
+        Column("file"),
+    )
+    return Table("run-files", columns, rows, title)

@@ -1,0 +1,25 @@
+"""A site: pages that share their style sheet and scripts, and link to each other. It needs no server and no network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from attnbench.render.document import Document
+from attnbench.render.html import html_page, interactive
+from attnbench.render.html.elements import asset
+
+ASSETS = "assets"
+
+
+def render(pages: Iterable[tuple[str, Document]], links: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the files of a site as (address, text): its assets, then its pages.
+
+    `pages` are addresses with documents, `links` the texts and addresses that each page has at its top.
+    """
+    yield f"{ASSETS}/page.css", html_page.style_sheet()
+    for name in (*interactive.SCRIPTS, html_page.TABLES):
+        yield f"{ASSETS}/{name}", interactive.script(name)
+    yield f"{ASSETS}/LICENSE-vega", asset("LICENSE-vega")
+    named = tuple(links)
+    for address, document in pages:
+        yield address, html_page.render(document, html_page.Frame(named, address, ASSETS))

@@ -1,0 +1,129 @@
+"""A site in a real browser, opened from the disk: shared scripts run, narrow screens show what answers, links keep."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium import Browser
+
+RESULTS = Path(__file__).parents[2] / "results"
+NAMES = ("20261123-141253-default-nvidia-h200", "20261123-140542-default-nvidia-h100")
+PHONE = 390
+SAVED = (
+    "window.saved = []; HTMLAnchorElement.prototype.click = function () {};"
+    "URL.createObjectURL = (blob) => { blob.text().then((text) => saved.push(text)); return 'blob:none'; };"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a site of two machines."""
+    made = tmp_path_factory.mktemp("site") / "site"
+    files = [str(RESULTS / f"{name}.jsonl.gz") for name in NAMES]
+    command = [sys.executable, "-m", "attnbench", "site", *files, "--out", str(made)]
+    subprocess.run(command, check=True, capture_output=True)
+    return made
+
+
+@pytest.fixture
+def phone(browser: Browser) -> Iterator[Browser]:
+    browser.cdp("Emulation.setDeviceMetricsOverride", width=PHONE, height=844, deviceScaleFactor=1, mobile=True)
+    yield browser
+    browser.cdp("Emulation.clearDeviceMetricsOverride")
+
+
+def test_no_page_complains_or_asks_elsewhere(browser: Browser, folder: Path) -> None:
+    own = folder.as_uri()
+    for page in sorted(folder.glob("*.html")):
+        with_charts = 'id="data"' in page.read_text()
+        browser.open(page) if with_charts else browser.load(page)
+        assert browser.complaints() == [], page.name
+        assert all(address.startswith((own, "data:")) for address in browser.requests()), page.name
+        assert browser.js("getComputedStyle(document.querySelector('nav.site')).display") == "flex", page.name
+        if with_charts:
+            assert browser.js("document.querySelectorAll('.drawing svg').length") > 3
+
+
+@pytest.mark.parametrize(
+    ("page", "of"),
+    [
+        ("index.html", "fastest"),
+        ("index.html", "speed-h100-80gb-hbm3-against-h200"),
+        ("gpu-h200.html", "prefill"),
+        ("work-prefill.html", "prefill"),
+    ],
+)
+def test_a_phone_shows_what_answers(phone: Browser, folder: Path, page: str, of: str) -> None:
+    phone.load(folder / page)
+    assert phone.js("document.documentElement.scrollWidth") == PHONE
+    ends = phone.js(
+        f"[...document.querySelectorAll('#table-{of} th[scope=col]')].map((e) => e.getBoundingClientRect())"
+        ".filter((box) => box.width).map((box) => box.right)"
+    )
+    assert len(ends) >= 3
+    assert max(ends) <= PHONE
+
+
+def test_the_address_keeps_what_was_chosen(browser: Browser, folder: Path) -> None:
+    page = folder / f"run-{NAMES[0]}.html"
+    browser.open(page, "opened")
+    backend = browser.js("document.querySelector('#filters input[name=backend]').value")
+    browser.js(f"document.querySelector('#filters input[value=\"{backend}\"]').click()")
+    browser.js("document.querySelector('#cells th[data-field=tflops] button').click()")
+    shown = browser.texts("#cells tbody tr")
+    address = browser.js("location.href")
+    assert "#?" in address
+    browser.driver.get("about:blank")
+    browser.driver.get(address)
+    browser.wait("document.documentElement.dataset.opened")
+    assert browser.texts("#cells tbody tr") == shown
+    assert browser.js(f"document.querySelector('#filters input[value=\"{backend}\"]').checked") is False
+    assert browser.complaints() == []
+
+
+def test_rows_of_long_tables_are_found_and_saved(browser: Browser, folder: Path) -> None:
+    """A row that goes on with the row above is found with it."""
+    browser.load(folder / "work-prefill.html")
+    browser.driver.execute_script(SAVED)
+    every = browser.js("document.querySelectorAll('#table-prefill tbody tr').length")
+    browser.all("input[type=search]")[0].send_keys("16k causal")
+    shown = browser.js(
+        "[...document.querySelectorAll('#table-prefill tbody tr')].filter((r) => !r.hidden).map((r) => r.textContent)"
+    )
+    assert 1 < len(shown) < every
+    assert "16k" in shown[0]
+    assert any("H100" in text and "16k" not in text for text in shown)
+    assert browser.js("location.hash") == "#?find=16k%20causal"
+    browser.js("document.querySelector('#table-prefill button').click()")
+    browser.wait("saved.length === 1")
+    assert len(browser.js("saved[0]").splitlines()) == 1 + len(shown)
+    address = browser.js("location.href")
+    browser.driver.get("about:blank")
+    browser.driver.get(address)
+    assert browser.js("[...document.querySelectorAll('tbody tr')].filter((r) => !r.hidden).length") == len(shown)
+
+
+def test_figures_and_table_can_be_saved(browser: Browser, folder: Path) -> None:
+    browser.open(folder / f"run-{NAMES[0]}.html")
+    browser.driver.execute_script(SAVED)
+    browser.js("document.querySelector('#save').click()")
+    browser.wait("saved.length === 1")
+    browser.js("document.querySelector('[data-save=throughput]').click()")
+    browser.wait("saved.length === 2")
+    table, svg = browser.js("saved")
+    header, *rows = table.splitlines()
+    assert {"case", "backend", "latency", "tflops", "status"} <= {*header.split(",")}
+    assert len(rows) == browser.js("JSON.parse(document.querySelector('#data').textContent).number")
+    assert svg.startswith("<svg")
+    assert "var(--" not in svg, "colours stand for themselves"
+
+
+def test_a_figure_says_its_finding(browser: Browser, folder: Path) -> None:
+    browser.open(folder / f"run-{NAMES[0]}.html", "opened")
+    label = browser.js("document.querySelector('#throughput .drawing').getAttribute('aria-label')")
+    most = browser.js("Math.max(...JSON.parse(document.querySelector('#data').textContent).fields.tflops)")
+    assert f"Most: {most:.0f} TFLOP/s with" in label
