@@ -43,7 +43,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from attnbench.core import gpus, stats
 from attnbench.core.formats import FAR, percent
@@ -64,15 +64,29 @@ STEADY = 0.005  # of a time without pauses: its halves differ by at most twice t
 Rival = TypeVar("Rival")
 
 
+class Effects(NamedTuple):
+    """What cards of a model differ by: in all cells of a kind alike, and in each cell for itself."""
+
+    cards: float
+    cells: float
+
+    @property
+    def units(self) -> float:
+        """What two cards differ by in one cell: both together."""
+        return math.hypot(self.cards, self.cells)
+
+
 @dataclass(frozen=True)
 class Spread:
     """What sets processes and cards of one device apart: standard deviations of the logarithm of a latency."""
 
     device: str
     processes: float  # between processes of one card
-    units: float  # between cards of one model, beyond that
+    units: float  # between cards of one model, beyond that, in the cells of a comparison
     source: str
     measured: bool
+    near_limit: Effects = Effects(0.0, 0.0)  # between cards, of cells whose clock the power limit sets (pool.py)
+    others: Effects = Effects(0.0, 0.0)
 
     @cached_property
     def prior(self) -> Prior:
@@ -314,8 +328,13 @@ def student(freedom: float) -> float:
 
 def _read(file: Path) -> tuple[Mapping[str, Spread], Mapping[str, Spread]]:
     table = json.loads(file.read_text(encoding="utf-8"))
-    measured = {entry["device"]: Spread(**entry, measured=True) for entry in table["measured"]}
-    return measured, {kind: Spread(**entry, measured=False) for kind, entry in table["assumed"].items()}
+    measured = {entry["device"]: _entry(entry, measured=True) for entry in table["measured"]}
+    return measured, {kind: _entry(entry, measured=False) for kind, entry in table["assumed"].items()}
+
+
+def _entry(entry: Mapping[str, Any], measured: bool) -> Spread:
+    effects = {name: Effects(*entry[name]) for name in ("near_limit", "others")}
+    return Spread(**{**entry, **effects}, measured=measured)
 
 
 MEASURED, ASSUMED = _read(Path(__file__).with_name("spreads.json"))

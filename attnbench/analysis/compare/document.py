@@ -82,7 +82,7 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
                 "latency": machine.latency(key) if measured else None,
                 "tflops": machine.tflops(key) if measured else None,
                 "gbps": machine.gbps(key) if measured else None,
-                "utilization": exact and exact.value("utilization"),
+                "utilization": machine.utilization(key) if measured else None,
                 "sustained_power": measured and measured.value("sustained_power"),
                 "sustained_tflops": exact and exact.value("sustained_tflops"),
                 "sustained_tflops_per_watt": exact and exact.value("tflops_per_watt"),

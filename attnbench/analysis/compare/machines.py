@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from attnbench.analysis.report.cautions import is_above_the_peak
 from attnbench.core import stats
@@ -27,6 +27,7 @@ from attnbench.core.record import NO_ROOM_TO_CHECK, WRONG, Record, Run
 from attnbench.core.text import listed, some
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells, is_of_earlier_check
+from attnbench.results.pool import NEAR_LIMIT, Card, Pool, Reading
 from attnbench.results.run_setup import (
     OF_ONE_MACHINE,
     VARIABLE,
@@ -37,7 +38,7 @@ from attnbench.results.run_setup import (
     unique_labels,
 )
 from attnbench.results.together import Together, together
-from attnbench.results.uncertainty import hardly_known
+from attnbench.results.uncertainty import hardly_known, spread
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
@@ -60,13 +61,6 @@ class File:
     def card(self) -> Card:
         device = self.run.environment.device
         return Card(device.name, device.uuid)
-
-
-class Card(NamedTuple):
-    """One device; those of a model that no file names count as one."""
-
-    model: str
-    uuid: str | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,9 +116,19 @@ class Machine:
         cannot = {(r.case, r.backend) for file in self.files for r in file.run.records if _cannot_run(file.run, r)}
         return frozenset(cannot | self.log_rounds.keys())
 
-    def rounds_by_card(self, key: Key) -> Mapping[Card, Sequence[int]]:
-        """Return card -> the rounds in which it measured a cell that has a figure."""
-        return grouped(self.log_rounds[key], self.card_of_round.__getitem__)
+    @cached_property
+    def pool(self) -> Pool[Key]:
+        """Its cells that have a figure, each of all cards that measured it."""
+        return Pool({key: self._reading(key) for key in self.log_rounds}, spread(self.environment.device))
+
+    def _reading(self, key: Key) -> Reading:
+        rounds = self.log_rounds[key]
+        share = self.cells[key].value("utilization" if self.metric == "latency" else "sustained_utilization")
+        return Reading(
+            {card: {n: rounds[n] for n in of} for card, of in grouped(rounds, self.card_of_round.__getitem__).items()},
+            near_limit=share is None or share >= NEAR_LIMIT,
+            informs=key[0].ranks == 1 and not self.decides_nothing(key),
+        )
 
     @cached_property
     def log_rounds(self) -> Mapping[Key, Mapping[int, float]]:
@@ -146,10 +150,10 @@ class Machine:
         """The same machine with the energy of a call as its figure, instead of the latency."""
         return replace(self, metric="joules")
 
-    @cached_property
+    @property
     def log_figure(self) -> Mapping[Key, float]:
-        """The logarithm of the latency, or energy, of every cell that has a figure: of the median over its rounds."""
-        return {key: math.log(self.value(key, self.metric)) for key in self.log_rounds}
+        """The logarithm of the latency, or energy, of every cell that has a figure: on a card of its model (Pool)."""
+        return self.pool.values
 
     def value(self, key: Key, metric: str) -> float:
         """Return a metric of a cell that has it."""
@@ -200,27 +204,27 @@ class Machine:
 
     def latency(self, key: Key) -> float:
         """Return the seconds of a cell that has a figure."""
-        return self.value(key, self.metric)
+        return math.exp(self.log_figure[key])
 
     def gbps(self, key: Key) -> float | None:
         """Return the GB/s of a cell that has a figure, by the least bytes that a call moves; of each of several ranks.
 
-        As every figure it is the median over the rounds. None for an approximation, which need not move them.
+        None for an approximation, which need not move them.
         """
         if not self.cells[key].is_exact:
             return None
-        moved, ranks = ideal_bytes(key[0]), key[0].ranks
-        return stats.median([moved / seconds / 1e9 / ranks for seconds in self.cells[key].rounds(self.metric).values()])
+        return ideal_bytes(key[0]) / self.latency(key) / 1e9 / key[0].ranks
 
     def tflops(self, key: Key) -> float | None:
         """Return the TFLOP/s of a cell with a figure, by exact FLOPs; None for an approximation, which does others."""
         if not self.cells[key].is_exact:
             return None
-        return self.value(key, "tflops" if self.metric == "latency" else "sustained_tflops")
+        return self.cells[key].flops / self.latency(key) / 1e12 / key[0].ranks
 
     def utilization(self, key: Key) -> float | None:
         """Return TFLOP/s over the datasheet's peak; None where that is not known."""
-        return self.cells[key].value("utilization" if self.metric == "latency" else "sustained_utilization")
+        peak, tflops = self.cells[key].rates.peak, self.tflops(key)
+        return tflops * 1e12 / peak if peak and tflops else None
 
     def watts(self, key: Key) -> float | None:
         """Return the power while the cell ran without pauses; None in bursts.

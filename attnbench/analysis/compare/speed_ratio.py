@@ -13,14 +13,15 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from attnbench.analysis.compare.machines import Card, Machine
+from attnbench.analysis.compare.machines import Machine
 from attnbench.core import stats
 from attnbench.results.cells import Key
-from attnbench.results.uncertainty import MEDIAN, NORMAL, spread, student
+from attnbench.results.pool import Card, of_median
+from attnbench.results.uncertainty import NORMAL, spread, student
 
 Weights = Mapping[Key, float]  # of the logarithms of the cells' latencies
 ROUNDS, TABLE = "rounds", "table"
@@ -85,46 +86,56 @@ class _LogSum(NamedTuple):
 
 def _log_sum(machine: Machine, weights: Weights) -> _LogSum:
     """Return the weighted sum of log latencies of cells that all have a figure."""
+    pairs = list(zip(*(part.tolist() for part in machine.pool.weights(weights)), strict=True))
+    value = math.fsum(weight * machine.log_figure[key] for key, weight in weights.items())
+    if len(weights) == len(pairs) == 1 and len(machine.log_rounds[key := next(iter(weights))]) > 1:
+        half = machine.cells[key].half_interval(machine.metric)
+        return _LogSum(value, math.inf if half is None else abs(weights[key]) * half, {ROUNDS})
     moves = defaultdict[Card, defaultdict[int, float]](lambda: defaultdict(float))  # by how much a round moves the sum
     processes = defaultdict[tuple[int, str], float](float)  # (round, backend) -> its share in the sum
     halves = []
     sources = set()
-    for key, weight in weights.items():
-        rounds = machine.log_rounds[key]
-        by_card = machine.rounds_by_card(key)
-        if len(weights) == len(by_card) == 1 and len(rounds) > 1:
-            sources.add(ROUNDS)
-            half = machine.cells[key].half_interval(machine.metric)
-            halves.append(math.inf if half is None else weight * half)
-            continue
-        for card, numbers in by_card.items():
-            sources.add(ROUNDS if len(numbers) > 1 else TABLE)
-            mean = math.fsum(rounds[number] for number in numbers) / len(numbers)
-            for number in numbers:
-                if len(numbers) > 1:
-                    scale = weight / len(rounds) * math.sqrt(len(numbers) / (len(numbers) - 1))
-                    scale *= MEDIAN if len(rounds) > 2 else 1.0
-                    moves[card][number] += scale * (rounds[number] - mean)
-                else:
-                    processes[number, key[1]] += weight / len(rounds)
+    for i, weight in pairs:
+        key, card = machine.pool.pairs[i]
+        rounds = machine.pool.rounds(i)
+        if key in weights:
+            sources.add(ROUNDS if len(rounds) > 1 else TABLE)
         if len(rounds) == 1:
-            known = machine.cells[key].uncertainty_of(machine.metric)
-            alone = math.inf if known is None or known.within is None else math.hypot(known.within, known.added)
-            halves.append(weight * alone)
-    if moves:
-        freedom = sum(len(of) - 1 for of in moves.values())
-        halves.append(student(freedom) * math.hypot(*(move for of in moves.values() for move in of.values())))
+            processes[next(iter(rounds)), key[1]] += weight
+            if len(machine.log_rounds[key]) == 1 and key in weights:
+                known = machine.cells[key].uncertainty_of(machine.metric)
+                alone = math.inf if known is None or known.within is None else math.hypot(known.within, known.added)
+                halves.append(weight * alone)
+            continue
+        mean = math.fsum(rounds.values()) / len(rounds)
+        scale = weight * math.sqrt(of_median(len(rounds)) / (len(rounds) - 1))
+        for number, log in rounds.items():
+            moves[card][number] += scale * (log - mean)
+    halves.append(_of_rounds([[*of.values()] for of in moves.values()]))
     halves.append(NORMAL * spread(machine.environment.device).processes * math.hypot(*processes.values()))
-    value = math.fsum(weight * machine.log_figure[key] for key, weight in weights.items())
     return _LogSum(value, math.hypot(*halves), sources)
 
 
+def _of_rounds(moves: Sequence[Sequence[float]]) -> float:
+    """Return half the 95 % interval of a sum that the rounds of each card moved by so much, about their mean.
+
+    The degrees of freedom of the sum of the cards' variances are Satterthwaite's (Biometrics Bulletin 2(6), 1946).
+    """
+    variances = [(math.fsum(move**2 for move in of), len(of) - 1) for of in moves]
+    total = math.fsum(variance for variance, _ in variances)
+    if not total:
+        return 0.0
+    return student(total**2 / math.fsum(variance**2 / freedom for variance, freedom in variances)) * math.sqrt(total)
+
+
 def _cards(*sides: tuple[Machine, Weights]) -> float:
-    """Return half the 95 % interval that cards of a model add to the difference of two weighted sums."""
-    effects = defaultdict[Card, float](float)  # how much of the difference a card moves, times its standard deviation
+    """Return half the 95 % interval that cards of a model add to the difference of two weighted sums.
+
+    A card that measured both sides moves them alike.
+    """
+    effects = defaultdict[object, float](float)
     for sign, (machine, weights) in zip((1, -1), sides, strict=True):
-        apart = spread(machine.environment.device).units
-        for key, weight in weights.items():
-            for card, numbers in machine.rounds_by_card(key).items():
-                effects[card] += sign * apart * weight * len(numbers) / len(machine.log_rounds[key])
-    return NORMAL * math.hypot(*effects.values())
+        for part in machine.pool.effects(weights):
+            for name, moved in part.items():
+                effects[name] += sign * moved
+    return math.hypot(*effects.values())
