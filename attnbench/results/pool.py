@@ -2,15 +2,15 @@
 
 With y the logarithm of what card k measured of cell c, the median over its n rounds (latency or energy),
 
-    y(c, k) = cell(c) + card(k, kind of c) + rest(c, k).
+    y(c, k) = cell(c) + card(k) + load(c) loaded_card(k) + rest(c, k).
 
 - **cell** is what is asked: a case on one backend, of one version and measuring method.
-- **card** is normal with mean 0 and shared by all cells of a kind on that card, whatever their backend. There are two
-  kinds: cells that reach NEAR_LIMIT of the datasheet's rate, in which the power limit sets the clock, and cards differ
-  by what a chip draws; and all others. Of 18 H200s and 15 H100s in results/ the first differ by 0.9 %, the others by
-  0.2 to 0.3 %, and which card is fast among the first says nothing of the others.
-- **rest** is how a card differs in this cell alone, with its own variance for each kind, and the noise of n processes:
-  that of one over n, times pi / 2 for a median of more than two.
+- **card** and **loaded_card** are normal with mean 0, and shared by all cells of a card whatever their backend: how it
+  differs in any work, and how besides in work that the power limit slows, where a chip that draws less runs faster. The
+  **load** of a cell is 0 up to LOADED_FROM of the datasheet's rate, 1 from LOADED_TO on, and linear between. Of 20 H200s
+  and of 15 H100s in results/ cards differ by 0.2 % in any work and by 0.8 % more under full load.
+- **rest** is how a card differs in this cell alone, by more under load, and the noise of n processes: that of one over
+  n, times pi / 2 for a median of more than two.
 
 Cells are fixed effects, cards random ones. Cells and cards are estimated together by Henderson's mixed model equations
 (Henderson, "Best Linear Unbiased Estimation and Prediction under a Selection Model", Biometrics 31(2), 1975), with the
@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from attnbench.core import stats
 from attnbench.results.noise import Prior, moderated
-from attnbench.results.uncertainty import FREEDOM, MEDIAN, NORMAL, Effects, Spread, student
+from attnbench.results.uncertainty import FREEDOM, MEDIAN, NORMAL, Cards, Spread, student
 
 if TYPE_CHECKING:
     import numpy
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     Floats = NDArray[numpy.float64]
     Integers = NDArray[numpy.int64]
 
-NEAR_LIMIT = 0.5  # of the datasheet's rate: above, the power limit sets the clock
+LOADED_FROM, LOADED_TO = 0.3, 0.6  # of the datasheet's rate
 LEAST_CARDS = 6  # that measured cells in common, to estimate the variances from them
 LEAST = 1e-9  # a standard deviation, so that a device whose cards and processes are all alike has weights too
 
@@ -65,21 +65,17 @@ class Reading:
     """What the cards of one machine measured of a cell, as natural logarithms."""
 
     rounds: Mapping[Card, Mapping[int, float]]  # card -> round -> value; a round is of one process a backend
-    near_limit: bool = True  # whether it reaches NEAR_LIMIT
+    load: float = 1.0  # from 0 to 1
     informs: bool = True  # whether it tells how its cards differ
 
 
 @dataclass(frozen=True)
 class Variances:
-    """What cards of a machine differ by, in cells near the power limit and in others."""
+    """What cards of a machine differ by."""
 
-    near_limit: Effects
-    others: Effects
+    deviations: Cards
     quantile: float = NORMAL  # of half a 95 % interval over these standard deviations
     estimated: bool = False  # from the cards at hand
-
-    def of(self, near_limit: bool) -> Effects:
-        return self.near_limit if near_limit else self.others
 
 
 class Pair(NamedTuple, Generic[K]):
@@ -107,7 +103,7 @@ class Pool(Generic[K]):
 
         if self._unconnected:
             return {key: float(self._y[at[0]]) for key, at in self._at.items()}
-        left = self._y - (self._y @ self._cards_of)[self._effect]
+        left = self._y - self._loads @ (self._y @ self._cards_of)
         found = np.bincount(self._cell, self._mean * left)
         return dict(zip(self._at, found.tolist(), strict=True))
 
@@ -130,39 +126,35 @@ class Pool(Generic[K]):
         for key, weight in weights.items():
             at = self._at[key]
             of_pairs[at] = weight * self._mean[at]
-        on_cards = np.bincount(self._effect, of_pairs, self._cards_of.shape[1])
-        of_pairs -= self._cards_of @ on_cards
+        of_pairs -= self._cards_of @ (of_pairs @ self._loads)
         counted = np.flatnonzero(np.abs(of_pairs) > 1e-12)
         return counted, of_pairs[counted]
 
-    def effects(self, weights: Mapping[K, float]) -> tuple[dict[tuple[Card, bool], float], dict[Pair[K], float]]:
-        """Return how far cards move a weighted sum: by what their cells share, and by each cell's own part.
+    def effects(self, weights: Mapping[K, float]) -> dict[Hashable, float]:
+        """Return how far cards move a weighted sum, each part half a 95 % interval with the sign of its weight.
 
-        Each is half a 95 % interval, with the sign of its weight: independent, but where two sums have the same.
+        Parts are independent, and named by card, and by cell where they are of one cell: those of one name in two sums
+        are alike.
         """
-        shared: dict[tuple[Card, bool], float] = {}
-        own: dict[Pair[K], float] = {}
-        quantile = self.variances.quantile
+        found: dict[Hashable, float] = {}
+        known, quantile = self.variances.deviations, self.variances.quantile
         for i, weight in zip(*(part.tolist() for part in self.weights(weights)), strict=True):
-            pair = self.pairs[i]
-            near_limit = self._readings[pair.key].near_limit
-            effects = self.variances.of(near_limit)
-            at = pair.card, near_limit
-            shared[at] = shared.get(at, 0.0) + quantile * effects.cards * weight
-            own[pair] = quantile * effects.cells * weight
-        return shared, own
+            (key, card), load = self.pairs[i], self._readings[self.pairs[i].key].load
+            found[card, "any work"] = found.get((card, "any work"), 0.0) + quantile * known.all * weight
+            found[card, "under load"] = found.get((card, "under load"), 0.0) + quantile * known.loaded * load * weight
+            found[card, key] = quantile * known.of_cell(load) * weight
+        return found
 
     @cached_property
     def variances(self) -> Variances:
         """Those of the table, or of the cards at hand and the table."""
-        table = Variances(self.spread.near_limit, self.spread.others)
-        number = self._cards_in_common
+        table, number = self.spread.cards, self._cards_in_common
         if number < LEAST_CARDS:
-            return table
-        found = reml(self._readings, self.spread)
+            return Variances(table)
         freedom = number - 1.0
-        joined = [_joined(getattr(found, name), getattr(table, name), freedom) for name in ("near_limit", "others")]
-        return Variances(*joined, student(FREEDOM + freedom), estimated=True)
+        found = reml(self._readings, self.spread)
+        each = [_joined(ours, known, freedom) for ours, known in zip(found, table, strict=True)]
+        return Variances(Cards(*each), student(FREEDOM + freedom), estimated=True)
 
     @property
     def _cards_in_common(self) -> int:
@@ -189,20 +181,20 @@ class Pool(Generic[K]):
         return np.repeat(np.arange(len(self._at)), [len(at) for at in self._at.values()])
 
     @cached_property
-    def _effect(self) -> Integers:
-        """The number of the effect of each pair: of its card on cells of this kind."""
-        return _numbers([(card, self._readings[key].near_limit) for key, card in self.pairs])
+    def _loads(self) -> Floats:
+        """Pairs x effects: by how much an effect of a card is in each pair; first those in any work, then under load."""
+        return _loads_of([(card, self._readings[key].load) for key, card in self.pairs])
 
     @cached_property
     def _precision(self) -> Floats:
         """One over the variance of each pair, without what its card's cells share."""
         import numpy as np
 
+        process, known = max(self.spread.processes, LEAST), self.variances.deviations
         found = []
         for key, card in self.pairs:
             reading = self._readings[key]
-            noise = of_median(len(reading.rounds[card])) * max(self.spread.processes, LEAST) ** 2
-            found.append(1 / (self.variances.of(reading.near_limit).cells ** 2 + noise))
+            found.append(1 / (known.of_cell(reading.load) ** 2 + of_median(len(reading.rounds[card])) * process**2))
         return np.array(found)
 
     @cached_property
@@ -218,10 +210,16 @@ class Pool(Generic[K]):
         import numpy as np
 
         informs = np.array([self._readings[key].informs for key, _ in self.pairs])
-        kinds = dict(zip(self._effect.tolist(), (self._readings[key].near_limit for key, _ in self.pairs), strict=True))
-        deviations = np.array([self.variances.of(kinds[n]).cards for n in range(len(kinds))])
-        absorbed, system = _mixed_model(self._cell, self._effect, self._precision * informs, deviations)
+        known = self.variances.deviations
+        deviations = np.repeat((known.all, known.loaded), self._loads.shape[1] // 2)
+        absorbed, system = _mixed_model(self._cell, self._loads * deviations, self._precision * informs)
         return absorbed @ np.linalg.solve(system, np.diag(deviations))
+
+
+def load(utilization: float | None) -> float:
+    """Return the load of a cell that reaches a share of the datasheet's rate; the full load where that is not known."""
+    share = 1.0 if utilization is None else (utilization - LOADED_FROM) / (LOADED_TO - LOADED_FROM)
+    return min(1.0, max(0.0, share))
 
 
 def of_median(rounds: int) -> float:
@@ -233,83 +231,68 @@ def _tells(reading: Reading) -> bool:
     return reading.informs and len(reading.rounds) > 1
 
 
-def _numbers(names: Sequence[Hashable]) -> Integers:
-    """Return a number for each name, from 0 in the order in which they come first."""
+def _loads_of(pairs: Sequence[tuple[Card, float]]) -> Floats:
     import numpy as np
 
-    known: dict[Hashable, int] = {}
-    return np.array([known.setdefault(name, len(known)) for name in names], int)
+    known: dict[Card, int] = {}
+    cards = np.array([known.setdefault(card, len(known)) for card, _ in pairs], int)
+    found = np.zeros((len(pairs), 2 * len(known)))
+    found[np.arange(len(pairs)), cards] = 1.0
+    found[np.arange(len(pairs)), len(known) + cards] = [load for _, load in pairs]
+    return found
 
 
-def _mixed_model(cell: Integers, effect: Integers, precision: Floats, deviations: Floats) -> tuple[Floats, Floats]:
-    """Return what is left of the effects, scaled to a variance of 1, when cells are absorbed: MZ, and I + Z'MZ.
+def _mixed_model(cell: Integers, effects: Floats, precision: Floats) -> tuple[Floats, Floats]:
+    """Return MZ and I + Z'MZ: the equations of the effects Z, scaled to a variance of 1, with the cells X absorbed.
 
-    M = R - R X (X'RX)^-1 X'R, with X the cells, Z the effects times their standard deviations and R the precisions.
+    M = R - R X (X'RX)^-1 X'R, with R the precisions. The pairs of a cell follow each other.
     """
     import numpy as np
 
-    scaled = np.zeros((len(cell), len(deviations)))
-    scaled[np.arange(len(cell)), effect] = precision * deviations[effect]
-    totals = np.bincount(cell, precision)
-    sums = np.zeros((len(totals), len(deviations)))
-    np.add.at(sums, (cell, effect), precision * deviations[effect])
+    starts = np.flatnonzero(np.diff(cell, prepend=-1))
+    totals = np.add.reduceat(precision, starts)
     shares = np.divide(precision, totals[cell], out=np.zeros_like(precision), where=totals[cell] > 0)
-    absorbed = scaled - shares[:, None] * sums[cell]
-    system = np.eye(len(deviations))
-    np.add.at(system, effect, deviations[effect][:, None] * absorbed)
-    return absorbed, system
+    scaled = precision[:, None] * effects
+    absorbed = scaled - shares[:, None] * np.add.reduceat(scaled, starts)[cell]
+    return absorbed, np.eye(effects.shape[1]) + effects.T @ absorbed
 
 
-def _joined(found: Effects, table: Effects, freedom: float) -> Effects:
-    """Return standard deviations that times t(FREEDOM + freedom) are half of a 95 % interval."""
-    each = []
-    for ours, known in zip((found.cards, found.cells), (table.cards, table.cells), strict=True):
-        prior = Prior((NORMAL * known / student(FREEDOM)) ** 2, FREEDOM)
-        each.append(math.sqrt(moderated(ours**2, freedom, prior)[0]))
-    return Effects(*each)
+def _joined(found: float, table: float, freedom: float) -> float:
+    """Return a standard deviation that times t(FREEDOM + freedom) is half of a 95 % interval."""
+    prior = Prior((NORMAL * table / student(FREEDOM)) ** 2, FREEDOM)
+    return math.sqrt(moderated(found**2, freedom, prior)[0])
 
 
-def reml(readings: Mapping[K, Reading], start: Spread) -> Variances:
+def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
     """Return the standard deviations that make what several cards measured of the same cells most likely.
 
-    That of processes is estimated beside them. Where a kind of cells was measured by no two cards, its deviations stay
-    those of `start`.
+    That of processes is estimated beside them.
     """
     import numpy as np
     from scipy import optimize  # type: ignore[import-untyped]
 
-    told = {key: reading for key, reading in readings.items() if _tells(reading)}
-    pairs = [(key, card, reading) for key, reading in told.items() for card in reading.rounds]
-    y = np.array([stats.median([*reading.rounds[card].values()]) for _, card, reading in pairs])
-    rounds = np.array([of_median(len(reading.rounds[card])) for _, card, reading in pairs])
-    near = np.array([reading.near_limit for *_, reading in pairs])
-    cell, effect = _numbers([key for key, *_ in pairs]), _numbers([(c, r.near_limit) for _, c, r in pairs])
-    near_effect = np.zeros(effect.max() + 1, bool)
-    near_effect[effect] = near
+    told = [reading for reading in readings.values() if _tells(reading)]
+    pairs = [(card, reading) for reading in told for card in reading.rounds]
+    y = np.array([stats.median([*reading.rounds[card].values()]) for card, reading in pairs])
+    noise = np.array([of_median(len(reading.rounds[card])) for card, reading in pairs])
+    load = np.array([reading.load for _, reading in pairs])
+    cell = np.repeat(np.arange(len(told)), [len(reading.rounds) for reading in told])
+    loads = _loads_of([(card, reading.load) for card, reading in pairs])
+    y -= (np.bincount(cell, y) / np.bincount(cell))[cell]  # which changes nothing but how it is rounded
 
     def unlikely(logs: Floats) -> float:
         """Return minus the logarithm of the restricted likelihood, without its constant."""
-        process, *of_kinds = np.exp(logs)
-        cards = np.where(near_effect, of_kinds[0], of_kinds[2])
-        cells = np.where(near, of_kinds[1], of_kinds[3])
-        precision = 1 / (cells**2 + process**2 * rounds)
-        absorbed, system = _mixed_model(cell, effect, precision, cards)
+        process, *rest = np.exp(logs)
+        known = Cards(*rest)
+        precision = 1 / (known.of_cell(load) ** 2 + process**2 * noise)
+        effects = loads * np.repeat((known.all, known.loaded), loads.shape[1] // 2)
+        absorbed, system = _mixed_model(cell, effects, precision)
         totals = np.bincount(cell, precision)
         means = np.bincount(cell, precision * y) / totals
         right = y @ absorbed
         square = precision @ (y - means[cell]) ** 2 - right @ np.linalg.solve(system, right)
         return float(np.log(totals).sum() - np.log(precision).sum() + np.linalg.slogdet(system)[1] + square) / 2
 
-    deviations = (start.processes, *(getattr(start, kind)[i] for kind in ("near_limit", "others") for i in (0, 1)))
-    least = optimize.minimize(
-        unlikely,
-        np.log(np.maximum(deviations, 1e-4)),
-        method="L-BFGS-B",
-        bounds=[(math.log(1e-5), math.log(1.0))] * 5,
-    )
-    _, *found = np.exp(least.x).tolist()
-    kinds = [
-        Effects(*found[2 * i : 2 * i + 2]) if any(near == is_near) else getattr(start, kind)
-        for i, (kind, is_near) in enumerate((("near_limit", True), ("others", False)))
-    ]
-    return Variances(*kinds, estimated=True)
+    first = np.log(np.maximum((start.processes, *start.cards), 1e-4))
+    least = optimize.minimize(unlikely, first, method="L-BFGS-B", bounds=[(math.log(1e-5), 0.0)] * 5)
+    return Cards(*np.exp(least.x[1:]).tolist())

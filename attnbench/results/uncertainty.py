@@ -49,7 +49,7 @@ from attnbench.core import gpus, stats
 from attnbench.core.formats import FAR, percent
 from attnbench.core.machine import Device
 from attnbench.core.text import some
-from attnbench.results.noise import Prior, moderated
+from attnbench.results.noise import N, Prior, moderated
 
 MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
 NORMAL = 1.96  # 97.5 % quantile of the normal distribution
@@ -64,16 +64,17 @@ STEADY = 0.005  # of a time without pauses: its halves differ by at most twice t
 Rival = TypeVar("Rival")
 
 
-class Effects(NamedTuple):
-    """What cards of a model differ by: in all cells of a kind alike, and in each cell for itself."""
+class Cards(NamedTuple):
+    """What cards of a model differ by, as standard deviations of the logarithm of a latency (pool.py)."""
 
-    cards: float
-    cells: float
+    all: float = 0.0  # in all work alike
+    loaded: float = 0.0  # besides, in all work under full load
+    cell: float = 0.0  # in each cell for itself, without load
+    loaded_cell: float = 0.0  # and under full load
 
-    @property
-    def units(self) -> float:
-        """What two cards differ by in one cell: both together."""
-        return math.hypot(self.cards, self.cells)
+    def of_cell(self, load: N) -> N:
+        """Return what a cell at a load from 0 to 1 has for itself."""
+        return self.cell + (self.loaded_cell - self.cell) * load
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,7 @@ class Spread:
     units: float  # between cards of one model, beyond that, in the cells of a comparison
     source: str
     measured: bool
-    near_limit: Effects = Effects(0.0, 0.0)  # between cards, of cells whose clock the power limit sets (pool.py)
-    others: Effects = Effects(0.0, 0.0)
+    cards: Cards = Cards()
 
     @cached_property
     def prior(self) -> Prior:
@@ -333,8 +333,7 @@ def _read(file: Path) -> tuple[Mapping[str, Spread], Mapping[str, Spread]]:
 
 
 def _entry(entry: Mapping[str, Any], measured: bool) -> Spread:
-    effects = {name: Effects(*entry[name]) for name in ("near_limit", "others")}
-    return Spread(**{**entry, **effects}, measured=measured)
+    return Spread(**{**entry, "cards": Cards(**entry["cards"])}, measured=measured)
 
 
 MEASURED, ASSUMED = _read(Path(__file__).with_name("spreads.json"))

@@ -27,7 +27,7 @@ from attnbench.core.record import NO_ROOM_TO_CHECK, WRONG, Record, Run
 from attnbench.core.text import listed, some
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells, is_of_earlier_check
-from attnbench.results.pool import NEAR_LIMIT, Card, Pool, Reading
+from attnbench.results.pool import Card, Pool, Reading, load
 from attnbench.results.run_setup import (
     OF_ONE_MACHINE,
     VARIABLE,
@@ -126,7 +126,7 @@ class Machine:
         share = self.cells[key].value("utilization" if self.metric == "latency" else "sustained_utilization")
         return Reading(
             {card: {n: rounds[n] for n in of} for card, of in grouped(rounds, self.card_of_round.__getitem__).items()},
-            near_limit=share is None or share >= NEAR_LIMIT,
+            load=load(share),
             informs=key[0].ranks == 1 and not self.decides_nothing(key),
         )
 

@@ -135,7 +135,6 @@ def _cards(*sides: tuple[Machine, Weights]) -> float:
     """
     effects = defaultdict[object, float](float)
     for sign, (machine, weights) in zip((1, -1), sides, strict=True):
-        for part in machine.pool.effects(weights):
-            for name, moved in part.items():
-                effects[name] += sign * moved
+        for name, moved in machine.pool.effects(weights).items():
+            effects[name] += sign * moved
     return math.hypot(*effects.values())
