@@ -30,6 +30,7 @@ hundred cells of one card as it enters one of them.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -65,6 +66,7 @@ class Reading:
     """What the cards of one machine measured of a cell, as natural logarithms."""
 
     rounds: Mapping[Card, Mapping[int, float]]  # card -> round -> value; a round is of one process a backend
+    process: Hashable = None  # cells with one in common ran in one process in each round, as those of a backend
     load: float = 1.0  # from 0 to 1
     informs: bool = True  # whether it tells how its cards differ
 
@@ -83,6 +85,22 @@ class Pair(NamedTuple, Generic[K]):
 
     key: K
     card: Card
+
+
+class _Rounds(NamedTuple):
+    """Rounds of cells: of each the pair, the number of its process, and by how much it moves a weight of 1."""
+
+    pair: Integers
+    number: Integers
+    moves: Floats
+    card: Integers  # of each number
+
+    def of_cards(self, which: NDArray[numpy.bool_]) -> Integers:
+        """Return how many processes of each card some entries are of."""
+        import numpy as np
+
+        counted = np.bincount(self.number[which], minlength=len(self.card)) > 0
+        return np.bincount(self.card[counted], minlength=int(self.card.max()) + 1)
 
 
 class Pool(Generic[K]):
@@ -107,43 +125,54 @@ class Pool(Generic[K]):
         found = np.bincount(self._cell, self._mean * left)
         return dict(zip(self._at, found.tolist(), strict=True))
 
-    def rounds(self, pair: int) -> Mapping[int, float]:
-        """Return round -> value of one of `pairs`."""
-        key, card = self.pairs[pair]
-        return self._readings[key].rounds[card]
+    def weights(self, weights: Mapping[K, float]) -> Floats:
+        """Return the weights of `pairs` in a weighted sum of cells.
 
-    def weights(self, weights: Mapping[K, float]) -> tuple[Integers, Floats]:
-        """Return which of `pairs` count in a weighted sum of cells, and by how much.
-
-        The weights of the pairs of a cell add up to that of the cell; those of cells that are not in the sum, which
+        Those of the pairs of a cell add up to the weight of the cell; those of cells that are not in the sum, which
         tell of its cards, add up to 0.
         """
         import numpy as np
 
-        if self._unconnected:
-            return np.array([self._at[key][0] for key in weights], int), np.array([*weights.values()], float)
-        of_pairs = np.zeros(len(self.pairs))
+        found = np.zeros(len(self.pairs))
         for key, weight in weights.items():
             at = self._at[key]
-            of_pairs[at] = weight * self._mean[at]
-        of_pairs -= self._cards_of @ (of_pairs @ self._loads)
-        counted = np.flatnonzero(np.abs(of_pairs) > 1e-12)
-        return counted, of_pairs[counted]
+            found[at] = weight * self._mean[at]
+        return found if self._unconnected else found - self._cards_of @ (found @ self._loads)
 
-    def effects(self, weights: Mapping[K, float]) -> dict[Hashable, float]:
-        """Return how far cards move a weighted sum, each part half a 95 % interval with the sign of its weight.
+    def of_processes(self, weights: Mapping[K, float]) -> float:
+        """Return half the 95 % interval of a weighted sum of cells that other processes on these cards would give.
 
-        Parts are independent, and named by card, and by cell where they are of one cell: those of one name in two sums
-        are alike.
+        Round r of a card, where cells have several, moves the sum by the sum over them of its weight / n
+        x sqrt(n / (n - 1)) x what it is from the card's mean (x sqrt(pi / 2) for a median of more than two). A round is
+        the unit of replication (Liang and Zeger, "Longitudinal data analysis using generalized linear models",
+        Biometrika 73(1), 1986). The degrees of freedom of the cards' variances together are Satterthwaite's (Biometrics
+        Bulletin 2(6), 1946). Where a card has a single round of a cell, the table's deviation of processes counts,
+        which moves the cells of a process alike.
         """
-        found: dict[Hashable, float] = {}
-        known, quantile = self.variances.deviations, self.variances.quantile
-        for i, weight in zip(*(part.tolist() for part in self.weights(weights)), strict=True):
-            (key, card), load = self.pairs[i], self._readings[self.pairs[i].key].load
-            found[card, "any work"] = found.get((card, "any work"), 0.0) + quantile * known.all * weight
-            found[card, "under load"] = found.get((card, "under load"), 0.0) + quantile * known.loaded * load * weight
-            found[card, key] = quantile * known.of_cell(load) * weight
-        return found
+        import numpy as np
+
+        of_pairs, rounds = self.weights(weights), self._rounds
+        moved = np.bincount(rounds.number, of_pairs[rounds.pair] * rounds.moves, len(rounds.card))
+        variances = np.bincount(rounds.card, moved**2)
+        total, half = float(variances.sum()), 0.0
+        if total > 0:
+            asked = np.isin(rounds.pair, [i for key in weights for i in self._at[key]])
+            every, of_asked = (rounds.of_cards(which) for which in (np.ones(len(asked), bool), asked))
+            freedoms = np.maximum(np.where(of_asked > 1, of_asked, every) - 1, 1)
+            half = student(total**2 / float((variances**2 / freedoms).sum())) * math.sqrt(total)
+        alone, process = self._alone
+        of_table = np.bincount(process, of_pairs[alone]) if len(alone) else np.zeros(0)
+        return math.hypot(half, NORMAL * self.spread.processes * float(np.linalg.norm(of_table)))
+
+    def rounds_of(self, key: K) -> list[int]:
+        """Return in how many rounds each card measured a cell."""
+        return [len(rounds) for rounds in self._readings[key].rounds.values()]
+
+    def is_of_one_card(self, key: K) -> bool:
+        """Return whether the value of a cell is that of a single card, without what other cells tell of it."""
+        import numpy as np
+
+        return bool(np.count_nonzero(self.weights({key: 1.0})) == 1)
 
     @cached_property
     def variances(self) -> Variances:
@@ -172,7 +201,56 @@ class Pool(Generic[K]):
     def _y(self) -> Floats:
         import numpy as np
 
-        return np.array([stats.median([*self._readings[key].rounds[card].values()]) for key, card in self.pairs])
+        return np.array([_median(self._readings[key].rounds[card]) for key, card in self.pairs])
+
+    @cached_property
+    def _rounds(self) -> _Rounds:
+        """The rounds of the pairs that have several."""
+        import numpy as np
+
+        numbers, cards = dict[tuple[Card, int], int](), {card: i for i, card in enumerate(self.cards)}
+        found: list[tuple[int, int, float]] = []
+        for i, (key, card) in enumerate(self.pairs):
+            rounds = self._readings[key].rounds[card]
+            if len(rounds) > 1:
+                mean = math.fsum(rounds.values()) / len(rounds)
+                scale = math.sqrt(of_median(len(rounds)) / (len(rounds) - 1))
+                for number, log in rounds.items():
+                    found.append((i, numbers.setdefault((card, number), len(numbers)), scale * (log - mean)))
+        pairs, of, moves = zip(*found, strict=True) if found else ((), (), ())
+        own = [cards[card] for card, _ in numbers]
+        return _Rounds(np.array(pairs, int), np.array(of, int), np.array(moves, float), np.array(own, int))
+
+    @cached_property
+    def _alone(self) -> tuple[Integers, Integers]:
+        """The pairs of a single round, and the number of the process that each is of."""
+        import numpy as np
+
+        numbers = dict[tuple[Hashable, int], int]()
+        found = [
+            (i, numbers.setdefault((self._readings[key].process, next(iter(rounds))), len(numbers)))
+            for i, (key, card) in enumerate(self.pairs)
+            if len(rounds := self._readings[key].rounds[card]) == 1
+        ]
+        return np.array([i for i, _ in found], int), np.array([number for _, number in found], int)
+
+    @cached_property
+    def cards(self) -> list[Card]:
+        return list(dict.fromkeys(card for _, card in self.pairs))
+
+    @cached_property
+    def _load(self) -> Floats:
+        import numpy as np
+
+        return np.array([self._readings[key].load for key, _ in self.pairs])
+
+    @cached_property
+    def _deviations(self) -> Floats:
+        """The standard deviations of the effects."""
+        import numpy as np
+
+        known = self.variances.deviations
+        return np.repeat((known.all, known.loaded), len(self.cards))
 
     @cached_property
     def _cell(self) -> Integers:
@@ -183,19 +261,17 @@ class Pool(Generic[K]):
     @cached_property
     def _loads(self) -> Floats:
         """Pairs x effects: by how much an effect of a card is in each pair; first those in any work, then under load."""
-        return _loads_of([(card, self._readings[key].load) for key, card in self.pairs])
+        return _loads_of([card for _, card in self.pairs], self._load)
 
     @cached_property
     def _precision(self) -> Floats:
         """One over the variance of each pair, without what its card's cells share."""
         import numpy as np
 
-        process, known = max(self.spread.processes, LEAST), self.variances.deviations
-        found = []
-        for key, card in self.pairs:
-            reading = self._readings[key]
-            found.append(1 / (known.of_cell(reading.load) ** 2 + of_median(len(reading.rounds[card])) * process**2))
-        return np.array(found)
+        noise = np.array([of_median(len(self._readings[key].rounds[card])) for key, card in self.pairs])
+        noise *= max(self.spread.processes, LEAST) ** 2
+        found: Floats = 1 / (self.variances.deviations.of_cell(self._load) ** 2 + noise)
+        return found
 
     @cached_property
     def _mean(self) -> Floats:
@@ -210,10 +286,30 @@ class Pool(Generic[K]):
         import numpy as np
 
         informs = np.array([self._readings[key].informs for key, _ in self.pairs])
-        known = self.variances.deviations
-        deviations = np.repeat((known.all, known.loaded), self._loads.shape[1] // 2)
-        absorbed, system = _mixed_model(self._cell, self._loads * deviations, self._precision * informs)
-        return absorbed @ np.linalg.solve(system, np.diag(deviations))
+        absorbed, system = _mixed_model(self._cell, self._loads * self._deviations, self._precision * informs)
+        return absorbed @ np.linalg.solve(system, np.diag(self._deviations))
+
+
+def of_cards(*sides: tuple[Pool[K], Mapping[K, float]]) -> float:
+    """Return half the 95 % interval that cards add to the difference of two weighted sums of cells, each of a pool.
+
+    A card that measured both sides moves them alike.
+    """
+    import numpy as np
+
+    shared, own = defaultdict[Hashable, float](float), defaultdict[Hashable, float](float)
+    for sign, (pool, weights) in zip((1, -1), sides, strict=True):
+        of_pairs = sign * pool.variances.quantile * pool.weights(weights)
+        names = [(card, kind) for kind in ("any work", "under load") for card in pool.cards]
+        for name, moved in zip(names, (of_pairs @ pool._loads * pool._deviations).tolist(), strict=True):
+            shared[name] += moved
+        of_cells = of_pairs * pool.variances.deviations.of_cell(pool._load)
+        if set.isdisjoint(*({*of.cards} for of, _ in sides)):
+            own[sign] = float(np.linalg.norm(of_cells))
+        else:
+            for i in np.flatnonzero(of_cells).tolist():
+                own[pool.pairs[i]] += float(of_cells[i])
+    return math.hypot(*shared.values(), *own.values())
 
 
 def load(utilization: float | None) -> float:
@@ -227,18 +323,24 @@ def of_median(rounds: int) -> float:
     return (MEDIAN**2 if rounds > 2 else 1.0) / rounds
 
 
+def _median(rounds: Mapping[int, float]) -> float:
+    """Return the logarithm of the median over rounds, which is what a report shows."""
+    return math.log(stats.median([math.exp(log) for log in rounds.values()]))
+
+
 def _tells(reading: Reading) -> bool:
     return reading.informs and len(reading.rounds) > 1
 
 
-def _loads_of(pairs: Sequence[tuple[Card, float]]) -> Floats:
+def _loads_of(cards: Sequence[Card], loads: Floats) -> Floats:
+    """Return pairs x effects: 1 in the column of its card, and its load in another."""
     import numpy as np
 
     known: dict[Card, int] = {}
-    cards = np.array([known.setdefault(card, len(known)) for card, _ in pairs], int)
-    found = np.zeros((len(pairs), 2 * len(known)))
-    found[np.arange(len(pairs)), cards] = 1.0
-    found[np.arange(len(pairs)), len(known) + cards] = [load for _, load in pairs]
+    column = np.array([known.setdefault(card, len(known)) for card in cards], int)
+    found = np.zeros((len(cards), 2 * len(known)))
+    found[np.arange(len(cards)), column] = 1.0
+    found[np.arange(len(cards)), len(known) + column] = loads
     return found
 
 
@@ -273,11 +375,11 @@ def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
 
     told = [reading for reading in readings.values() if _tells(reading)]
     pairs = [(card, reading) for reading in told for card in reading.rounds]
-    y = np.array([stats.median([*reading.rounds[card].values()]) for card, reading in pairs])
+    y = np.array([_median(reading.rounds[card]) for card, reading in pairs])
     noise = np.array([of_median(len(reading.rounds[card])) for card, reading in pairs])
     load = np.array([reading.load for _, reading in pairs])
     cell = np.repeat(np.arange(len(told)), [len(reading.rounds) for reading in told])
-    loads = _loads_of([(card, reading.load) for card, reading in pairs])
+    loads = _loads_of([card for card, _ in pairs], load)
     y -= (np.bincount(cell, y) / np.bincount(cell))[cell]  # which changes nothing but how it is rounded
 
     def unlikely(logs: Floats) -> float:

@@ -19,6 +19,7 @@ from typing import Literal
 from attnbench.analysis.report.cautions import is_above_the_peak
 from attnbench.core import stats
 from attnbench.core.case import Case
+from attnbench.core.checkout import DIRTY
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import ideal_bytes
 from attnbench.core.groups import grouped
@@ -126,6 +127,7 @@ class Machine:
         share = self.cells[key].value("utilization" if self.metric == "latency" else "sustained_utilization")
         return Reading(
             {card: {n: rounds[n] for n in of} for card, of in grouped(rounds, self.card_of_round.__getitem__).items()},
+            process=key[1],
             load=load(share),
             informs=key[0].ranks == 1 and not self.decides_nothing(key),
         )
@@ -149,6 +151,11 @@ class Machine:
     def energy(self) -> Machine:
         """The same machine with the energy of a call as its figure, instead of the latency."""
         return replace(self, metric="joules")
+
+    def within_process(self, key: Key) -> float:
+        """Return half the 95 % interval of a cell by the samples of its process alone; infinite where not known."""
+        known = self.cells[key].uncertainty_of(self.metric)
+        return math.inf if known is None or known.within is None else math.hypot(known.within, known.added)
 
     @property
     def log_figure(self) -> Mapping[Key, float]:
@@ -407,9 +414,12 @@ def is_own_kernel(backend: str) -> bool:
 
 
 def version_of(run: Run, record: Record) -> Version:
+    """Return what must be alike in rounds of one cell. Of attnbench's own kernels an unknown change is one's own."""
     found = record.version or run.versions.get(record.backend, "")
     if is_own_kernel(record.backend):
-        found = f"{found}, attnbench {run.environment.attnbench} {run.environment.git}"
+        commit = run.environment.git or ""
+        changed = f" of {run.started}" if commit.endswith(DIRTY) else ""
+        found = f"{found}, attnbench {run.environment.attnbench} {commit}{changed}"
     return run.method, found
 
 

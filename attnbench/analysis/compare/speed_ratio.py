@@ -12,16 +12,14 @@ processes of each machine (`_log_sum`), cards of both (`_cards`), and the interp
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from attnbench.analysis.compare.machines import Machine
 from attnbench.core import stats
 from attnbench.results.cells import Key
-from attnbench.results.pool import Card, of_median
-from attnbench.results.uncertainty import NORMAL, spread, student
+from attnbench.results.pool import of_cards
 
 Weights = Mapping[Key, float]  # of the logarithms of the cells' latencies
 ROUNDS, TABLE = "rounds", "table"
@@ -65,7 +63,7 @@ def speed_ratio(
     other_weights = weights if other_weights is None else other_weights
     ours, theirs = _log_sum(reference, weights), _log_sum(other, other_weights)
     log = ours.value - theirs.value if value is None else math.log(value)
-    half = math.hypot(ours.half, theirs.half, _cards((reference, weights), (other, other_weights)), interpolation)
+    half = math.hypot(ours.half, theirs.half, of_cards((reference.pool, weights), (other.pool, other_weights)), interpolation)
     known = abs(log) + half < 700  # finite, and so that exp has a number for it
     low, high = (stats.exp(log - half), stats.exp(log + half)) if known else (None, None)
     return Ratio(stats.exp(log), low, high, tuple(sorted({*ours.sources, *theirs.sources})))
@@ -86,55 +84,11 @@ class _LogSum(NamedTuple):
 
 def _log_sum(machine: Machine, weights: Weights) -> _LogSum:
     """Return the weighted sum of log latencies of cells that all have a figure."""
-    pairs = list(zip(*(part.tolist() for part in machine.pool.weights(weights)), strict=True))
     value = math.fsum(weight * machine.log_figure[key] for key, weight in weights.items())
-    if len(weights) == len(pairs) == 1 and len(machine.log_rounds[key := next(iter(weights))]) > 1:
+    every = {key: machine.pool.rounds_of(key) for key in weights}
+    sources = {ROUNDS if n > 1 else TABLE for rounds in every.values() for n in rounds}
+    if len(weights) == 1 and machine.pool.is_of_one_card(key := next(iter(weights))) and sources == {ROUNDS}:
         half = machine.cells[key].half_interval(machine.metric)
-        return _LogSum(value, math.inf if half is None else abs(weights[key]) * half, {ROUNDS})
-    moves = defaultdict[Card, defaultdict[int, float]](lambda: defaultdict(float))  # by how much a round moves the sum
-    processes = defaultdict[tuple[int, str], float](float)  # (round, backend) -> its share in the sum
-    halves = []
-    sources = set()
-    for i, weight in pairs:
-        key, card = machine.pool.pairs[i]
-        rounds = machine.pool.rounds(i)
-        if key in weights:
-            sources.add(ROUNDS if len(rounds) > 1 else TABLE)
-        if len(rounds) == 1:
-            processes[next(iter(rounds)), key[1]] += weight
-            if len(machine.log_rounds[key]) == 1 and key in weights:
-                known = machine.cells[key].uncertainty_of(machine.metric)
-                alone = math.inf if known is None or known.within is None else math.hypot(known.within, known.added)
-                halves.append(weight * alone)
-            continue
-        mean = math.fsum(rounds.values()) / len(rounds)
-        scale = weight * math.sqrt(of_median(len(rounds)) / (len(rounds) - 1))
-        for number, log in rounds.items():
-            moves[card][number] += scale * (log - mean)
-    halves.append(_of_rounds([[*of.values()] for of in moves.values()]))
-    halves.append(NORMAL * spread(machine.environment.device).processes * math.hypot(*processes.values()))
-    return _LogSum(value, math.hypot(*halves), sources)
-
-
-def _of_rounds(moves: Sequence[Sequence[float]]) -> float:
-    """Return half the 95 % interval of a sum that the rounds of each card moved by so much, about their mean.
-
-    The degrees of freedom of the sum of the cards' variances are Satterthwaite's (Biometrics Bulletin 2(6), 1946).
-    """
-    variances = [(math.fsum(move**2 for move in of), len(of) - 1) for of in moves]
-    total = math.fsum(variance for variance, _ in variances)
-    if not total:
-        return 0.0
-    return student(total**2 / math.fsum(variance**2 / freedom for variance, freedom in variances)) * math.sqrt(total)
-
-
-def _cards(*sides: tuple[Machine, Weights]) -> float:
-    """Return half the 95 % interval that cards of a model add to the difference of two weighted sums.
-
-    A card that measured both sides moves them alike.
-    """
-    effects = defaultdict[object, float](float)
-    for sign, (machine, weights) in zip((1, -1), sides, strict=True):
-        for name, moved in machine.pool.effects(weights).items():
-            effects[name] += sign * moved
-    return math.hypot(*effects.values())
+        return _LogSum(value, math.inf if half is None else abs(weights[key]) * half, sources)
+    single = (weight * machine.within_process(key) for key, weight in weights.items() if every[key] == [1])
+    return _LogSum(value, math.hypot(machine.pool.of_processes(weights), *single), sources)
