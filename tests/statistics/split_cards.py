@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from attnbench.analysis.compare.common_cells import common
-from attnbench.analysis.compare.machines import File, Machine, Version, machine_of, model, version_of
+from attnbench.analysis.compare.machines import File, Machine, machine_of, model
 from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_ratio
 from attnbench.core.policy import METHOD
 from attnbench.results import run_file
@@ -55,12 +55,7 @@ def splits(of: Cards, number: int, seed: int = 0) -> Iterator[tuple[Machine, Mac
 def alike(one: Machine, other: Machine) -> list[Key]:
     """Return the cells that two machines measured alike: on one device, by one version of a backend."""
     both = [key for key in common((one.log_rounds, other.log_rounds)) if key[0].ranks == 1]
-    return [key for key in both if _version(one, key) == _version(other, key)]
-
-
-def _version(of: Machine, key: Key) -> Version:
-    row = of.cells[key].ok[0]
-    return version_of(row.source.run, row.record)
+    return [key for key in both if one.versions[key] == other.versions[key]]
 
 
 def _over(one: Machine, other: Machine, keys: Sequence[Key]) -> list[Ratio]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from attnbench.analysis.compare.common_cells import common
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
+from attnbench.analysis.compare.like_kernels import unlike_versions
 from attnbench.analysis.compare.longest_sequence import Fit
 from attnbench.analysis.compare.money import Price
 from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, Ratio
@@ -21,6 +22,7 @@ from attnbench.core.formats import digits, percent
 from attnbench.core.sizes import format_size
 from attnbench.core.text import capitalized, count, listed, some
 from attnbench.results import case_names
+from attnbench.results.cells import Key
 from attnbench.results.disturbed import doubt
 
 if TYPE_CHECKING:
@@ -156,8 +158,14 @@ def _over(figures: Figures) -> str:
     if figures.workload:
         over = f"on the workload {figures.workload.name!r}"
     everyone = "both" if len(figures.machines) == 2 else "all"
+    unlike = any(unlike_versions([*figures.machines.values()], key) for key in _cells_of(figures))
     backends = f"the fastest backends that {everyone} have" if figures.shared else OWN
+    backends += ", of unlike versions" if figures.shared and unlike else ""
     return f"{figures.pace}, {over} with {backends}"
+
+
+def _cells_of(figures: Figures) -> set[Key]:
+    return {key for of in figures.chosen.values() for key in of.values()}
 
 
 def _untried(c: Comparison) -> str:

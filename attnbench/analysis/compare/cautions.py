@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -91,6 +92,15 @@ def _unlike_kernels(c: Comparison) -> Places:
         {"backend": backend, "cases": count(len(keys), "case"), "kernels": kernels}
         for (backend, kernels), keys in alike.items()
     ]
+
+
+def _unlike_versions(c: Comparison) -> Places:
+    """Return which backends are of unlike versions, with the number of their cases."""
+    cases = Counter(backend for _, backend in c.of_unlike_versions)
+    each = some([f"{backend} ({count(n, 'case')})" for backend, n in cases.most_common()], MOST_NAMED)
+    alone = {*c.of_unlike_versions} >= {*c.cells}
+    so = "So a ratio holds what the software differs by" if alone else "They count as no shared backend there"
+    return when(cases, each=each, so=so)
 
 
 def _methods(c: Comparison) -> Places:
@@ -243,6 +253,12 @@ CAUTIONS: Sequence[Rule[Comparison]] = (
         "{backend} ran unlike kernels in {cases}: {kernels}.",
         "It is no shared backend there: what differs is the software.",
         "Install one build on all machines.",
+    ),
+    Rule(
+        _unlike_versions,
+        "The machines have unlike versions of {each}.",
+        "{so}.",
+        "Measure one version on all machines.",
     ),
     Rule(
         _methods,

@@ -49,6 +49,7 @@ SEARCH = "a search of a batch, or within --memory"
 STEPS = "steps of whole models; compare them alone"
 SILENT = "no time of a call"
 MOST_VERSIONS = 3
+Version = tuple[int, str]  # the measuring method, and that of the backend
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,7 @@ class Machine:
     label: str
     files: tuple[File, ...]
     runs: tuple[Run, ...] = field(repr=False)  # of its files joined, one for each measuring method, the newest first
+    versions: Mapping[Key, Version] = field(repr=False)  # of the cells with a figure, or that are wrong
     older: Mapping[str, int]  # backend -> rounds left out, as they are of an older method or version
     card_of_round: Mapping[int, Card] = field(repr=False)
     cells: Mapping[Key, Cell] = field(repr=False)  # with and without a figure, in the order of a report
@@ -369,17 +371,19 @@ def short_name(run: Run) -> str:
 def machine_of(label: str, files: Sequence[File], beside: Together | None = None) -> Machine:
     """Return the machine of some files. `beside` has the facts of all runs that are compared."""
     beside = together(file.run for file in files) if beside is None else beside
-    runs, older, card_of_round = _joined(files)
+    versions = _versions_that_count(files)
+    runs, older, card_of_round = _joined(files, versions)
     found = {key: cell for run in reversed(runs) for key, cell in by_key(cells([run], beside=beside)).items()}
-    return Machine(label, tuple(files), runs, older, card_of_round, found)
+    return Machine(label, tuple(files), runs, versions, older, card_of_round, found)
 
 
-def _joined(files: Sequence[File]) -> tuple[tuple[Run, ...], Mapping[str, int], Mapping[int, Card]]:
+def _joined(
+    files: Sequence[File], counts: Mapping[Key, Version]
+) -> tuple[tuple[Run, ...], Mapping[str, int], Mapping[int, Card]]:
     """Return the fields of a machine that join its files by method, each cell of one method and version.
 
     The rounds of a file follow those of the file before it.
     """
-    counts = _versions_that_count(files)
     records: dict[int, list[Record]] = {file.run.method: [] for file in files}
     cards: dict[int, Card] = {}
     older = Counter[str]()
@@ -403,9 +407,6 @@ def _joined(files: Sequence[File]) -> tuple[tuple[Run, ...], Mapping[str, int], 
         versions = {backend: version for run in of_method for backend, version in run.versions.items()}
         runs.append(replace(of_method[-1], records=tuple(records[method]), plan=plan, versions=versions))
     return tuple(runs), older, cards
-
-
-Version = tuple[int, str]  # the measuring method, and that of the backend
 
 
 def is_own_kernel(backend: str) -> bool:

@@ -304,6 +304,8 @@ def _lacking(c: Comparison, key: Key) -> list[str]:
         for machine in c.machines
         if key not in machine.log_rounds
     ]
+    if key in c.of_unlike_versions:
+        said.append(f"{key[1]} is not of one version on all machines, so it is no shared backend")
     return [*said, *([f"{key[1]} ran unlike kernels: {c.unlike[key]}{NO_TOTAL}"] if key in c.unlike else [])]
 
 
