@@ -7,8 +7,8 @@ With y the logarithm of what card k measured of cell c, the median over its n ro
 - **cell** is what is asked: a case on one backend, of one version and measuring method.
 - **card** and **loaded_card** are normal with mean 0, and shared by all cells of a card whatever their backend: how it
   differs in any work, and how besides in work that the power limit slows, where a chip that draws less runs faster. The
-  **load** of a cell is 0 up to LOADED_FROM of the datasheet's rate, 1 from LOADED_TO on, and linear between. Of 20 H200s
-  and of 15 H100s in results/ cards differ by 0.2 % in any work and by 0.8 % more under full load.
+  **load** of a cell is 0 up to LOADED_FROM of the datasheet's rate, 1 from LOADED_TO on, and linear between. Of the
+  H200s and H100s in results/ cards differ by 0.2 % in any work and by 0.8 % more under full load.
 - **rest** is how a card differs in this cell alone, by more under load, and the noise of n processes: that of one over
   n, times pi / 2 for a median of more than two.
 
@@ -260,7 +260,7 @@ class Pool(Generic[K]):
 
     @cached_property
     def _loads(self) -> Floats:
-        """Pairs x effects: by how much an effect of a card is in each pair; first those in any work, then under load."""
+        """Pairs x effects: how much of an effect is in each pair; first those in any work, then those under load."""
         return _loads_of([card for _, card in self.pairs], self._load)
 
     @cached_property

@@ -77,6 +77,9 @@ class Cards(NamedTuple):
         return self.cell + (self.loaded_cell - self.cell) * load
 
 
+NO_CARDS = Cards()
+
+
 @dataclass(frozen=True)
 class Spread:
     """What sets processes and cards of one device apart: standard deviations of the logarithm of a latency."""
@@ -86,7 +89,7 @@ class Spread:
     units: float  # between cards of one model, beyond that, in the cells of a comparison
     source: str
     measured: bool
-    cards: Cards = Cards()
+    cards: Cards = NO_CARDS
 
     @cached_property
     def prior(self) -> Prior:

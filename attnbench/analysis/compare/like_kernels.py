@@ -33,12 +33,14 @@ def shared_cells(machines: Sequence[Machine]) -> list[Key]:
     """Return the cells with a figure on all machines, by like kernels, in the order of the first machine.
 
     Of machines of unlike models only those of one version of the backend and one measuring method count, so that no
-    software is taken for hardware; where there is none, all of them.
+    software is taken for hardware, where they are of at least half of the cases; else all, and the answer says so.
     """
     alike = [key for key in common(machine.log_rounds for machine in machines) if not unlike_kernels(machines, key)]
     if len({machine.model for machine in machines}) == 1:
         return alike
-    return [key for key in alike if not unlike_versions(machines, key)] or alike
+    of_one_version = [key for key in alike if not unlike_versions(machines, key)]
+    most = 2 * len({case for case, _ in of_one_version}) >= len({case for case, _ in alike})
+    return of_one_version if most else alike
 
 
 def unlike_versions(machines: Sequence[Machine], key: Key) -> bool:

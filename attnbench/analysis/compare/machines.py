@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Literal
 
 from attnbench.analysis.report.cautions import is_above_the_peak
-from attnbench.core import stats
 from attnbench.core.case import Case
 from attnbench.core.checkout import DIRTY
 from attnbench.core.errors import UserError, did_you_mean

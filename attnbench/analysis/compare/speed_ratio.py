@@ -1,12 +1,13 @@
 """How many times as fast one machine is as another, and how sure that is.
 
 Everything here is a weighted sum of logarithms of latencies (or energies), L = sum of w log t over cells: of one cell,
-the geometric mean of many (all w alike), or a workload's time (w its share in it). t is the median over the rounds of a
-cell, on all cards of the machine. Of the machines A and B the ratio is exp(L_A - L_B): above 1, B is the faster.
+the geometric mean of many (all w alike), or a workload's time (w its share in it). log t is the value of a cell from
+all cards of the machine (results/pool.py). Of the machines A and B the ratio is exp(L_A - L_B): above 1, B is the
+faster.
 
 Half of the 95 % interval of log ratio is the root of the sum of the squares of the parts in docs/compare.md: rounds and
-processes of each machine (`_log_sum`), cards of both (`_cards`), and the interpolation of a workload in words
-(requests.py). The energy of a call is taken to differ as its latency does.
+processes of each machine, cards of both, and the interpolation of a workload in words (requests.py). The energy of a
+call is taken to differ as its latency does.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ def speed_ratio(
     other_weights = weights if other_weights is None else other_weights
     ours, theirs = _log_sum(reference, weights), _log_sum(other, other_weights)
     log = ours.value - theirs.value if value is None else math.log(value)
-    half = math.hypot(ours.half, theirs.half, of_cards((reference.pool, weights), (other.pool, other_weights)), interpolation)
+    half = math.hypot(
+        ours.half, theirs.half, of_cards((reference.pool, weights), (other.pool, other_weights)), interpolation
+    )
     known = abs(log) + half < 700  # finite, and so that exp has a number for it
     low, high = (stats.exp(log - half), stats.exp(log + half)) if known else (None, None)
     return Ratio(stats.exp(log), low, high, tuple(sorted({*ours.sources, *theirs.sources})))
