@@ -108,7 +108,7 @@ class Pool(Generic[K]):
 
     def __init__(self, readings: Mapping[K, Reading], of: Spread) -> None:
         self.spread = of
-        self._readings = readings
+        self.readings = readings
         self.pairs = [Pair(key, card) for key, reading in readings.items() for card in reading.rounds]
         self._at: dict[K, list[int]] = {}
         for i, pair in enumerate(self.pairs):
@@ -166,7 +166,7 @@ class Pool(Generic[K]):
 
     def rounds_of(self, key: K) -> list[int]:
         """Return in how many rounds each card measured a cell."""
-        return [len(rounds) for rounds in self._readings[key].rounds.values()]
+        return [len(rounds) for rounds in self.readings[key].rounds.values()]
 
     def is_of_one_card(self, key: K) -> bool:
         """Return whether the value of a cell is that of a single card, without what other cells tell of it."""
@@ -181,14 +181,14 @@ class Pool(Generic[K]):
         if number < LEAST_CARDS:
             return Variances(table)
         freedom = number - 1.0
-        found = reml(self._readings, self.spread)
+        found = reml(self.readings, self.spread)
         each = [_joined(ours, known, freedom) for ours, known in zip(found, table, strict=True)]
         return Variances(Cards(*each), student(FREEDOM + freedom), estimated=True)
 
     @property
     def _cards_in_common(self) -> int:
         """The number of cards that measured a cell which another measured too."""
-        return len({card for reading in self._readings.values() if _tells(reading) for card in reading.rounds})
+        return len({card for reading in self.readings.values() if _tells(reading) for card in reading.rounds})
 
     # ---- The model as arrays, an entry for each pair.
 
@@ -201,7 +201,7 @@ class Pool(Generic[K]):
     def _y(self) -> Floats:
         import numpy as np
 
-        return np.array([_median(self._readings[key].rounds[card]) for key, card in self.pairs])
+        return np.array([_median(self.readings[key].rounds[card]) for key, card in self.pairs])
 
     @cached_property
     def _rounds(self) -> _Rounds:
@@ -211,7 +211,7 @@ class Pool(Generic[K]):
         numbers, cards = dict[tuple[Card, int], int](), {card: i for i, card in enumerate(self.cards)}
         found: list[tuple[int, int, float]] = []
         for i, (key, card) in enumerate(self.pairs):
-            rounds = self._readings[key].rounds[card]
+            rounds = self.readings[key].rounds[card]
             if len(rounds) > 1:
                 mean = math.fsum(rounds.values()) / len(rounds)
                 scale = math.sqrt(of_median(len(rounds)) / (len(rounds) - 1))
@@ -228,9 +228,9 @@ class Pool(Generic[K]):
 
         numbers = dict[tuple[Hashable, int], int]()
         found = [
-            (i, numbers.setdefault((self._readings[key].process, next(iter(rounds))), len(numbers)))
+            (i, numbers.setdefault((self.readings[key].process, next(iter(rounds))), len(numbers)))
             for i, (key, card) in enumerate(self.pairs)
-            if len(rounds := self._readings[key].rounds[card]) == 1
+            if len(rounds := self.readings[key].rounds[card]) == 1
         ]
         return np.array([i for i, _ in found], int), np.array([number for _, number in found], int)
 
@@ -242,7 +242,7 @@ class Pool(Generic[K]):
     def _load(self) -> Floats:
         import numpy as np
 
-        return np.array([self._readings[key].load for key, _ in self.pairs])
+        return np.array([self.readings[key].load for key, _ in self.pairs])
 
     @cached_property
     def _deviations(self) -> Floats:
@@ -268,7 +268,7 @@ class Pool(Generic[K]):
         """One over the variance of each pair, without what its card's cells share."""
         import numpy as np
 
-        noise = np.array([of_median(len(self._readings[key].rounds[card])) for key, card in self.pairs])
+        noise = np.array([of_median(len(self.readings[key].rounds[card])) for key, card in self.pairs])
         noise *= max(self.spread.processes, LEAST) ** 2
         found: Floats = 1 / (self.variances.deviations.of_cell(self._load) ** 2 + noise)
         return found
@@ -285,7 +285,7 @@ class Pool(Generic[K]):
         """What multiplies `_y` to give the effects of cards: pairs x effects."""
         import numpy as np
 
-        informs = np.array([self._readings[key].informs for key, _ in self.pairs])
+        informs = np.array([self.readings[key].informs for key, _ in self.pairs])
         absorbed, system = _mixed_model(self._cell, self._loads * self._deviations, self._precision * informs)
         return absorbed @ np.linalg.solve(system, np.diag(self._deviations))
 
@@ -298,13 +298,15 @@ def of_cards(*sides: tuple[Pool[K], Mapping[K, float]]) -> float:
     import numpy as np
 
     shared, own = defaultdict[Hashable, float](float), defaultdict[Hashable, float](float)
-    for sign, (pool, weights) in zip((1, -1), sides, strict=True):
+    apart = len({card for pool, _ in sides for card in pool.cards}) == sum(len(pool.cards) for pool, _ in sides)
+    for number, (pool, weights) in enumerate(sides):
+        sign = -1 if number else 1
         of_pairs = sign * pool.variances.quantile * pool.weights(weights)
         names = [(card, kind) for kind in ("any work", "under load") for card in pool.cards]
         for name, moved in zip(names, (of_pairs @ pool._loads * pool._deviations).tolist(), strict=True):
             shared[name] += moved
         of_cells = of_pairs * pool.variances.deviations.of_cell(pool._load)
-        if set.isdisjoint(*({*of.cards} for of, _ in sides)):
+        if apart:
             own[sign] = float(np.linalg.norm(of_cells))
         else:
             for i in np.flatnonzero(of_cells).tolist():
