@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 LOADED_FROM, LOADED_TO = 0.3, 0.6  # of the datasheet's rate
 LEAST_CARDS = 6  # that measured cells in common, to estimate the variances from them
-LEAST = 1e-9  # a standard deviation, so that a device whose cards and processes are all alike has weights too
+LEAST = 1e-4  # of processes, to weigh cards: also where they are all alike, as of a simulated device
 
 K = TypeVar("K", bound=Hashable)
 

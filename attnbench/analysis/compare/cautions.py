@@ -121,7 +121,8 @@ def _unlike_kernels(c: Comparison) -> Places:
 
 def _unlike_versions(c: Comparison) -> Places:
     """Return which backends are of unlike versions, with the number of their cases."""
-    cases = Counter(backend for _, backend in c.of_unlike_versions)
+    machines = {key: [of.versions[key][1] for of in c.machines if key in of.versions] for key in c.of_unlike_versions}
+    cases = Counter(key[1] for key, versions in machines.items() if len({*versions}) > 1)  # methods are another rule's
     each = some([f"{backend} ({count(n, 'case')})" for backend, n in cases.most_common()], MOST_NAMED)
     counted = {*c.of_unlike_versions} & {*c.cells}
     so = "A ratio holds what the software differs by" if counted else "They count as no shared backend there"
