@@ -107,7 +107,8 @@ class Machine:
             if one:
                 self.figures[name][cell.key] = one
         for name, one in found.items():
-            if one and (most := peak(self.files[0], cell.case.dtype)):
+            exact = cell.backend not in self.approximate  # whose work alone is known
+            if one and exact and (most := peak(self.files[0], cell.case.dtype)):
                 share = one.rate(work.flops(cell.case) / cell.case.ranks / most)
                 self.figures[name][cell.key] = replace(one, load=min(1.0, max(0.0, (share - 0.3) / 0.3)))
         called, launched = found["latency"], over_rounds(cell, lambda record: middle(record, "enqueue"))
@@ -117,8 +118,11 @@ class Machine:
 
     def of_pairs(self, what: str, weights: Weights) -> Any:
         """Return the weights of the pairs of (cell, card) in a sum of cells, which tell of cards beside it."""
-        telling = [k for k in self.figures[what] if self.cells[k].case.ranks == 1 and not self.decides_nothing(what, k)]
-        return self.pools[what].of_pairs(weights, telling)
+        pool = self.pools[what]
+        if pool.predicting is None:
+            telling = [k for k in pool.figures if self.cells[k].case.ranks == 1 and not self.decides_nothing(what, k)]
+            pool.predicting = pool.prediction(telling)
+        return pool.of_pairs(weights, pool.predicting)
 
     def seconds(self, what: str, key: Key) -> float:
         """Return the latency on a card of the model."""

@@ -51,9 +51,15 @@ class Pool:
         self.figures = figures
         self.own = np.array([self.own_part(pair.load) for pair in self.pairs])  # of a card in one cell
         self.variance = self.own**2 + [pair.noise * max(spread.processes, STEADIEST) ** 2 for pair in self.pairs]
+        self.precision: dict[Key, float] = defaultdict(float)
+        for pair, variance in zip(self.pairs, self.variance, strict=True):
+            self.precision[pair.key] += 1 / variance
+        self.predicting: np.ndarray[Any, Any] | None = None
         self.names = list(dict.fromkeys(pair.card for pair in self.pairs))
         columns = [[(pair.card == name) * by for name in self.names for by in (1.0, pair.load)] for pair in self.pairs]
         self.effects = np.array(columns)  # pairs x (card in any work, card under load)
+        medians = [statistics.median(map(math.exp, pair.logs.values())) for pair in self.pairs]
+        self.logs = np.log(medians)
         self.deviations = np.array([spread.any_work, spread.under_load] * len(self.names))
 
     def own_part(self, load: float) -> float:
@@ -73,17 +79,16 @@ class Pool:
         found[:, told] = (self.deviations**2)[:, None] * z.T @ left
         return found
 
-    def of_pairs(self, weights: Weights, telling: Collection[Key]) -> np.ndarray[Any, Any]:
+    def of_pairs(self, weights: Weights, predicting: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         """Return the weight of each pair in a sum of cells."""
         found = np.zeros(len(self.pairs))
-        for key, weight in weights.items():
-            at = [i for i, pair in enumerate(self.pairs) if pair.key == key]
-            found[at] = weight / self.variance[at] / sum(1 / self.variance[at])
-        return found - (found @ self.effects) @ self.prediction(telling)
+        for i, pair in enumerate(self.pairs):
+            if pair.key in weights:
+                found[i] = weights[pair.key] / self.variance[i] / self.precision[pair.key]
+        return found - (found @ self.effects) @ predicting
 
     def sum(self, by: np.ndarray[Any, Any]) -> float:
-        medians = [statistics.median(map(math.exp, pair.logs.values())) for pair in self.pairs]
-        return float(by @ np.log(medians))
+        return float(by @ self.logs)
 
     def of_rounds(self, weights: Weights, by: np.ndarray[Any, Any]) -> float:
         """Return t(d) times the root of the sum of e_r^2, where e_r is by how much round r, a process, moves a sum."""

@@ -48,7 +48,7 @@ def speed_ratio(home: Machine, ours: Weights, other: Machine, theirs: Weights, w
 def _of_rounds_and_processes(machine: Machine, what: str, weights: Weights, by: Any) -> float:
     """Return what other processes would find. A cell that one card alone tells of has the uncertainty of a report."""
     pool = machine.pools[what]
-    told = [pair for pair, weight in zip(pool.pairs, by, strict=True) if weight]
+    told = [pair for pair, weight in zip(pool.pairs, by, strict=True) if abs(weight) > 1e-9]
     if len(weights) == len(told) == 1 and len(told[0].logs) > 1:
         ((key, weight),) = weights.items()
         half = pool.figures[key].half
