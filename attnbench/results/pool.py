@@ -8,7 +8,8 @@ With y the logarithm of what card k measured of cell c, the median over its n ro
 - **card** and **loaded_card** are normal with mean 0, and shared by all cells of a card whatever their backend: how it
   differs in any work, and how besides in work that the power limit slows, where a chip that draws less runs faster. The
   **load** of a cell is 0 up to LOADED_FROM of the datasheet's rate, 1 from LOADED_TO on, and linear between. Of the
-  H200s and H100s in results/ cards differ by 0.2 % in any work and by 0.8 % more under full load.
+  H200s and H100s in results/ cards differ by 0.2 % in any work and by 0.8 % more under full load. Decode, of which no
+  cell there was measured on two cards, and what has no known rate count as full load.
 - **rest** is how a card differs in this cell alone, by more under load, and the noise of n processes: that of one over
   n, times pi / 2 for a median of more than two.
 

@@ -107,8 +107,8 @@ class Machine:
             if one:
                 self.figures[name][cell.key] = one
         for name, one in found.items():
-            exact = cell.backend not in self.approximate  # whose work alone is known
-            if one and exact and (most := peak(self.files[0], cell.case.dtype)):
+            told = cell.backend not in self.approximate and not cell.case.is_decode  # else the load is not known
+            if one and told and (most := peak(self.files[0], cell.case.dtype)):
                 share = one.rate(work.flops(cell.case) / cell.case.ranks / most)
                 self.figures[name][cell.key] = replace(one, load=min(1.0, max(0.0, (share - 0.3) / 0.3)))
         called, launched = found["latency"], over_rounds(cell, lambda record: middle(record, "enqueue"))

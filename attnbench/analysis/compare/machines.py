@@ -125,7 +125,10 @@ class Machine:
 
     def _reading(self, key: Key) -> Reading:
         rounds = self.log_rounds[key]
-        share = self.cells[key].value("utilization" if self.metric == "latency" else "sustained_utilization")
+        metric = "utilization" if self.metric == "latency" else "sustained_utilization"
+        share = (
+            None if key[0].is_decode else self.cells[key].value(metric)
+        )  # of decode, bound by memory, it says nothing
         return Reading(
             {card: {n: rounds[n] for n in of} for card, of in grouped(rounds, self.card_of_round.__getitem__).items()},
             process=key[1],
