@@ -2,14 +2,15 @@
 
 With y the logarithm of what card k measured of cell c, the median over its n rounds (latency or energy),
 
-    y(c, k) = cell(c) + card(k) + load(c) loaded_card(k) + rest(c, k).
+    y(c, k) = cell(c) + card(k) + load(c) loaded_card(k, kind of c) + rest(c, k).
 
 - **cell** is what is asked: a case on one backend, of one version and measuring method.
 - **card** and **loaded_card** are normal with mean 0, and shared by all cells of a card whatever their backend: how it
   differs in any work, and how besides in work that the power limit slows, where a chip that draws less runs faster. The
   **load** of a cell is 0 up to LOADED_FROM of the datasheet's rate, 1 from LOADED_TO on, and linear between. Of the
-  H200s and H100s in results/ cards differ by 0.2 % in any work and by 0.8 % more under full load. Decode, of which no
-  cell there was measured on two cards, and what has no known rate count as full load.
+  H200s and H100s in results/ cards differ by 0.2 % in any work and by 0.8 % more under full load. What has no known
+  rate counts as full load, and so does decode, of which no cell there was measured on two cards; as memory bounds it,
+  it is a kind of its own, of which a card's other cells tell nothing.
 - **rest** is how a card differs in this cell alone, by more under load, and the noise of n processes: that of one over
   n, times pi / 2 for a median of more than two.
 
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
 LOADED_FROM, LOADED_TO = 0.3, 0.6  # of the datasheet's rate
 LEAST_CARDS = 10  # that measured cells in common, to estimate variances: of 6, intervals hold the truth in 92 %
+KINDS = ("any work", "under load", "under load by memory")  # of the effects of a card
 LEAST = 1e-4  # of processes, to weigh cards: also where they are all alike, as of a simulated device
 
 K = TypeVar("K", bound=Hashable)
@@ -69,6 +71,7 @@ class Reading:
     rounds: Mapping[Card, Mapping[int, float]]  # card -> round -> value; a round is of one process a backend
     process: Hashable = None  # cells with one in common ran in one process in each round, as those of a backend
     load: float = 1.0  # from 0 to 1
+    by_memory: bool = False  # whether its load is on memory, so that a card's load in other work tells nothing of it
     informs: bool = True  # whether it tells how its cards differ
 
 
@@ -248,10 +251,9 @@ class Pool(Generic[K]):
     @cached_property
     def _deviations(self) -> Floats:
         """The standard deviations of the effects."""
-        import numpy as np
 
         known = self.variances.deviations
-        return np.repeat((known.all, known.loaded), len(self.cards))
+        return _of_effects(known, len(self.cards))
 
     @cached_property
     def _cell(self) -> Integers:
@@ -261,8 +263,11 @@ class Pool(Generic[K]):
 
     @cached_property
     def _loads(self) -> Floats:
-        """Pairs x effects: how much of an effect is in each pair; first those in any work, then those under load."""
-        return _loads_of([card for _, card in self.pairs], self._load)
+        """Pairs x effects: how much of an effect is in each pair; for each of KINDS those of all cards."""
+        import numpy as np
+
+        by_memory = np.array([self.readings[key].by_memory for key, _ in self.pairs])
+        return _loads_of([card for _, card in self.pairs], self._load, by_memory)
 
     @cached_property
     def _precision(self) -> Floats:
@@ -303,7 +308,7 @@ def of_cards(*sides: tuple[Pool[K], Mapping[K, float]]) -> float:
     for number, (pool, weights) in enumerate(sides):
         sign = -1 if number else 1
         of_pairs = sign * pool.variances.quantile * pool.weights(weights)
-        names = [(card, kind) for kind in ("any work", "under load") for card in pool.cards]
+        names = [(card, kind) for kind in KINDS for card in pool.cards]
         for name, moved in zip(names, (of_pairs @ pool._loads * pool._deviations).tolist(), strict=True):
             shared[name] += moved
         of_cells = of_pairs * pool.variances.deviations.of_cell(pool._load)
@@ -335,15 +340,22 @@ def _tells(reading: Reading) -> bool:
     return reading.informs and len(reading.rounds) > 1
 
 
-def _loads_of(cards: Sequence[Card], loads: Floats) -> Floats:
-    """Return pairs x effects: 1 in the column of its card, and its load in another."""
+def _of_effects(known: Cards, cards: int) -> Floats:
+    """Return the standard deviation of each effect of so many cards, in the order of KINDS."""
+    import numpy as np
+
+    return np.repeat((known.all, known.loaded, known.loaded), cards)
+
+
+def _loads_of(cards: Sequence[Card], loads: Floats, by_memory: NDArray[numpy.bool_]) -> Floats:
+    """Return pairs x effects: 1 in the column of its card, and its load in the column of its kind."""
     import numpy as np
 
     known: dict[Card, int] = {}
     column = np.array([known.setdefault(card, len(known)) for card in cards], int)
-    found = np.zeros((len(cards), 2 * len(known)))
+    found = np.zeros((len(cards), len(KINDS) * len(known)))
     found[np.arange(len(cards)), column] = 1.0
-    found[np.arange(len(cards)), len(known) + column] = loads
+    found[np.arange(len(cards)), np.where(by_memory, 2, 1) * len(known) + column] = loads
     return found
 
 
@@ -382,7 +394,7 @@ def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
     noise = np.array([of_median(len(reading.rounds[card])) for card, reading in pairs])
     load = np.array([reading.load for _, reading in pairs])
     cell = np.repeat(np.arange(len(told)), [len(reading.rounds) for reading in told])
-    loads = _loads_of([card for card, _ in pairs], load)
+    loads = _loads_of([card for card, _ in pairs], load, np.array([reading.by_memory for _, reading in pairs]))
     y -= (np.bincount(cell, y) / np.bincount(cell))[cell]  # which changes nothing but how it is rounded
 
     def unlikely(logs: Floats) -> float:
@@ -390,7 +402,7 @@ def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
         process, *rest = np.exp(logs)
         known = Cards(*rest)
         precision = 1 / (known.of_cell(load) ** 2 + process**2 * noise)
-        effects = loads * np.repeat((known.all, known.loaded), loads.shape[1] // 2)
+        effects = loads * _of_effects(known, loads.shape[1] // len(KINDS))
         absorbed, system = _mixed_model(cell, effects, precision)
         totals = np.bincount(cell, precision)
         means = np.bincount(cell, precision * y) / totals

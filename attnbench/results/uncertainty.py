@@ -72,6 +72,10 @@ class Cards(NamedTuple):
     cell: float = 0.0  # in each cell for itself, without load
     loaded_cell: float = 0.0  # and under full load
 
+    def units(self, load: float) -> float:
+        """Return what two cards differ by in one cell at a load from 0 to 1, over the root of 2."""
+        return math.hypot(self.all, self.loaded * load, self.of_cell(load))
+
     def of_cell(self, load: N) -> N:
         """Return what a cell at a load from 0 to 1 has for itself."""
         return self.cell + (self.loaded_cell - self.cell) * load

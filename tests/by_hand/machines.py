@@ -107,6 +107,8 @@ class Machine:
             if one:
                 self.figures[name][cell.key] = one
         for name, one in found.items():
+            if one:
+                one = self.figures[name][cell.key] = replace(one, by_memory=cell.case.is_decode)
             told = cell.backend not in self.approximate and not cell.case.is_decode  # else the load is not known
             if one and told and (most := peak(self.files[0], cell.case.dtype)):
                 share = one.rate(work.flops(cell.case) / cell.case.ranks / most)

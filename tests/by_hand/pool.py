@@ -30,6 +30,11 @@ class Pair:
     card: Any
     logs: Mapping[int, float]  # round -> logarithm
     load: float
+    by_memory: bool  # decode, of which a card's load in other work tells nothing
+
+    @property
+    def loads(self) -> tuple[float, float, float]:
+        return 1.0, self.load * (not self.by_memory), self.load * self.by_memory
 
     @property
     def noise(self) -> float:
@@ -47,7 +52,7 @@ class Pool:
             of_card: dict[Any, dict[int, float]] = defaultdict(dict)
             for number, seconds in figure.rounds.items():
                 of_card[cards[key][number]][number] = math.log(seconds)
-            self.pairs += [Pair(key, card, logs, figure.load) for card, logs in of_card.items()]
+            self.pairs += [Pair(key, card, logs, figure.load, figure.by_memory) for card, logs in of_card.items()]
         self.figures = figures
         self.own = np.array([self.own_part(pair.load) for pair in self.pairs])  # of a card in one cell
         self.variance = self.own**2 + [pair.noise * max(spread.processes, STEADIEST) ** 2 for pair in self.pairs]
@@ -56,11 +61,11 @@ class Pool:
             self.precision[pair.key] += 1 / variance
         self.predicting: np.ndarray[Any, Any] | None = None
         self.names = list(dict.fromkeys(pair.card for pair in self.pairs))
-        columns = [[(pair.card == name) * by for name in self.names for by in (1.0, pair.load)] for pair in self.pairs]
-        self.effects = np.array(columns)  # pairs x (card in any work, card under load)
+        columns = [[(pair.card == name) * by for name in self.names for by in pair.loads] for pair in self.pairs]
+        self.effects = np.array(columns)  # pairs x (card in any work, under load, under load by memory)
         medians = [statistics.median(map(math.exp, pair.logs.values())) for pair in self.pairs]
         self.logs = np.log(medians)
-        self.deviations = np.array([spread.any_work, spread.under_load] * len(self.names))
+        self.deviations = np.array([spread.any_work, spread.under_load, spread.under_load] * len(self.names))
 
     def own_part(self, load: float) -> float:
         return self.spread.cell * (1 - load) + self.spread.loaded_cell * load
@@ -128,6 +133,6 @@ class Pool:
     def of_cards(self, by: np.ndarray[Any, Any]) -> dict[Any, float]:
         """Return by how much cards move a sum, in parts that are independent, each times its standard deviation."""
         shared = (by @ self.effects) * self.deviations
-        names = [(name, kind) for name in self.names for kind in ("any work", "under load")]
+        names = [(name, kind) for name in self.names for kind in ("any work", "load", "memory")]
         own = {(pair.card, pair.key): w * part for pair, w, part in zip(self.pairs, by, self.own, strict=True)}
         return {**dict(zip(names, shared, strict=True)), **own}

@@ -189,8 +189,9 @@ def _units(c: Comparison) -> Iterator[dict[str, Any]]:
         return
     for known, machines in grouped(c.machines, lambda machine: spread(machine.environment.device)).items():
         each = ", ".join(f"{count(len(m.cards), 'unit')} of {m.label}" for m in machines)
-        apart = NORMAL * math.sqrt(2) * math.hypot(known.processes, known.units)
-        yield from when(known.units, each=each, apart=percent(apart), known=known)
+        deviations = (math.hypot(known.processes, known.cards.units(load)) for load in (1.0, 0.0))
+        most, least = (percent(NORMAL * math.sqrt(2) * deviation) for deviation in deviations)
+        yield from when(any(known.cards), each=each, most=most, least=least, known=known)
 
 
 def _setups(c: Comparison) -> Iterator[dict[str, Any]]:
@@ -330,8 +331,8 @@ FACTS: Sequence[Rule[Comparison]] = (
     Rule(
         _units,
         "Measured on {each}.",
-        "The same cell differs between two units of one model by up to {apart}, in 95 % of cells ({known}); the "
-        "intervals hold that.",
+        "Two units of one model differ in a cell by up to {most} near the power limit and {least} far from it, in 95 % of "
+        "cells ({known}); the intervals hold that.",
         "More units of a model tell more.",
     ),
 )

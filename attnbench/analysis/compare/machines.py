@@ -126,13 +126,12 @@ class Machine:
     def _reading(self, key: Key) -> Reading:
         rounds = self.log_rounds[key]
         metric = "utilization" if self.metric == "latency" else "sustained_utilization"
-        share = (
-            None if key[0].is_decode else self.cells[key].value(metric)
-        )  # of decode, bound by memory, it says nothing
+        share = None if key[0].is_decode else self.cells[key].value(metric)
         return Reading(
             {card: {n: rounds[n] for n in of} for card, of in grouped(rounds, self.card_of_round.__getitem__).items()},
             process=key[1],
             load=load(share),
+            by_memory=key[0].is_decode,
             informs=key[0].ranks == 1 and not self.decides_nothing(key),
         )
 
