@@ -331,8 +331,8 @@ FACTS: Sequence[Rule[Comparison]] = (
     Rule(
         _units,
         "Measured on {each}.",
-        "Two units of one model differ in a cell by up to {most} near the power limit and {least} far from it, in 95 % of "
-        "cells ({known}); the intervals hold that.",
+        "Two units of one model differ in a cell by up to {most} near the power limit and {least} far from it, in "
+        "95 % of cells ({known}); the intervals hold that.",
         "More units of a model tell more.",
     ),
 )
