@@ -16,9 +16,9 @@ With y the logarithm of what card k measured of cell c, the median over its n ro
 
 Cells are fixed effects, cards random ones. Cells and cards are estimated together by Henderson's mixed model equations
 (Henderson, "Best Linear Unbiased Estimation and Prediction under a Selection Model", Biometrics 31(2), 1975), with the
-cells absorbed, so that what is solved is as large as twice the number of cards. A cell that only a fast card measured
-is so corrected by what that card shows in cells that others measured too. Where no cell was measured by two cards the
-value is that card's own.
+cells absorbed, so that what is solved is as large as three times the number of cards. A cell that only a fast card
+measured is so corrected by what that card shows in cells that others measured too. Where no cell was measured by two
+cards the value is that card's own.
 
 The variances are those of the table by device (uncertainty.py), or where LEAST_CARDS cards or more measured cells in
 common, estimated from these by restricted maximum likelihood (Patterson and Thompson, "Recovery of inter-block
@@ -84,13 +84,6 @@ class Variances:
     estimated: bool = False  # from the cards at hand
 
 
-class Pair(NamedTuple, Generic[K]):
-    """A cell on a card."""
-
-    key: K
-    card: Card
-
-
 class _Rounds(NamedTuple):
     """Rounds of cells: of each the pair, the number of its process, and by how much it moves a weight of 1."""
 
@@ -113,10 +106,10 @@ class Pool(Generic[K]):
     def __init__(self, readings: Mapping[K, Reading], of: Spread) -> None:
         self.spread = of
         self.readings = readings
-        self.pairs = [Pair(key, card) for key, reading in readings.items() for card in reading.rounds]
+        self.pairs = [(key, card) for key, reading in readings.items() for card in reading.rounds]
         self._at: dict[K, list[int]] = {}
-        for i, pair in enumerate(self.pairs):
-            self._at.setdefault(pair.key, []).append(i)
+        for i, (key, _) in enumerate(self.pairs):
+            self._at.setdefault(key, []).append(i)
 
     @cached_property
     def values(self) -> Mapping[K, float]:
@@ -240,6 +233,7 @@ class Pool(Generic[K]):
 
     @cached_property
     def cards(self) -> list[Card]:
+        """The cards that measured any cell."""
         return list(dict.fromkeys(card for _, card in self.pairs))
 
     @cached_property
@@ -251,9 +245,7 @@ class Pool(Generic[K]):
     @cached_property
     def _deviations(self) -> Floats:
         """The standard deviations of the effects."""
-
-        known = self.variances.deviations
-        return _of_effects(known, len(self.cards))
+        return _of_effects(self.variances.deviations, len(self.cards))
 
     @cached_property
     def _cell(self) -> Integers:

@@ -54,10 +54,10 @@ def test_values_and_their_weights_are_those_of_generalized_least_squares() -> No
     pairs = pool.pairs
     y = np.array([math.log(np.median(np.exp([*readings[k].rounds[c].values()]))) for k, c in pairs])
     loads = np.array([readings[key].load for key, _ in pairs])
-    same_card = np.array([[a.card == b.card for b in pairs] for a in pairs])
+    same_card = np.array([[a == b for _, b in pairs] for _, a in pairs])
     covariance = same_card * (PLANTED.all**2 + PLANTED.loaded**2 * np.outer(loads, loads))
     covariance += np.diag(PLANTED.of_cell(loads) ** 2 + PROCESSES**2 * math.pi / 2 / 3)
-    cells = np.array([[pair.key == key for key in readings] for pair in pairs], float)
+    cells = np.array([[of == key for key in readings] for of, _ in pairs], float)
     inverse = np.linalg.inv(covariance)
     expected = np.linalg.solve(cells.T @ inverse @ cells, cells.T @ inverse)
     assert [*pool.values.values()] == pytest.approx(expected @ y, abs=1e-12)
