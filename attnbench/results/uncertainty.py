@@ -43,13 +43,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from attnbench.core import gpus, stats
 from attnbench.core.formats import FAR, percent
 from attnbench.core.machine import Device
 from attnbench.core.text import some
-from attnbench.results.noise import Prior, moderated
+from attnbench.results.noise import N, Prior, moderated
 
 MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
 NORMAL = 1.96  # 97.5 % quantile of the normal distribution
@@ -64,15 +64,36 @@ STEADY = 0.005  # of a time without pauses: its halves differ by at most twice t
 Rival = TypeVar("Rival")
 
 
+class Cards(NamedTuple):
+    """What cards of a model differ by, as standard deviations of the logarithm of a latency (pool.py)."""
+
+    all: float = 0.0  # in all work alike
+    loaded: float = 0.0  # besides, in all work under full load
+    cell: float = 0.0  # in each cell for itself, without load
+    loaded_cell: float = 0.0  # and under full load
+
+    def units(self, load: float) -> float:
+        """Return what two cards differ by in one cell at a load from 0 to 1, over the root of 2."""
+        return math.hypot(self.all, self.loaded * load, self.of_cell(load))
+
+    def of_cell(self, load: N) -> N:
+        """Return what a cell at a load from 0 to 1 has for itself."""
+        return self.cell + (self.loaded_cell - self.cell) * load
+
+
+NO_CARDS = Cards()
+
+
 @dataclass(frozen=True)
 class Spread:
     """What sets processes and cards of one device apart: standard deviations of the logarithm of a latency."""
 
     device: str
     processes: float  # between processes of one card
-    units: float  # between cards of one model, beyond that
+    units: float  # between cards of one model, beyond that, in the cells of a comparison
     source: str
     measured: bool
+    cards: Cards = NO_CARDS
 
     @cached_property
     def prior(self) -> Prior:
@@ -314,8 +335,12 @@ def student(freedom: float) -> float:
 
 def _read(file: Path) -> tuple[Mapping[str, Spread], Mapping[str, Spread]]:
     table = json.loads(file.read_text(encoding="utf-8"))
-    measured = {entry["device"]: Spread(**entry, measured=True) for entry in table["measured"]}
-    return measured, {kind: Spread(**entry, measured=False) for kind, entry in table["assumed"].items()}
+    measured = {entry["device"]: _entry(entry, measured=True) for entry in table["measured"]}
+    return measured, {kind: _entry(entry, measured=False) for kind, entry in table["assumed"].items()}
+
+
+def _entry(entry: Mapping[str, Any], measured: bool) -> Spread:
+    return Spread(**{**entry, "cards": Cards(**entry["cards"])}, measured=measured)
 
 
 MEASURED, ASSUMED = _read(Path(__file__).with_name("spreads.json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 from collections.abc import Sequence
@@ -10,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import cautions
 from attnbench.analysis.compare.common_cells import NOT_PLANNED, NOT_RUN
+from attnbench.analysis.compare.document import document
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.longest_sequence import Fit
@@ -24,7 +27,8 @@ from attnbench.core.errors import UserError
 from attnbench.core.formats import digits
 from attnbench.core.machine import Device
 from attnbench.core.policy import CHECK
-from attnbench.core.record import NO_ROOM_TO_CHECK, Measurement, Record, Search
+from attnbench.core.record import NO_ROOM_TO_CHECK, Measurement, Record, Run, Search
+from attnbench.render import terminal
 from builders import CPU, H200, case, ended, job, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")
@@ -115,6 +119,59 @@ def test_kinds_of_own_backends_say_how_many_of_their_cases_count() -> None:
     (table,) = [table for table in tables(got) if table.name == "groups"]
     shown = [" ".join(str(entry).partition(" (")[0] for entry in row) for row in table.rows]
     assert shown[:2] == ["bf16 d128 full fwd 2 1.000x 0.707x", "fp16 d128 full fwd 1 / 0 1.000x -"]
+
+
+@pytest.mark.parametrize(("like", "unlike", "counted"), [(2, 2, 2), (3, 0, 3), (1, 3, 4), (0, 2, 2)])
+def test_unlike_versions_are_no_shared_backend(like: int, unlike: int, counted: int) -> None:
+    """Where those of one version are at least half of the cases; else the answer says in how many cases they are."""
+    lengths = [1024 * 2**n for n in range(like + unlike)]
+
+    def of(device: Device, version: str) -> Run:
+        found = [ok(case(n), "fa3", 500, version="1" if i < like else version) for i, n in enumerate(lengths)]
+        return run(found, device=device)
+
+    got = compare([Path("a"), Path("b")], [of(H200, "1"), of(H100, "2")])
+    assert got.main.shared
+    assert len(got.main.cases) == counted
+    warned = [str(caution) for caution in cautions(got) if "unlike versions of fa3" in str(caution)]
+    assert len(warned) == bool(unlike)
+    assert ("of unlike versions" in answer(got)[0]) == (counted > like)
+    one_model = compare([Path("a"), Path("b")], [of(H200, "1"), of(H200, "2")])
+    assert len(one_model.main.cases) == like + unlike, "what the software differs by may be what is asked"
+
+
+def test_own_kernels_of_a_changed_checkout_are_of_one_run() -> None:
+    def of(device: Device, commit: str, day: str) -> Run:
+        records = [ok(case(), "triton", 500), ok(case(), "sdpa-flash", 400)]
+        found = run(records, device=device, started=f"2026-11-{day}T00:00:00")
+        return replace(found, environment=replace(found.environment, git=commit))
+
+    clean = compare([Path("a"), Path("b")], [of(H200, "abc", "01"), of(H100, "abc", "02")])
+    assert {key[1] for key in clean.cells} == {"triton", "sdpa-flash"}
+    changed = compare([Path("a"), Path("b")], [of(H200, "abc+dirty", "01"), of(H100, "abc+dirty", "02")])
+    assert {key[1] for key in changed.cells} == {"sdpa-flash"}
+
+
+def test_many_cases_are_told_by_kind_of_work() -> None:
+    lengths = [128 * n for n in range(1, 26)]
+    cases = [case(n, direction=pass_) for n in lengths for pass_ in ("fwd", "bwd")]
+    cases += [decode(), replace(case(1024), ranks=2)]
+    ours, theirs = ([ok(c, "fa3", 5 if c.is_decode else rate) for c in cases] for rate in (500, 400))
+    got = compared(ours, theirs)
+    found = {table.name: table for table in tables(got)}
+    assert {*found} == {"groups", "rates"}
+    assert [row[0] for row in found["groups"].rows] == ["prefill", "training", "decode", "prefill, 2 devices", "all"]
+    assert [str(entry) for entry in found["rates"].rows[0]] == ["prefill", "500 TFLOP/s", "400 TFLOP/s"]
+    assert re.match(r"decode \S+ GB/s, \S+ tokens/s", " ".join(map(str, found["rates"].rows[2])))
+    assert {"cases", "decode", "cells"} <= {table.name for table in tables(got, every=True)}
+    brief, whole = document(got), document(got, every=True)
+    assert len(brief.cautions) <= 3
+    assert not any(caution.todo for caution in brief.cautions)
+    shown = [io.StringIO() for _ in range(2)]
+    for stream, one in zip(shown, (brief, whole), strict=True):
+        terminal.render(Console(file=stream, width=80), one)
+    screen, every = (len(stream.getvalue().splitlines()) for stream in shown)
+    assert screen < 55 < every
 
 
 def test_groups_are_pass_mask_and_headdim() -> None:

@@ -15,7 +15,7 @@ from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, ROUNDS, TABLE, R
 from attnbench.core.machine import Device
 from attnbench.core.record import Measurement, Record, Run
 from attnbench.results import uncertainty
-from attnbench.results.uncertainty import MEDIAN, NORMAL, Spread
+from attnbench.results.uncertainty import MEDIAN, NORMAL, Cards, Spread
 from builders import H200, case, ok, run
 
 H100 = replace(H200, name="NVIDIA H100")
@@ -44,8 +44,9 @@ def no_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def table(monkeypatch: pytest.MonkeyPatch, processes: float, units: float) -> None:
+    known = Spread("a GPU", processes, units, "a test", False, Cards(all=units))
     monkeypatch.setattr(uncertainty, "MEASURED", {})
-    monkeypatch.setattr(uncertainty, "ASSUMED", {"cuda": Spread("a GPU", processes, units, "a test", False)})
+    monkeypatch.setattr(uncertainty, "ASSUMED", {"cuda": known})
 
 
 def test_rounds_of_one_cell_are_students() -> None:
@@ -94,8 +95,8 @@ def test_what_sets_cards_apart_is_common_to_all_cells_of_a_card(monkeypatch: pyt
     assert ratio_of(four, of_one).high == pytest.approx(math.exp(NORMAL * 0.01 * math.sqrt(1 / 4 + 1)))
     others = [*on_cards(ours, "a"), *on_cards([a_record(512, [0.001] * 6)], "b", "c", "d")]
     assert ratio_of(others, of_one).high == pytest.approx(math.exp(NORMAL * 0.01 * math.sqrt(2)))
-    half = [*on_cards(ours[:1], "a"), *on_cards(ours[:2], "b")]  # of one cell one card's share is half, of the other 0
-    assert ratio_of(half, of_one).high == pytest.approx(math.exp(NORMAL * 0.01 * math.sqrt(0.25**2 + 0.75**2 + 1)))
+    half = [*on_cards(ours[:1], "a"), *on_cards(ours[:2], "b")]  # the first cell tells how b differs from a
+    assert ratio_of(half, of_one).high == pytest.approx(math.exp(NORMAL * 0.01 * math.sqrt(0.5**2 + 0.5**2 + 1)))
     assert ratio_of(on_cards(ours, "card"), on_cards(ours, "card")) == Ratio(1.0, 1.0, 1.0, (TABLE,))
 
 

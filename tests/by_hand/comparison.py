@@ -85,7 +85,7 @@ def _cell(found: Sequence[Machine], machine: Machine, key: Key) -> dict[str, Any
     told |= {"status": cell.status if cell else "not planned", "rounds": len(one.rounds) if one else 0}
     if not cell or not one:
         return told
-    told |= {"latency": one.value, "memory_peak": over_rounds(cell, memory_peak)}
+    told |= {"latency": machine.seconds("latency", key), "memory_peak": over_rounds(cell, memory_peak)}
     if key[1] not in machine.approximate:  # those have no rate, as their work is not attention's
         told |= {"tflops": machine.tflops(key), "gbps": machine.gbps(key)}
         told["utilization"] = _share(machine, key, "latency")

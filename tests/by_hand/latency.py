@@ -118,6 +118,8 @@ class Figure:
     rounds: Mapping[int, float]
     half: float | None
     alone: float | None  # of one round, the part that its own process shows
+    by_memory: bool = False
+    load: float = 1.0  # 0 up to 30 % of the datasheet's rate, 1 from 60 % on, linear between
 
     @property
     def value(self) -> float:

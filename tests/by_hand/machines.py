@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from . import latency, work
-from .device import Spread, spread
+from .device import Spread, peak, spread
 from .latency import Figure, Prior
+from .pool import Pool, Weights
 from .raw import Cell, Key, Record, RunFile, cells_of, middle, over_rounds, read, samples
 
 OWN_KERNELS = ("triton", "gluon")  # attnbench's, whose version holds its commit
@@ -35,7 +38,9 @@ def version(file: RunFile, record: Record) -> tuple[int, str]:
     found = record.get("version") or file.head.get("versions", {}).get(record["backend"], "")
     if record["backend"].split("-")[-1] in OWN_KERNELS:
         environment = file.head["environment"]
-        found = f"{found}, attnbench {environment.get('attnbench', '')} {environment.get('git', '')}"
+        commit = environment.get("git") or ""
+        changed = f" of {file.head['started']}" if commit.endswith("+dirty") else ""
+        found = f"{found}, attnbench {environment.get('attnbench', '')} {commit}{changed}"
     return file.method, found
 
 
@@ -79,7 +84,7 @@ class Machine:
         self.spread: Spread = spread(files[0])
         self.spans = latency.timed_by_span(record for file in beside for record in file.records)
         self.approximate = {r["backend"] for file in files for r in file.records if r.get("approximation")}
-        count = versions_that_count(files)
+        self.versions = count = versions_that_count(files)
         by_method: dict[int, list[Cell]] = defaultdict(list)
         for key, cell in self.cells.items():
             by_method[count[key][0] if key in count else 0].append(cell)
@@ -89,6 +94,9 @@ class Machine:
             prior = latency.common_prior(cells, self.spans, self.spread)
             for cell in cells:
                 self._add(cell, prior)
+        cards = {key: cell.card_of for key, cell in self.cells.items()}
+        self.pools = {what: Pool(figures, cards, self.spread) for what, figures in self.figures.items()}
+        self.known: dict[tuple[str, Key], float] = {}
 
     def _add(self, cell: Cell, prior: Prior) -> None:
         found = {
@@ -98,10 +106,31 @@ class Machine:
         for name, one in found.items():
             if one:
                 self.figures[name][cell.key] = one
+        for name, one in found.items():
+            if one:
+                one = self.figures[name][cell.key] = replace(one, by_memory=cell.case.is_decode)
+            told = cell.backend not in self.approximate and not cell.case.is_decode  # else the load is not known
+            if one and told and (most := peak(self.files[0], cell.case.dtype)):
+                share = one.rate(work.flops(cell.case) / cell.case.ranks / most)
+                self.figures[name][cell.key] = replace(one, load=min(1.0, max(0.0, (share - 0.3) / 0.3)))
         called, launched = found["latency"], over_rounds(cell, lambda record: middle(record, "enqueue"))
         waits = bool(called and launched and launched > called.value)
         flagged = any(record.get("host_bound") and not _never_idle(record) for record in cell.ok.values())
         self.host_bound |= {(name, cell.key) for name in found if flagged or (waits and name != "latency")}
+
+    def of_pairs(self, what: str, weights: Weights) -> Any:
+        """Return the weights of the pairs of (cell, card) in a sum of cells, which tell of cards beside it."""
+        pool = self.pools[what]
+        if pool.predicting is None:
+            telling = [k for k in pool.figures if self.cells[k].case.ranks == 1 and not self.decides_nothing(what, k)]
+            pool.predicting = pool.prediction(telling)
+        return pool.of_pairs(weights, pool.predicting)
+
+    def seconds(self, what: str, key: Key) -> float:
+        """Return the latency on a card of the model."""
+        if (what, key) not in self.known:
+            self.known[what, key] = math.exp(self.pools[what].sum(self.of_pairs(what, {key: 1.0})))
+        return self.known[what, key]
 
     def decides_nothing(self, what: str, key: Key) -> bool:
         """Whether a figure is hardly known, or holds the time in which the device waited for the host."""
@@ -112,7 +141,7 @@ class Machine:
         best: dict[str, Key] = {}
         for key in self.figures[what]:
             if key in among and key[1] not in self.approximate:
-                best[key[0]] = min(best.get(key[0], key), key, key=lambda k: self.figures[what][k].value)
+                best[key[0]] = min(best.get(key[0], key), key, key=lambda k: self.seconds(what, k))
         return {case: key for case, key in best.items() if not self.decides_nothing(what, key)}
 
     def kernels(self, key: Key) -> set[str]:
@@ -127,17 +156,26 @@ class Machine:
     def tflops(self, key: Key, what: str = "latency") -> float:
         """Return TFLOP/s, with several ranks of each."""
         case = self.cells[key].case
-        return self.figures[what][key].rate(work.flops(case) / case.ranks / 1e12)
+        return work.flops(case) / case.ranks / self.seconds(what, key) / 1e12
 
     def gbps(self, key: Key, what: str = "latency") -> float:
         case = self.cells[key].case
-        return self.figures[what][key].rate(work.ideal_bytes(case) / case.ranks / 1e9)
+        return work.ideal_bytes(case) / case.ranks / self.seconds(what, key) / 1e9
 
 
 def shared_cells(found: Sequence[Machine], what: str = "latency") -> set[Key]:
-    """Return the cells with a figure on all machines that ran them by like kernels."""
+    """Return the cells with a figure on all machines that ran them by like kernels.
+
+    Of machines of unlike models those of one version alone, if they are of half of the cases or more.
+    """
     common = set.intersection(*({*machine.figures[what]} for machine in found))
-    return {key for key in common if all(alike(a, b, key) for a in found for b in found)}
+    kernels_alike = {key for key in common if all(alike(a, b, key) for a in found for b in found)}
+    if len({machine_of(machine.files[0]) for machine in found}) == 1:
+        return kernels_alike
+    of_one = {key for key in kernels_alike if len({machine.versions[key] for machine in found}) == 1}
+    return (
+        of_one if 2 * len({case for case, _ in of_one}) >= len({case for case, _ in kernels_alike}) else kernels_alike
+    )
 
 
 def alike(first: Machine, second: Machine, key: Key) -> bool:

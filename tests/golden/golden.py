@@ -80,6 +80,7 @@ def _commands() -> dict[str, tuple[str, ...]]:
     add("report-by-pass", "txt", "report", FILES[SHORT], "--by", "pass", "--flops-convention", "fa")
     add("report-two-runs", "txt", "report", FILES[SUSTAINED], FILES["20261121-060508-sustained-nvidia-h200"])
     add("compare", "txt md", "compare", FILES[DEFAULT], FILES[AGAIN])
+    add("compare-all", "txt", "compare", FILES[DEFAULT], FILES[AGAIN], "--all")
     add("compare-name", "txt", "compare", FILES[DEFAULT], FILES[LIBRARIES], "--price", "h200=3.40/h")
     add("recommend-libraries", "txt md", "recommend", FILES[LIBRARIES])
     add("recommend-libraries-all", "txt", "recommend", FILES[LIBRARIES], "--all")

@@ -13,6 +13,8 @@ round.
   repeat to 0.1 % and some to 1 %, so that a mean of their variances would cover less. Only cells of at most
   MOST_KERNELS kernels count: what moves a kernel averages out over a call of many (eager, sdpa-math), and those repeat
   to 0.1 or 0.2 %. Cards of which fewer than LEAST_CELLS were measured again do not count.
+- **cards**: the same in its parts, for sums of cells (attnbench/results/pool.py), by the present method, from all cells
+  that hold nothing but a card's speed.
 - **units**: what cards of one model differ by beyond that, by the method where it is largest, by the same rule. Of two
   cards the
   cells count that a comparison of them is of: in each case the fastest backend of those that both measured in one
@@ -33,13 +35,16 @@ from pathlib import Path
 
 import numpy as np
 
+from attnbench.analysis.compare.machines import File, machine_of
 from attnbench.core import gpus, stats
 from attnbench.core.case import Case
+from attnbench.core.policy import METHOD
 from attnbench.core.record import Run
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, by_key, cells
+from attnbench.results.pool import reml
 from attnbench.results.together import together
-from attnbench.results.uncertainty import NORMAL, Spread
+from attnbench.results.uncertainty import NORMAL, Cards, Spread
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = [*sorted(RESULTS.glob("*.jsonl.gz")), *sorted((RESULTS / "spreads").glob("*.jsonl.gz"))]
@@ -174,6 +179,19 @@ def units(cards: Sequence[Measured], of_processes: float) -> float:
     return 0.0
 
 
+def parts(files: Iterable[Path]) -> dict[str, Cards]:
+    """Return what cards of each device differ by, in its parts: the most likely by what they measured in common."""
+    found: dict[str, list[File]] = {}
+    for path in files:
+        run = run_file.read(path)[0]
+        device = run.environment.device
+        gpu = gpus.find(device.name, device.memory, device.multiprocessors)
+        if gpu and device.uuid and run.search is None and run.method == METHOD:
+            found.setdefault(gpu.name, []).append(File(path, run))
+    pools = {name: machine_of(name, of).pool for name, of in found.items()}
+    return {name: reml(pool.readings, pool.spread) for name, pool in pools.items()}
+
+
 def entry(by_method: Mapping[int, Sequence[Measured]]) -> tuple[float, float]:
     """Return the standard deviations between processes and between cards of a device, its entry in the table."""
     of_processes = processes([one for of_method in by_method.values() for one in of_method])
@@ -181,10 +199,15 @@ def entry(by_method: Mapping[int, Sequence[Measured]]) -> tuple[float, float]:
 
 
 def main(arguments: Sequence[str]) -> None:
-    for device, by_method in cards(map(Path, arguments) if arguments else FILES).items():
+    files = [*map(Path, arguments)] if arguments else FILES
+    of_parts = parts(files)
+    for device, by_method in cards(files).items():
         for method, of_method in by_method.items():
             print(f"{device}, method {method}: runs of each card {[len(one.runs) for one in of_method]}")
         print(f"{device}: processes {{:.4f}}, units {{:.4f}}".format(*entry(by_method)))
+        print(
+            f"{device}: cards {', '.join(f'{name} {value:.4f}' for name, value in of_parts[device]._asdict().items())}"
+        )
 
 
 if __name__ == "__main__":

@@ -30,8 +30,11 @@ def test_the_table_is_what_the_files_give(cards: dict[str, dict[int, list[spread
     assert {*cards} == {*uncertainty.MEASURED}
     twice = uncertainty.ASSUMED["cuda"]
     assert (twice.processes, twice.units) == pytest.approx((2 * ENTRY.processes, 2 * ENTRY.units))
+    assert twice.cards == pytest.approx([2 * part for part in ENTRY.cards])
+    parts = spreads.parts(spreads.FILES)
     for name, by_method in cards.items():
         entry, found = uncertainty.MEASURED[name], spreads.entry(by_method)
+        assert entry.cards == pytest.approx(parts[name], abs=1e-4)
         assert entry.processes == pytest.approx(found[0], abs=5e-5)
         assert entry.units == pytest.approx(found[1], abs=5e-5)
 

@@ -6,17 +6,18 @@ Each number in them is one of the tables' (tables.py), and can be computed by ha
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from attnbench.analysis.compare.common_cells import common
+from attnbench.analysis.compare.common_cells import kinds_of_work
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
+from attnbench.analysis.compare.like_kernels import unlike_versions
 from attnbench.analysis.compare.longest_sequence import Fit
 from attnbench.analysis.compare.money import Price
 from attnbench.analysis.compare.speed_ratio import EXACTLY_ONE, Ratio
 from attnbench.core import stats
+from attnbench.core.case import Case
 from attnbench.core.formats import digits, percent
 from attnbench.core.sizes import format_size
 from attnbench.core.text import capitalized, count, listed, some
@@ -32,7 +33,7 @@ CHANGED = (
     "but they differ by more than {}: something may have changed, such as {}software, the clock, other work on the "
     "machine or the code that was measured"
 )
-MOST_NAMED = 3  # backends that a machine lacks, and kinds of cases whose longest context is told
+MOST_NAMED = 3  # backends whose code differs, and kinds of cases whose longest context is told
 
 
 def answer(c: Comparison) -> list[str]:
@@ -75,15 +76,15 @@ def _speed(c: Comparison) -> str:
         of_reference = "; ".join(filter(None, [no_other, _stand_ins(c), _tokens_a_second(c)]))
         return " ".join([f"{of_reference}.", *c.workload.notes])
     said = [f"{_compared(ratios, c.reference.label)} {_over(main)}", _stand_ins(c), _tokens_a_second(c)]
-    if not c.workload and len(ratios) == 1:
-        said.append(_decode_apart(main, ratios[0][1]))
+    if len(ratios) == 1:
+        said.append(_works_apart(main, ratios[0][1]))
     own = c.beside(sustained=main.sustained, shared=False)
     if own:
         over = "" if c.workload or {*own.cases} == {*main.cases} else f" over {count(len(own.cases), 'case')}"
         said.append(f"with {OWN} {_short(own, c)}{over}")
     elif not main.shared:
         said.append("no backend was measured on all of them")
-    said += [_untried(c), *_lacking(c)]
+    said.append(_untried(c))
     if other := c.beside(sustained=not main.sustained, shared=main.shared):
         over = "" if c.workload else f" over {count(len(other.cases), 'case')}"
         said.append(f"{other.pace} {_short(other, c)}{over}")
@@ -157,7 +158,18 @@ def _over(figures: Figures) -> str:
         over = f"on the workload {figures.workload.name!r}"
     everyone = "both" if len(figures.machines) == 2 else "all"
     backends = f"the fastest backends that {everyone} have" if figures.shared else OWN
+    if unlike := unlike_software(figures):
+        backends += f" (of unlike versions in {count(len(unlike), 'case')})"
     return f"{figures.pace}, {over} with {backends}"
+
+
+def unlike_software(figures: Figures) -> list[Case]:
+    """Return the cases in which figures of shared backends are of unlike versions, on machines of unlike models."""
+    machines = [*figures.machines.values()]
+    if not figures.shared or len({machine.model for machine in machines}) == 1:
+        return []
+    chosen = figures.chosen.values()
+    return [case for case in figures.cases if any(unlike_versions(machines, of[case]) for of in chosen)]
 
 
 def _untried(c: Comparison) -> str:
@@ -167,39 +179,16 @@ def _untried(c: Comparison) -> str:
     return f"{left}, as a machine did not try what is fastest on another, or ran it by unlike kernels" if number else ""
 
 
-def _lacking(c: Comparison) -> Iterator[str]:
-    """Yield for each machine which backends it lacks: those that others have, and those that are fastest on another."""
-    machines = c.main.machines
-    asked = c.workload.cases if c.workload else common(machine.fastest for machine in machines.values())
-    for label, machine in machines.items():
-        has = {backend for _, backend in machine.log_rounds}
-        others = {name: other for name, other in machines.items() if name != label}
-        measured = [key for other in others.values() for key in other.log_rounds if not c.workload or key[0] in asked]
-        lost = {key[1]: Counter[str]() for key in measured if key[1] not in has}
-        for name, other in others.items():
-            for key in (other.fastest[case] for case in asked if case in other.fastest):
-                if key not in machine.log_rounds:
-                    lost.setdefault(key[1], Counter())[name] += 1
-        named = []
-        for backend in sorted(lost, key=lambda name: (-lost[name].total(), case_names.backend_rank(name))):
-            where = ", ".join(f"{count(n, 'case')} on {name}" for name, n in lost[backend].items())
-            if backend in has:  # in some cases
-                named.append(f"{backend} where it is the fastest ({where})")
-            else:
-                named.append(f"{backend} (the fastest in {where})" if where else backend)
-        if named:
-            yield f"{label} has no figure of {some(named, MOST_NAMED)}"
-
-
-def _decode_apart(figures: Figures, label: str) -> str:
-    """Return the ratios of decode and of the other cases, which live on memory and on arithmetic; "" of one of them."""
-    decode = [case for case in figures.cases if case.is_decode]
-    others = [case for case in figures.cases if not case.is_decode]
-    if not decode or not others:
+def _works_apart(figures: Figures, label: str) -> str:
+    """Return the ratio of each kind of work; "" where there is one, or of a workload."""
+    works = {} if figures.workload else kinds_of_work(figures.cases)
+    if len(works) < 2:
         return ""
-    each = ((decode, "decode"), (others, "the others"))
-    texts = [f"{what} {ratio_text(figures.of(of).ratio(label))} ({count(len(of), 'case')})" for of, what in each]
-    return f"of these {' and '.join(texts)}"
+    each = (
+        f"{work} {ratio_text(figures.of(cases).ratio(label))} in {count(len(cases), 'case')}"
+        for work, cases in works.items()
+    )
+    return f"of these {listed(each)}"
 
 
 # ---- Money and power.

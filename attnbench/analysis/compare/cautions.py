@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from attnbench.analysis.cautions import Places, Rule, stated, when
+from attnbench.analysis.compare.common_cells import common
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine, is_own_kernel, libraries
 from attnbench.analysis.compare.speed_ratio import ROUNDS, TABLE
@@ -84,6 +86,30 @@ def _named(cells: Sequence[tuple[str, Key]], c: Comparison) -> str:
     return some(each, MOST_NAMED)
 
 
+def _lacking(c: Comparison) -> Iterator[dict[str, Any]]:
+    """Yield for each machine which backends it lacks: those that others have, and those that are fastest on another."""
+    machines = c.main.machines
+    asked = c.workload.cases if c.workload else common(machine.fastest for machine in machines.values())
+    for label, machine in machines.items():
+        has = {backend for _, backend in machine.log_rounds}
+        others = {name: other for name, other in machines.items() if name != label}
+        measured = [key for other in others.values() for key in other.log_rounds if not c.workload or key[0] in asked]
+        lost = {key[1]: Counter[str]() for key in measured if key[1] not in has}
+        for name, other in others.items():
+            for key in (other.fastest[case] for case in asked if case in other.fastest):
+                if key not in machine.log_rounds:
+                    lost.setdefault(key[1], Counter())[name] += 1
+        named = []
+        for backend in sorted(lost, key=lambda name: (-lost[name].total(), case_names.backend_rank(name))):
+            where = ", ".join(f"{count(n, 'case')} on {name}" for name, n in lost[backend].items())
+            if backend in has:  # in some cases
+                named.append(f"{backend} where it is the fastest ({where})")
+            else:
+                named.append(f"{backend} (the fastest in {where})" if where else backend)
+        if named:
+            yield {"label": label, "named": some(named, MOST_NAMED)}
+
+
 def _unlike_kernels(c: Comparison) -> Places:
     """Return which backends ran unlike kernels on machines that could run the same ones."""
     alike = grouped(c.unlike.items(), lambda pair: (pair[0][1], pair[1]))
@@ -91,6 +117,16 @@ def _unlike_kernels(c: Comparison) -> Places:
         {"backend": backend, "cases": count(len(keys), "case"), "kernels": kernels}
         for (backend, kernels), keys in alike.items()
     ]
+
+
+def _unlike_versions(c: Comparison) -> Places:
+    """Return which backends are of unlike versions, with the number of their cases."""
+    machines = {key: [of.versions[key][1] for of in c.machines if key in of.versions] for key in c.of_unlike_versions}
+    cases = Counter(key[1] for key, versions in machines.items() if len({*versions}) > 1)  # methods are another rule's
+    each = some([f"{backend} ({count(n, 'case')})" for backend, n in cases.most_common()], MOST_NAMED)
+    counted = {*c.of_unlike_versions} & {*c.cells}
+    so = "A ratio holds what the software differs by" if counted else "They count as no shared backend there"
+    return when(cases, each=each, so=so)
 
 
 def _methods(c: Comparison) -> Places:
@@ -153,8 +189,9 @@ def _units(c: Comparison) -> Iterator[dict[str, Any]]:
         return
     for known, machines in grouped(c.machines, lambda machine: spread(machine.environment.device)).items():
         each = ", ".join(f"{count(len(m.cards), 'unit')} of {m.label}" for m in machines)
-        apart = NORMAL * math.sqrt(2) * math.hypot(known.processes, known.units)
-        yield from when(known.units, each=each, apart=percent(apart), known=known)
+        deviations = (math.hypot(known.processes, known.cards.units(load)) for load in (1.0, 0.0))
+        most, least = (percent(NORMAL * math.sqrt(2) * deviation) for deviation in deviations)
+        yield from when(any(known.cards), each=each, most=most, least=least, known=known)
 
 
 def _setups(c: Comparison) -> Iterator[dict[str, Any]]:
@@ -218,13 +255,20 @@ CAUTIONS: Sequence[Rule[Comparison]] = (
         "it keeps one value per round, and so nothing of its noise.",
         "Compare the run files, or run --rounds 5.",
     ),
-    Rule(
-        _from_table,
-        "Intervals are 95 %{rounds} from the samples of a single round ({labels}) and a table of what sets processes "
-        "apart ({spreads}).",
-        todo="run --rounds 5 measures it instead.",
-    ),
     Rule(lambda c: ({"note": note} for note in (c.workload.notes if c.workload else ())), "{note}"),
+    Rule(
+        _unlike_versions,
+        "The machines have unlike versions of {each}.",
+        "{so}.",
+        "Measure one version on all machines.",
+    ),
+    Rule(
+        _unlike_kernels,
+        "{backend} ran unlike kernels in {cases}: {kernels}.",
+        "It is no shared backend there: what differs is the software.",
+        "Install one build on all machines.",
+    ),
+    Rule(_lacking, "{label} has no figure of {named}."),
     Rule(
         _undecided(host_bound=False),
         "{cases} left out {pace}, with {backends}: what reads fastest there is known to no better than a factor of 1.5 "
@@ -237,12 +281,6 @@ CAUTIONS: Sequence[Rule[Comparison]] = (
         "{cases} left out {pace}, with {backends}: there the GPU waits for the host to launch what reads fastest "
         "({names}).",
         "Such a figure is not the speed of the GPU.",
-    ),
-    Rule(
-        _unlike_kernels,
-        "{backend} ran unlike kernels in {cases}: {kernels}.",
-        "It is no shared backend there: what differs is the software.",
-        "Install one build on all machines.",
     ),
     Rule(
         _methods,
@@ -272,6 +310,12 @@ CAUTIONS: Sequence[Rule[Comparison]] = (
         "The speed there is what power and cooling sustain, and moves by some percent from run to run.",
     ),
     Rule(
+        _from_table,
+        "Intervals are 95 %{rounds} from the samples of a single round ({labels}) and a table of what sets processes "
+        "apart ({spreads}).",
+        todo="run --rounds 5 measures it instead.",
+    ),
+    Rule(
         lambda c: (place for machine in c.machines for place in rank_change(machine.cells.values(), machine.label)),
         *RANK_CHANGE,
     ),
@@ -287,8 +331,8 @@ FACTS: Sequence[Rule[Comparison]] = (
     Rule(
         _units,
         "Measured on {each}.",
-        "The same cell differs between two units of one model by up to {apart}, in 95 % of cells ({known}); the "
-        "intervals hold that.",
+        "Two units of one model differ in a cell by up to {most} near the power limit and {least} far from it, in "
+        "95 % of cells ({known}); the intervals hold that.",
         "More units of a model tell more.",
     ),
 )

@@ -51,6 +51,26 @@ def kinds(cases: Iterable[Case]) -> dict[str, list[Case]]:
     return found
 
 
+def kinds_of_work(cases: Iterable[Case]) -> dict[str, list[Case]]:
+    """Return the cases by what a buyer does with them: "prefill" (forward), "training" (backward), "decode".
+
+    Those on several devices stand apart, and so does a step of each model.
+    """
+    order = {"prefill": 0, "training": 1, "decode": 2}
+    found: dict[str, list[Case]] = {}
+    for case in sorted(cases, key=lambda case: (bool(case.model_step), case.ranks, order[_work(case)])):
+        step = f" step of {case.model_step.model} ({case.model_step.cut})" if case.model_step else ""
+        devices = f", {case.ranks} devices" if case.ranks > 1 else ""
+        found.setdefault(f"{_work(case)}{step}{devices}", []).append(case)
+    return found
+
+
+def _work(case: Case) -> str:
+    if case.model_step:
+        return {"train": "training"}.get(case.model_step.phase, case.model_step.phase)
+    return "decode" if case.is_decode else "prefill" if case.direction == "fwd" else "training"
+
+
 def comparable(machines: Sequence[Machine], reference: Machine | None) -> list[Machine]:
     """Return the most machines that have a case in common: those with `reference` if it is given, else with the first.
 

@@ -18,15 +18,20 @@ from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
+<<<<<<< HEAD
 from attnbench.analysis.compare.tables import tables
 from attnbench.core.documents import with_addresses
+=======
+from attnbench.analysis.compare.tables import is_brief, tables
+>>>>>>> h77-pool
 from attnbench.core.formats import size
 from attnbench.core.text import count, one_line, some
 from attnbench.render import document as report
-from attnbench.render.document import Document, Span
+from attnbench.render.document import Caution, Document, Span
 from attnbench.results.export_rows import MadeRows, case_columns
 from attnbench.results.run_setup import setup_texts
 
+MOST_CAUTIONS = 3  # shown where a comparison is brief
 MOST_FILES = 4  # named in the description of a machine
 MORE = with_addresses(
     "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
@@ -37,21 +42,27 @@ def document(c: Comparison, every: bool = False) -> Document:
     """Return the document of a comparison. `every`: with all cases, and with each cell that all machines have."""
     doubted, known = cautions(c), facts(c)
     rows = MadeRows(partial(_cell_rows, c))
+    warnings = [one_line(str(caution)) for caution in doubted]
+    brief, notes = is_brief(c, every), [MORE]
+    if brief:
+        more = f"{count(len(doubted) - MOST_CAUTIONS, 'more caution')}, " if len(doubted) > MOST_CAUTIONS else ""
+        notes.insert(0, f"attnbench compare --all shows {more}what to do about them, and each case and cell.")
+        doubted, known = tuple(Caution(one.what) for one in doubted[:MOST_CAUTIONS]), ()
     return Document(
         command="compare",
         title=f"{' and '.join(c.labels)}, compared",
         answer=tuple(answer(c)),
-        machines=tuple(report.Machine(machine.label, _description(machine)) for machine in c.machines),
+        machines=tuple(report.Machine(machine.label, _description(machine, brief)) for machine in c.machines),
         blocks=tuple(tables(c, every)),
         cautions=doubted,
         facts=known,
-        notes=((Span(MORE, "quiet"),),),
-        data=_data(c, [one_line(str(caution)) for caution in doubted], rows),
+        notes=tuple((Span(note, "quiet"),) for note in notes),
+        data=_data(c, warnings, rows),
         rows=rows,
     )
 
 
-def _description(machine: Machine) -> str:
+def _description(machine: Machine, brief: bool = False) -> str:
     device, texts = machine.environment.device, setup_texts(machine.run)
     rounds = max((len(logs) for logs in machine.log_rounds.values()), default=0)
     parts = [
@@ -61,7 +72,9 @@ def _description(machine: Machine) -> str:
         *(texts[name] for name in ("torch", "driver")),
         count(len(machine.log_rounds), "cell"),
         count(rounds, "round"),
-        some([file.path.name for file in machine.files], MOST_FILES),
+        some([file.path.name for file in machine.files], MOST_FILES) if len(machine.files) == 1 or not brief else "",
+        count(len(machine.files), "file") if len(machine.files) > 1 and brief else "",
+        count(len(machine.cards), "card") if len(machine.cards) > 1 else "",
     ]
     return ", ".join(filter(None, parts))
 
@@ -85,7 +98,7 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
                 "latency": machine.latency(key) if measured else None,
                 "tflops": machine.tflops(key) if measured else None,
                 "gbps": machine.gbps(key) if measured else None,
-                "utilization": exact and exact.value("utilization"),
+                "utilization": machine.utilization(key) if measured else None,
                 "sustained_power": measured and measured.value("sustained_power"),
                 "sustained_tflops": exact and exact.value("sustained_tflops"),
                 "sustained_tflops_per_watt": exact and exact.value("tflops_per_watt"),

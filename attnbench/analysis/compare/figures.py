@@ -86,6 +86,14 @@ class Figures:
         cells = () if self.workload else self.chosen[label].values()
         return _geomean([self.machines[label].gbps(key) for key in cells if key[0].is_decode])
 
+    def tokens_of_decode(self, label: str) -> float | None:
+        """Return the tokens a second of decode through one layer, as `gbps` is of; of all devices of a call."""
+        machine, cells = self.machines[label], () if self.workload else self.chosen[label].values()
+        decode = [key for key in cells if key[0].is_decode]
+        return _geomean(
+            [sum(of.number * of.seqlen_q for of in key[0].sequences) / machine.latency(key) for key in decode]
+        )
+
     def utilization(self, label: str) -> float | None:
         """Return TFLOP/s over the datasheet's peak, a mean over the cases but decode; None if unknown or a workload."""
         cells = () if self.workload else self._computing(label)

@@ -17,7 +17,7 @@ from attnbench.analysis.compare.common_cells import (
     why_left_out,
 )
 from attnbench.analysis.compare.figures import Figures, all_figures, untried
-from attnbench.analysis.compare.like_kernels import shared_cells, unlike_kernels
+from attnbench.analysis.compare.like_kernels import shared_cells, unlike_kernels, unlike_versions
 from attnbench.analysis.compare.longest_sequence import LongestSequence, longest_sequences
 from attnbench.analysis.compare.machines import (
     Machine,
@@ -127,6 +127,12 @@ class Comparison:
         """Cell -> the kernels that ran it, where machines ran unlike ones."""
         every = dict.fromkeys(key for machine in self.machines for key in machine.log_rounds)
         return {key: kernels for key in every if (kernels := unlike_kernels(self.machines, key))}
+
+    @cached_property
+    def of_unlike_versions(self) -> tuple[Key, ...]:
+        """The cells that machines of unlike models measured by unlike versions of a backend, or unlike methods."""
+        common_cells = common(machine.log_rounds for machine in self.machines)
+        return () if self.one_model else tuple(key for key in common_cells if unlike_versions(self.machines, key))
 
     @cached_property
     def one_model(self) -> bool:

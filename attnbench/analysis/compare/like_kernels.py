@@ -1,4 +1,6 @@
-"""Whether one backend ran like kernels on two machines: a library may fall back to another one where it is missing.
+"""Whether one backend ran like software on two machines: one version, and like kernels.
+
+A library may fall back to another one where it is missing.
 
 xformers 0.0.35 ran FlashAttention 3 on an H200 and FlashAttention 2 on an H100, as its build on the latter had no other
 (results/20261124-120822-claims-nvidia-h200.jsonl.gz and 20261124-020208-claims-nvidia-h100.jsonl.gz).
@@ -28,8 +30,22 @@ _ANYONES = re.compile(r"Mem(cpy|set)|at::native::\w*elementwise_kernel")
 
 
 def shared_cells(machines: Sequence[Machine]) -> list[Key]:
-    """Return the cells with a figure on all machines, by like kernels, in the order of the first machine."""
-    return [key for key in common(machine.log_rounds for machine in machines) if not unlike_kernels(machines, key)]
+    """Return the cells with a figure on all machines, by like kernels, in the order of the first machine.
+
+    Of machines of unlike models only those of one version of the backend and one measuring method count, so that no
+    software is taken for hardware, where they are of at least half of the cases; else all, and the answer says so.
+    """
+    alike = [key for key in common(machine.log_rounds for machine in machines) if not unlike_kernels(machines, key)]
+    if len({machine.model for machine in machines}) == 1:
+        return alike
+    of_one_version = [key for key in alike if not unlike_versions(machines, key)]
+    most = 2 * len({case for case, _ in of_one_version}) >= len({case for case, _ in alike})
+    return of_one_version if most else alike
+
+
+def unlike_versions(machines: Sequence[Machine], key: Key) -> bool:
+    """Return whether machines measured a cell by unlike versions of its backend, or unlike methods."""
+    return len({machine.versions[key] for machine in machines if key in machine.log_rounds}) > 1
 
 
 def tried_by_all(machines: Sequence[Machine], keys: Iterable[Key]) -> bool:

@@ -14,11 +14,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from attnbench.analysis.report.cautions import is_above_the_peak
-from attnbench.core import stats
 from attnbench.core.case import Case
+from attnbench.core.checkout import DIRTY
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import ideal_bytes
 from attnbench.core.groups import grouped
@@ -27,6 +27,7 @@ from attnbench.core.record import NO_ROOM_TO_CHECK, WRONG, Record, Run
 from attnbench.core.text import listed, some
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells, is_of_earlier_check
+from attnbench.results.pool import Card, Pool, Reading, load
 from attnbench.results.run_setup import (
     OF_ONE_MACHINE,
     VARIABLE,
@@ -37,7 +38,7 @@ from attnbench.results.run_setup import (
     unique_labels,
 )
 from attnbench.results.together import Together, together
-from attnbench.results.uncertainty import hardly_known
+from attnbench.results.uncertainty import hardly_known, spread
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
@@ -47,6 +48,7 @@ SEARCH = "a search of a batch, or within --memory"
 STEPS = "steps of whole models; compare them alone"
 SILENT = "no time of a call"
 MOST_VERSIONS = 3
+Version = tuple[int, str]  # the measuring method, and that of the backend
 
 
 @dataclass(frozen=True)
@@ -62,13 +64,6 @@ class File:
         return Card(device.name, device.uuid)
 
 
-class Card(NamedTuple):
-    """One device; those of a model that no file names count as one."""
-
-    model: str
-    uuid: str | None
-
-
 @dataclass(frozen=True, eq=False)
 class Machine:
     """One of the machines that are compared, with all that was measured on it. Its label is unique."""
@@ -76,6 +71,7 @@ class Machine:
     label: str
     files: tuple[File, ...]
     runs: tuple[Run, ...] = field(repr=False)  # of its files joined, one for each measuring method, the newest first
+    versions: Mapping[Key, Version] = field(repr=False)  # of the cells with a figure, or that are wrong
     older: Mapping[str, int]  # backend -> rounds left out, as they are of an older method or version
     card_of_round: Mapping[int, Card] = field(repr=False)
     cells: Mapping[Key, Cell] = field(repr=False)  # with and without a figure, in the order of a report
@@ -122,9 +118,22 @@ class Machine:
         cannot = {(r.case, r.backend) for file in self.files for r in file.run.records if _cannot_run(file.run, r)}
         return frozenset(cannot | self.log_rounds.keys())
 
-    def rounds_by_card(self, key: Key) -> Mapping[Card, Sequence[int]]:
-        """Return card -> the rounds in which it measured a cell that has a figure."""
-        return grouped(self.log_rounds[key], self.card_of_round.__getitem__)
+    @cached_property
+    def pool(self) -> Pool[Key]:
+        """Its cells that have a figure, each of all cards that measured it."""
+        return Pool({key: self._reading(key) for key in self.log_rounds}, spread(self.environment.device))
+
+    def _reading(self, key: Key) -> Reading:
+        rounds = self.log_rounds[key]
+        metric = "utilization" if self.metric == "latency" else "sustained_utilization"
+        share = None if key[0].is_decode else self.cells[key].value(metric)
+        return Reading(
+            {card: {n: rounds[n] for n in of} for card, of in grouped(rounds, self.card_of_round.__getitem__).items()},
+            process=key[1],
+            load=load(share),
+            by_memory=key[0].is_decode,
+            informs=key[0].ranks == 1 and not self.decides_nothing(key),
+        )
 
     @cached_property
     def log_rounds(self) -> Mapping[Key, Mapping[int, float]]:
@@ -146,10 +155,15 @@ class Machine:
         """The same machine with the energy of a call as its figure, instead of the latency."""
         return replace(self, metric="joules")
 
-    @cached_property
+    def within_process(self, key: Key) -> float:
+        """Return half the 95 % interval of a cell by the samples of its process alone; infinite where not known."""
+        known = self.cells[key].uncertainty_of(self.metric)
+        return math.inf if known is None or known.within is None else math.hypot(known.within, known.added)
+
+    @property
     def log_figure(self) -> Mapping[Key, float]:
-        """The logarithm of the latency, or energy, of every cell that has a figure: of the median over its rounds."""
-        return {key: math.log(self.value(key, self.metric)) for key in self.log_rounds}
+        """The logarithm of the latency, or energy, of every cell that has a figure: on a card of its model (Pool)."""
+        return self.pool.values
 
     def value(self, key: Key, metric: str) -> float:
         """Return a metric of a cell that has it."""
@@ -200,27 +214,27 @@ class Machine:
 
     def latency(self, key: Key) -> float:
         """Return the seconds of a cell that has a figure."""
-        return self.value(key, self.metric)
+        return math.exp(self.log_figure[key])
 
     def gbps(self, key: Key) -> float | None:
         """Return the GB/s of a cell that has a figure, by the least bytes that a call moves; of each of several ranks.
 
-        As every figure it is the median over the rounds. None for an approximation, which need not move them.
+        None for an approximation, which need not move them.
         """
         if not self.cells[key].is_exact:
             return None
-        moved, ranks = ideal_bytes(key[0]), key[0].ranks
-        return stats.median([moved / seconds / 1e9 / ranks for seconds in self.cells[key].rounds(self.metric).values()])
+        return ideal_bytes(key[0]) / self.latency(key) / 1e9 / key[0].ranks
 
     def tflops(self, key: Key) -> float | None:
         """Return the TFLOP/s of a cell with a figure, by exact FLOPs; None for an approximation, which does others."""
         if not self.cells[key].is_exact:
             return None
-        return self.value(key, "tflops" if self.metric == "latency" else "sustained_tflops")
+        return self.cells[key].flops / self.latency(key) / 1e12 / key[0].ranks
 
     def utilization(self, key: Key) -> float | None:
         """Return TFLOP/s over the datasheet's peak; None where that is not known."""
-        return self.cells[key].value("utilization" if self.metric == "latency" else "sustained_utilization")
+        peak, tflops = self.cells[key].rates.peak, self.tflops(key)
+        return tflops * 1e12 / peak if peak and tflops else None
 
     def watts(self, key: Key) -> float | None:
         """Return the power while the cell ran without pauses; None in bursts.
@@ -358,17 +372,19 @@ def short_name(run: Run) -> str:
 def machine_of(label: str, files: Sequence[File], beside: Together | None = None) -> Machine:
     """Return the machine of some files. `beside` has the facts of all runs that are compared."""
     beside = together(file.run for file in files) if beside is None else beside
-    runs, older, card_of_round = _joined(files)
+    versions = _versions_that_count(files)
+    runs, older, card_of_round = _joined(files, versions)
     found = {key: cell for run in reversed(runs) for key, cell in by_key(cells([run], beside=beside)).items()}
-    return Machine(label, tuple(files), runs, older, card_of_round, found)
+    return Machine(label, tuple(files), runs, versions, older, card_of_round, found)
 
 
-def _joined(files: Sequence[File]) -> tuple[tuple[Run, ...], Mapping[str, int], Mapping[int, Card]]:
+def _joined(
+    files: Sequence[File], counts: Mapping[Key, Version]
+) -> tuple[tuple[Run, ...], Mapping[str, int], Mapping[int, Card]]:
     """Return the fields of a machine that join its files by method, each cell of one method and version.
 
     The rounds of a file follow those of the file before it.
     """
-    counts = _versions_that_count(files)
     records: dict[int, list[Record]] = {file.run.method: [] for file in files}
     cards: dict[int, Card] = {}
     older = Counter[str]()
@@ -394,18 +410,18 @@ def _joined(files: Sequence[File]) -> tuple[tuple[Run, ...], Mapping[str, int], 
     return tuple(runs), older, cards
 
 
-Version = tuple[int, str]  # the measuring method, and that of the backend
-
-
 def is_own_kernel(backend: str) -> bool:
     """Return whether a backend's kernels are attnbench's own, which change with its commits."""
     return backend.rpartition("-")[2] in _OWN_KERNELS
 
 
 def version_of(run: Run, record: Record) -> Version:
+    """Return what must be alike in rounds of one cell. Of attnbench's own kernels an unknown change is one's own."""
     found = record.version or run.versions.get(record.backend, "")
     if is_own_kernel(record.backend):
-        found = f"{found}, attnbench {run.environment.attnbench} {run.environment.git}"
+        commit = run.environment.git or ""
+        changed = f" of {run.started}" if commit.endswith(DIRTY) else ""
+        found = f"{found}, attnbench {run.environment.attnbench} {commit}{changed}"
     return run.method, found
 
 

@@ -1,26 +1,26 @@
 """How many times as fast one machine is as another, and how sure that is.
 
 Everything here is a weighted sum of logarithms of latencies (or energies), L = sum of w log t over cells: of one cell,
-the geometric mean of many (all w alike), or a workload's time (w its share in it). t is the median over the rounds of a
-cell, on all cards of the machine. Of the machines A and B the ratio is exp(L_A - L_B): above 1, B is the faster.
+the geometric mean of many (all w alike), or a workload's time (w its share in it). log t is the value of a cell from
+all cards of the machine (results/pool.py). Of the machines A and B the ratio is exp(L_A - L_B): above 1, B is the
+faster.
 
 Half of the 95 % interval of log ratio is the root of the sum of the squares of the parts in docs/compare.md: rounds and
-processes of each machine (`_log_sum`), cards of both (`_cards`), and the interpolation of a workload in words
-(requests.py). The energy of a call is taken to differ as its latency does.
+processes of each machine, cards of both, and the interpolation of a workload in words (requests.py). The energy of a
+call is taken to differ as its latency does.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from attnbench.analysis.compare.machines import Card, Machine
+from attnbench.analysis.compare.machines import Machine
 from attnbench.core import stats
 from attnbench.results.cells import Key
-from attnbench.results.uncertainty import MEDIAN, NORMAL, spread, student
+from attnbench.results.pool import of_cards
 
 Weights = Mapping[Key, float]  # of the logarithms of the cells' latencies
 ROUNDS, TABLE = "rounds", "table"
@@ -64,7 +64,9 @@ def speed_ratio(
     other_weights = weights if other_weights is None else other_weights
     ours, theirs = _log_sum(reference, weights), _log_sum(other, other_weights)
     log = ours.value - theirs.value if value is None else math.log(value)
-    half = math.hypot(ours.half, theirs.half, _cards((reference, weights), (other, other_weights)), interpolation)
+    half = math.hypot(
+        ours.half, theirs.half, of_cards((reference.pool, weights), (other.pool, other_weights)), interpolation
+    )
     known = abs(log) + half < 700  # finite, and so that exp has a number for it
     low, high = (stats.exp(log - half), stats.exp(log + half)) if known else (None, None)
     return Ratio(stats.exp(log), low, high, tuple(sorted({*ours.sources, *theirs.sources})))
@@ -85,46 +87,11 @@ class _LogSum(NamedTuple):
 
 def _log_sum(machine: Machine, weights: Weights) -> _LogSum:
     """Return the weighted sum of log latencies of cells that all have a figure."""
-    moves = defaultdict[Card, defaultdict[int, float]](lambda: defaultdict(float))  # by how much a round moves the sum
-    processes = defaultdict[tuple[int, str], float](float)  # (round, backend) -> its share in the sum
-    halves = []
-    sources = set()
-    for key, weight in weights.items():
-        rounds = machine.log_rounds[key]
-        by_card = machine.rounds_by_card(key)
-        if len(weights) == len(by_card) == 1 and len(rounds) > 1:
-            sources.add(ROUNDS)
-            half = machine.cells[key].half_interval(machine.metric)
-            halves.append(math.inf if half is None else weight * half)
-            continue
-        for card, numbers in by_card.items():
-            sources.add(ROUNDS if len(numbers) > 1 else TABLE)
-            mean = math.fsum(rounds[number] for number in numbers) / len(numbers)
-            for number in numbers:
-                if len(numbers) > 1:
-                    scale = weight / len(rounds) * math.sqrt(len(numbers) / (len(numbers) - 1))
-                    scale *= MEDIAN if len(rounds) > 2 else 1.0
-                    moves[card][number] += scale * (rounds[number] - mean)
-                else:
-                    processes[number, key[1]] += weight / len(rounds)
-        if len(rounds) == 1:
-            known = machine.cells[key].uncertainty_of(machine.metric)
-            alone = math.inf if known is None or known.within is None else math.hypot(known.within, known.added)
-            halves.append(weight * alone)
-    if moves:
-        freedom = sum(len(of) - 1 for of in moves.values())
-        halves.append(student(freedom) * math.hypot(*(move for of in moves.values() for move in of.values())))
-    halves.append(NORMAL * spread(machine.environment.device).processes * math.hypot(*processes.values()))
     value = math.fsum(weight * machine.log_figure[key] for key, weight in weights.items())
-    return _LogSum(value, math.hypot(*halves), sources)
-
-
-def _cards(*sides: tuple[Machine, Weights]) -> float:
-    """Return half the 95 % interval that cards of a model add to the difference of two weighted sums."""
-    effects = defaultdict[Card, float](float)  # how much of the difference a card moves, times its standard deviation
-    for sign, (machine, weights) in zip((1, -1), sides, strict=True):
-        apart = spread(machine.environment.device).units
-        for key, weight in weights.items():
-            for card, numbers in machine.rounds_by_card(key).items():
-                effects[card] += sign * apart * weight * len(numbers) / len(machine.log_rounds[key])
-    return NORMAL * math.hypot(*effects.values())
+    every = {key: machine.pool.rounds_of(key) for key in weights}
+    sources = {ROUNDS if n > 1 else TABLE for rounds in every.values() for n in rounds}
+    if len(weights) == 1 and machine.pool.is_of_one_card(key := next(iter(weights))) and sources == {ROUNDS}:
+        half = machine.cells[key].half_interval(machine.metric)
+        return _LogSum(value, math.inf if half is None else abs(weights[key]) * half, sources)
+    single = (weight * machine.within_process(key) for key, weight in weights.items() if every[key] == [1])
+    return _LogSum(value, math.hypot(machine.pool.of_processes(weights), *single), sources)

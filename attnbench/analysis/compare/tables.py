@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnbench.analysis.compare.answer import fit_text, length_text, on_devices, price_text, ratio_text
-from attnbench.analysis.compare.common_cells import kinds, why_missing
+from attnbench.analysis.compare.common_cells import kinds, kinds_of_work, why_missing
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.longest_sequence import LongestSequence
@@ -25,8 +25,7 @@ from attnbench.results.cells import Key
 if TYPE_CHECKING:
     from attnbench.analysis.compare.workload import MeasuredPart, MeasuredWorkload
 
-MOST_CASES = 500  # listed unless --all was given
-MOST_MISSING = 100  # rows of what machines lack, likewise
+MOST_ROWS = 24  # of cases, of what machines lack and of lengths, unless --all was given
 MOST_COLUMNS = 4  # machines as columns; with more, no page is wide enough
 NO_TOTAL = "; so the case is in no total of own fastest backends"
 _TEXT = {"machine", "figures", "with", "part", "case", "cases of", "cell", "backend", "backends", "why"}
@@ -36,20 +35,30 @@ _LONG_TEXT = {"where", "reason"}  # text too
 def tables(c: Comparison, every: bool = False) -> list[Table]:
     """Return the tables in the order of a report, without empty ones.
 
-    `every`: with all cases, each cell, and bars of the speed.
+    `every`: with all cases, each cell, and bars of the speed. Without it those that fit on a screen (`is_brief`).
     """
+    if is_brief(c, every):
+        workload = [_workload(c, c.workload)] if c.workload else []
+        found = [*workload, _groups(c, brief=True), _rates(c), _for_the_money(c, brief=True)]
+        return [table for table in found if table.rows]
     found = [
         _machines(c),
         _for_the_money(c),
         *([_workload(c, c.workload)] if c.workload else []),
         _groups(c),
         *(_bars(c) if every else []),
-        *_cases(c, every),
+        *_cases(c),
         *([_cells(c)] if every else []),
-        _missing(c, every),
+        _missing(c),
         _longest(c),
     ]
     return [table for table in found if table.rows]
+
+
+def is_brief(c: Comparison, every: bool) -> bool:
+    """Return whether the tables are left out that would not fit on a screen."""
+    rows = len(c.cases) + len(c.missing) + sum(longest.limited for longest in c.longest)
+    return not every and rows > MOST_ROWS
 
 
 def _machines(c: Comparison) -> Table:
@@ -88,14 +97,17 @@ def _machines(c: Comparison) -> Table:
     return _table("machines", "Machines", _without_empty(rows), note)
 
 
-def _for_the_money(c: Comparison) -> Table:
-    """Return what each machine costs and gives for it, a row for each kind of figures, the answer's first."""
+def _for_the_money(c: Comparison, brief: bool = False) -> Table:
+    """Return what each machine costs and gives for it, a row for each kind of figures, the answer's first.
+
+    `brief`: those of the answer alone.
+    """
     offers = {label: offer for label in c.labels if (offer := c.offer(label))}
     if not offers:
         return _table("money", "For the money", [])
     home, one = c.reference.label, next(iter(offers.values()))
     rows = []
-    for figures in c.figures:
+    for figures in c.figures[:1] if brief else c.figures:
         for label in c.labels:
             offer, worth = offers.get(label), c.worth_below(figures, label)
             tokens = c.million_tokens(figures, label)
@@ -165,12 +177,15 @@ def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
     return _by_machine(c, table, [*parts, None], [speed], [_MachineColumn("backends", "on {}", backends)])
 
 
-def _groups(c: Comparison) -> Table:
-    """Return the ratios by kind of case, of the figures that answer and beside them of those with own backends."""
+def _groups(c: Comparison, brief: bool = False) -> Table:
+    """Return the ratios by kind of case, of the figures that answer and beside them of those with own backends.
+
+    `brief`: by kind of work.
+    """
     own = c.beside(sustained=c.main.sustained, shared=False)
     both = [(c.main, "speed" if not own else "shared backends"), *([(own, "own fastest")] if own else [])]
     every = sorted({case for figures, _ in both for case in figures.cases}, key=case_names.case_rank)
-    grouped = kinds(every)
+    grouped = kinds_of_work(every) if brief else kinds(every)
     grouped |= {"all": every} if len(grouped) > 1 else {}
 
     def of_kind(figures: Figures, name: str) -> Figures:
@@ -181,11 +196,11 @@ def _groups(c: Comparison) -> Table:
 
     rows = [{"cases of": name, "cases": numbers(name)} for name in grouped]
     note = f"Figures {c.main.pace}, geometric means."
-    if own:
+    if own and not brief:
         note += " Shared backends: the fastest of those that all machines have; own fastest: of those that each has."
-    if any("/" in row["cases"] for row in rows):
+    if any("/" in row["cases"] for row in rows) and not brief:
         note += " Cases: with shared backends / own fastest."
-    table = _table("groups", "Speed by kind of case", rows, note)
+    table = _table("groups", f"Speed by kind of {'work' if brief else 'case'}", rows, note)
 
     def column(figures: Figures, what: str) -> _MachineColumn:
         def ratio(name: str, machine: Machine) -> Ratio | None:
@@ -195,6 +210,21 @@ def _groups(c: Comparison) -> Table:
         return _speed(c, ratio, "" if what == "speed" else what)
 
     return _by_machine(c, table, [*grouped], *([column(figures, what)] for figures, what in both))
+
+
+def _rates(c: Comparison) -> Table:
+    """Return the rates by kind of work: of decode GB/s and the tokens/s of a layer, else TFLOP/s."""
+    works = {name: c.main.of(cases) for name, cases in kinds_of_work(c.main.cases).items()}
+
+    def rate(name: str, machine: Machine) -> str:
+        figures, label = works[name], machine.label
+        found = [(figures.tflops(label), "TFLOP/s"), (figures.gbps(label), "GB/s")]
+        found.append((figures.tokens_of_decode(label), "tokens/s"))
+        return ", ".join(f"{digits(value)} {unit}" for value, unit in found if value)
+
+    note = "With the same backends. Tokens/s: through the attention of one layer." if c.main.shared else ""
+    table = _table("rates", "Rates by kind of work", [{"cases of": name} for name in works], note)
+    return _by_machine(c, table, [*works], [_MachineColumn("rate", "{}", rate)])
 
 
 def _bars(c: Comparison) -> list[Table]:
@@ -229,29 +259,25 @@ def _bars(c: Comparison) -> list[Table]:
     return tables
 
 
-def _cases(c: Comparison, every: bool) -> list[Table]:
+def _cases(c: Comparison) -> list[Table]:
     """Return the cases of all machines, decode apart, with the fastest backend of each and those that both have."""
     decode = [case for case in c.cases if case.is_decode]
     others = [case for case in c.cases if not case.is_decode]
     return [
-        _cases_of(c, others, every, "cases", "The fastest backend of each case", "TFLOP/s", Machine.tflops),
-        _cases_of(c, decode, every, "decode", "The fastest backend of each case of decode", "GB/s", Machine.gbps),
+        _cases_of(c, others, "cases", "The fastest backend of each case", "TFLOP/s", Machine.tflops),
+        _cases_of(c, decode, "decode", "The fastest backend of each case of decode", "GB/s", Machine.gbps),
     ]
 
 
 def _cases_of(
     c: Comparison,
     cases: Sequence[Case],
-    every: bool,
     name: str,
     title: str,
     unit: str,
     rate: Callable[[Machine, Key], float | None],
 ) -> Table:
-    shown = cases if every else cases[:MOST_CASES]
-    left = len(cases) - len(shown)
-    note = f"{count(left, 'more case')} not shown: attnbench compare --all shows every one." if left else ""
-    rows = [{"case": text} for text in _names([("", case) for case in cases])[: len(shown)]]
+    rows = [{"case": text} for text in _names([("", case) for case in cases])]
     footnotes: dict[str, int] = {}
     none: Mapping[str, Mapping[Case, Key]] = {label: {} for label in c.labels}
     of_shared = next((figures.chosen for figures in c.figures if figures.shared and not figures.sustained), none)
@@ -280,19 +306,19 @@ def _cases_of(
         _MachineColumn(unit, unit, lambda case, machine: _or_nothing(rate(machine, machine.fastest[case]))),
         _MachineColumn("without pauses", "without pauses", without_pauses),
     ]
-    differ = any(m.fastest[case] != of_shared[m.label].get(case) for case in shown for m in c.machines)
+    differ = any(m.fastest[case] != of_shared[m.label].get(case) for case in cases for m in c.machines)
     own = "own fastest" if differ else ""
     speeds = [_speed(c, lambda case, machine: c.fastest_ratio(machine, [case]), own)]
     if differ:
         home = c.reference.label
         what = "shared backends" if len(c.others) == 1 else f"shared backends: {{}} / {home}"
         speeds.append(_MachineColumn(f"shared backends / {home}", what, shared))
-    if any(c.sustained_ratio(machine, case) for machine in c.others for case in shown):
+    if any(c.sustained_ratio(machine, case) for machine in c.others for case in cases):
         speeds.append(_speed(c, lambda case, machine: c.sustained_ratio(machine, case), "speed without pauses"))
-    note = f"In bursts, but where it says without pauses. {note}".strip()
+    note = "In bursts, but where it says without pauses."
     if differ:
         note += " Own fastest: of the backends that each machine has; shared backends: of those that all have."
-    found = _by_machine(c, _table(name, title, rows, note), shown, columns, speeds)
+    found = _by_machine(c, _table(name, title, rows, note), cases, columns, speeds)
     return replace(found, footnotes=tuple(footnotes)) if rows else found
 
 
@@ -304,6 +330,8 @@ def _lacking(c: Comparison, key: Key) -> list[str]:
         for machine in c.machines
         if key not in machine.log_rounds
     ]
+    if key in c.of_unlike_versions:
+        said.append(f"{key[1]} is not of one version on all machines, so it is no shared backend")
     return [*said, *([f"{key[1]} ran unlike kernels: {c.unlike[key]}{NO_TOTAL}"] if key in c.unlike else [])]
 
 
@@ -327,7 +355,7 @@ def _rate(key: Key, machine: Machine) -> str:
     return f"{digits(rate)} {unit}" if rate else duration(machine.latency(key))
 
 
-def _missing(c: Comparison, every: bool) -> Table:
+def _missing(c: Comparison) -> Table:
     rows = [{**vars(missing), "cells": str(missing.cells), "where": missing.where or "all"} for missing in c.missing]
     numbers = Counter[str]()
     for missing in c.missing:
@@ -335,9 +363,6 @@ def _missing(c: Comparison, every: bool) -> Table:
     note = "; ".join(f"{label} lacks {count(n, 'cell')} that another machine has" for label, n in numbers.items())
     note += ". Such a cell counts above only with own fastest backends, "
     note += "and only if the machine that lacks it cannot run it."
-    if not every and len(rows) > MOST_MISSING:
-        note += f" {count(len(rows) - MOST_MISSING, 'more row')} not shown: attnbench compare --all shows every one."
-        rows = rows[:MOST_MISSING]
     return _table("missing", "Missing", rows, note)
 
 

@@ -1,0 +1,407 @@
+"""One value of each cell from all cards that measured it, and how much of it is theirs: a mixed model.
+
+With y the logarithm of what card k measured of cell c, the median over its n rounds (latency or energy),
+
+    y(c, k) = cell(c) + card(k) + load(c) loaded_card(k, kind of c) + rest(c, k).
+
+- **cell** is what is asked: a case on one backend, of one version and measuring method.
+- **card** and **loaded_card** are normal with mean 0, and shared by all cells of a card whatever their backend: how it
+  differs in any work, and how besides in work that the power limit slows, where a chip that draws less runs faster. The
+  **load** of a cell is 0 up to LOADED_FROM of the datasheet's rate, 1 from LOADED_TO on, and linear between. Of the
+  H200s and H100s in results/ cards differ by 0.2 % in any work and by 0.8 % more under full load. What has no known
+  rate counts as full load, and so does decode, of which no cell there was measured on two cards; as memory bounds it,
+  it is a kind of its own, of which a card's other cells tell nothing.
+- **rest** is how a card differs in this cell alone, by more under load, and the noise of n processes: that of one over
+  n, times pi / 2 for a median of more than two.
+
+Cells are fixed effects, cards random ones. Cells and cards are estimated together by Henderson's mixed model equations
+(Henderson, "Best Linear Unbiased Estimation and Prediction under a Selection Model", Biometrics 31(2), 1975), with the
+cells absorbed, so that what is solved is as large as three times the number of cards. A cell that only a fast card
+measured is so corrected by what that card shows in cells that others measured too. Where no cell was measured by two
+cards the value is that card's own.
+
+The variances are those of the table by device (uncertainty.py), or where LEAST_CARDS cards or more measured cells in
+common, estimated from these by restricted maximum likelihood (Patterson and Thompson, "Recovery of inter-block
+information when block sizes are unequal", Biometrika 58(3), 1971) and joined with the table's (noise.py). Cells that
+may hold something else than the card's speed (`Reading.informs`) take no part in that.
+
+Any sum of cells is linear in y, with the weights of `Pool.weights`: a card's effect enters a geometric mean of a
+hundred cells of one card as it enters one of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from attnbench.core import stats
+from attnbench.results.noise import Prior, moderated
+from attnbench.results.uncertainty import FREEDOM, MEDIAN, NORMAL, Cards, Spread, student
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    Floats = NDArray[numpy.float64]
+    Integers = NDArray[numpy.int64]
+
+LOADED_FROM, LOADED_TO = 0.3, 0.6  # of the datasheet's rate
+LEAST_CARDS = 10  # that measured cells in common, to estimate variances: of 6, intervals hold the truth in 92 %
+KINDS = ("any work", "under load", "under load by memory")  # of the effects of a card
+LEAST = 1e-4  # of processes, to weigh cards: also where they are all alike, as of a simulated device
+
+K = TypeVar("K", bound=Hashable)
+
+
+class Card(NamedTuple):
+    """One device; those of a model that no file names count as one."""
+
+    model: str
+    uuid: str | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What the cards of one machine measured of a cell, as natural logarithms."""
+
+    rounds: Mapping[Card, Mapping[int, float]]  # card -> round -> value; a round is of one process a backend
+    process: Hashable = None  # cells with one in common ran in one process in each round, as those of a backend
+    load: float = 1.0  # from 0 to 1
+    by_memory: bool = False  # whether its load is on memory, so that a card's load in other work tells nothing of it
+    informs: bool = True  # whether it tells how its cards differ
+
+
+@dataclass(frozen=True)
+class Variances:
+    """What cards of a machine differ by."""
+
+    deviations: Cards
+    quantile: float = NORMAL  # of half a 95 % interval over these standard deviations
+    estimated: bool = False  # from the cards at hand
+
+
+class _Rounds(NamedTuple):
+    """Rounds of cells: of each the pair, the number of its process, and by how much it moves a weight of 1."""
+
+    pair: Integers
+    number: Integers
+    moves: Floats
+    card: Integers  # of each number
+
+    def of_cards(self, which: NDArray[numpy.bool_]) -> Integers:
+        """Return how many processes of each card some entries are of."""
+        import numpy as np
+
+        counted = np.bincount(self.number[which], minlength=len(self.card)) > 0
+        return np.bincount(self.card[counted], minlength=int(self.card.max()) + 1)
+
+
+class Pool(Generic[K]):
+    """The cells of one model of device with one power limit, by all its cards."""
+
+    def __init__(self, readings: Mapping[K, Reading], of: Spread) -> None:
+        self.spread = of
+        self.readings = readings
+        self.pairs = [(key, card) for key, reading in readings.items() for card in reading.rounds]
+        self._at: dict[K, list[int]] = {}
+        for i, (key, _) in enumerate(self.pairs):
+            self._at.setdefault(key, []).append(i)
+
+    @cached_property
+    def values(self) -> Mapping[K, float]:
+        """Cell -> the logarithm of its latency or energy on a card of the model."""
+        import numpy as np
+
+        if self._unconnected:
+            return {key: float(self._y[at[0]]) for key, at in self._at.items()}
+        left = self._y - self._loads @ (self._y @ self._cards_of)
+        found = np.bincount(self._cell, self._mean * left)
+        return dict(zip(self._at, found.tolist(), strict=True))
+
+    def weights(self, weights: Mapping[K, float]) -> Floats:
+        """Return the weights of `pairs` in a weighted sum of cells.
+
+        Those of the pairs of a cell add up to the weight of the cell; those of cells that are not in the sum, which
+        tell of its cards, add up to 0.
+        """
+        import numpy as np
+
+        found = np.zeros(len(self.pairs))
+        for key, weight in weights.items():
+            at = self._at[key]
+            found[at] = weight * self._mean[at]
+        return found if self._unconnected else found - self._cards_of @ (found @ self._loads)
+
+    def of_processes(self, weights: Mapping[K, float]) -> float:
+        """Return half the 95 % interval of a weighted sum of cells that other processes on these cards would give.
+
+        Round r of a card, where cells have several, moves the sum by the sum over them of its weight / n
+        x sqrt(n / (n - 1)) x what it is from the card's mean (x sqrt(pi / 2) for a median of more than two). A round is
+        the unit of replication (Liang and Zeger, "Longitudinal data analysis using generalized linear models",
+        Biometrika 73(1), 1986). The degrees of freedom of the cards' variances together are Satterthwaite's (Biometrics
+        Bulletin 2(6), 1946). Where a card has a single round of a cell, the table's deviation of processes counts,
+        which moves the cells of a process alike.
+        """
+        import numpy as np
+
+        of_pairs, rounds = self.weights(weights), self._rounds
+        moved = np.bincount(rounds.number, of_pairs[rounds.pair] * rounds.moves, len(rounds.card))
+        variances = np.bincount(rounds.card, moved**2)
+        total, half = float(variances.sum()), 0.0
+        if total > 0:
+            asked = np.isin(rounds.pair, [i for key in weights for i in self._at[key]])
+            every, of_asked = (rounds.of_cards(which) for which in (np.ones(len(asked), bool), asked))
+            freedoms = np.maximum(np.where(of_asked > 1, of_asked, every) - 1, 1)
+            half = student(total**2 / float((variances**2 / freedoms).sum())) * math.sqrt(total)
+        alone, process = self._alone
+        of_table = np.bincount(process, of_pairs[alone]) if len(alone) else np.zeros(0)
+        return math.hypot(half, NORMAL * self.spread.processes * float(np.linalg.norm(of_table)))
+
+    def rounds_of(self, key: K) -> list[int]:
+        """Return in how many rounds each card measured a cell."""
+        return [len(rounds) for rounds in self.readings[key].rounds.values()]
+
+    def is_of_one_card(self, key: K) -> bool:
+        """Return whether the value of a cell is that of a single card, without what other cells tell of it."""
+        import numpy as np
+
+        return bool(np.count_nonzero(self.weights({key: 1.0})) == 1)
+
+    @cached_property
+    def variances(self) -> Variances:
+        """Those of the table, or of the cards at hand and the table."""
+        table, number = self.spread.cards, self._cards_in_common
+        if number < LEAST_CARDS:
+            return Variances(table)
+        freedom = number - 1.0
+        found = reml(self.readings, self.spread)
+        each = [_joined(ours, known, freedom) for ours, known in zip(found, table, strict=True)]
+        return Variances(Cards(*each), student(FREEDOM + freedom), estimated=True)
+
+    @property
+    def _cards_in_common(self) -> int:
+        """The number of cards that measured a cell which another measured too."""
+        return len({card for reading in self.readings.values() if _tells(reading) for card in reading.rounds})
+
+    # ---- The model as arrays, an entry for each pair.
+
+    @cached_property
+    def _unconnected(self) -> bool:
+        """Whether no cell was measured by two cards."""
+        return len(self._at) == len(self.pairs)
+
+    @cached_property
+    def _y(self) -> Floats:
+        import numpy as np
+
+        return np.array([_median(self.readings[key].rounds[card]) for key, card in self.pairs])
+
+    @cached_property
+    def _rounds(self) -> _Rounds:
+        """The rounds of the pairs that have several."""
+        import numpy as np
+
+        numbers, cards = dict[tuple[Card, int], int](), {card: i for i, card in enumerate(self.cards)}
+        found: list[tuple[int, int, float]] = []
+        for i, (key, card) in enumerate(self.pairs):
+            rounds = self.readings[key].rounds[card]
+            if len(rounds) > 1:
+                mean = math.fsum(rounds.values()) / len(rounds)
+                scale = math.sqrt(of_median(len(rounds)) / (len(rounds) - 1))
+                for number, log in rounds.items():
+                    found.append((i, numbers.setdefault((card, number), len(numbers)), scale * (log - mean)))
+        pairs, of, moves = zip(*found, strict=True) if found else ((), (), ())
+        own = [cards[card] for card, _ in numbers]
+        return _Rounds(np.array(pairs, int), np.array(of, int), np.array(moves, float), np.array(own, int))
+
+    @cached_property
+    def _alone(self) -> tuple[Integers, Integers]:
+        """The pairs of a single round, and the number of the process that each is of."""
+        import numpy as np
+
+        numbers = dict[tuple[Hashable, int], int]()
+        found = [
+            (i, numbers.setdefault((self.readings[key].process, next(iter(rounds))), len(numbers)))
+            for i, (key, card) in enumerate(self.pairs)
+            if len(rounds := self.readings[key].rounds[card]) == 1
+        ]
+        return np.array([i for i, _ in found], int), np.array([number for _, number in found], int)
+
+    @cached_property
+    def cards(self) -> list[Card]:
+        """The cards that measured any cell."""
+        return list(dict.fromkeys(card for _, card in self.pairs))
+
+    @cached_property
+    def _load(self) -> Floats:
+        import numpy as np
+
+        return np.array([self.readings[key].load for key, _ in self.pairs])
+
+    @cached_property
+    def _deviations(self) -> Floats:
+        """The standard deviations of the effects."""
+        return _of_effects(self.variances.deviations, len(self.cards))
+
+    @cached_property
+    def _cell(self) -> Integers:
+        import numpy as np
+
+        return np.repeat(np.arange(len(self._at)), [len(at) for at in self._at.values()])
+
+    @cached_property
+    def _loads(self) -> Floats:
+        """Pairs x effects: how much of an effect is in each pair; for each of KINDS those of all cards."""
+        import numpy as np
+
+        by_memory = np.array([self.readings[key].by_memory for key, _ in self.pairs])
+        return _loads_of([card for _, card in self.pairs], self._load, by_memory)
+
+    @cached_property
+    def _precision(self) -> Floats:
+        """One over the variance of each pair, without what its card's cells share."""
+        import numpy as np
+
+        noise = np.array([of_median(len(self.readings[key].rounds[card])) for key, card in self.pairs])
+        noise *= max(self.spread.processes, LEAST) ** 2
+        found: Floats = 1 / (self.variances.deviations.of_cell(self._load) ** 2 + noise)
+        return found
+
+    @cached_property
+    def _mean(self) -> Floats:
+        """The share of each pair in the value of its cell, once the effects of cards are taken out."""
+        import numpy as np
+
+        return self._precision / np.bincount(self._cell, self._precision)[self._cell]
+
+    @cached_property
+    def _cards_of(self) -> Floats:
+        """What multiplies `_y` to give the effects of cards: pairs x effects."""
+        import numpy as np
+
+        informs = np.array([self.readings[key].informs for key, _ in self.pairs])
+        absorbed, system = _mixed_model(self._cell, self._loads * self._deviations, self._precision * informs)
+        return absorbed @ np.linalg.solve(system, np.diag(self._deviations))
+
+
+def of_cards(*sides: tuple[Pool[K], Mapping[K, float]]) -> float:
+    """Return half the 95 % interval that cards add to the difference of two weighted sums of cells, each of a pool.
+
+    A card that measured both sides moves them alike.
+    """
+    import numpy as np
+
+    shared, own = defaultdict[Hashable, float](float), defaultdict[Hashable, float](float)
+    apart = len({card for pool, _ in sides for card in pool.cards}) == sum(len(pool.cards) for pool, _ in sides)
+    for number, (pool, weights) in enumerate(sides):
+        sign = -1 if number else 1
+        of_pairs = sign * pool.variances.quantile * pool.weights(weights)
+        names = [(card, kind) for kind in KINDS for card in pool.cards]
+        for name, moved in zip(names, (of_pairs @ pool._loads * pool._deviations).tolist(), strict=True):
+            shared[name] += moved
+        of_cells = of_pairs * pool.variances.deviations.of_cell(pool._load)
+        if apart:
+            own[sign] = float(np.linalg.norm(of_cells))
+        else:
+            for i in np.flatnonzero(of_cells).tolist():
+                own[pool.pairs[i]] += float(of_cells[i])
+    return math.hypot(*shared.values(), *own.values())
+
+
+def load(utilization: float | None) -> float:
+    """Return the load of a cell that reaches a share of the datasheet's rate; the full load where that is not known."""
+    share = 1.0 if utilization is None else (utilization - LOADED_FROM) / (LOADED_TO - LOADED_FROM)
+    return min(1.0, max(0.0, share))
+
+
+def of_median(rounds: int) -> float:
+    """Return the variance of the median of normal values, over that of one of them; of one or two it is the mean."""
+    return (MEDIAN**2 if rounds > 2 else 1.0) / rounds
+
+
+def _median(rounds: Mapping[int, float]) -> float:
+    """Return the logarithm of the median over rounds, which is what a report shows."""
+    return math.log(stats.median([math.exp(log) for log in rounds.values()]))
+
+
+def _tells(reading: Reading) -> bool:
+    return reading.informs and len(reading.rounds) > 1
+
+
+def _of_effects(known: Cards, cards: int) -> Floats:
+    """Return the standard deviation of each effect of so many cards, in the order of KINDS."""
+    import numpy as np
+
+    return np.repeat((known.all, known.loaded, known.loaded), cards)
+
+
+def _loads_of(cards: Sequence[Card], loads: Floats, by_memory: NDArray[numpy.bool_]) -> Floats:
+    """Return pairs x effects: 1 in the column of its card, and its load in the column of its kind."""
+    import numpy as np
+
+    known: dict[Card, int] = {}
+    column = np.array([known.setdefault(card, len(known)) for card in cards], int)
+    found = np.zeros((len(cards), len(KINDS) * len(known)))
+    found[np.arange(len(cards)), column] = 1.0
+    found[np.arange(len(cards)), np.where(by_memory, 2, 1) * len(known) + column] = loads
+    return found
+
+
+def _mixed_model(cell: Integers, effects: Floats, precision: Floats) -> tuple[Floats, Floats]:
+    """Return MZ and I + Z'MZ: the equations of the effects Z, scaled to a variance of 1, with the cells X absorbed.
+
+    M = R - R X (X'RX)^-1 X'R, with R the precisions. The pairs of a cell follow each other.
+    """
+    import numpy as np
+
+    starts = np.flatnonzero(np.diff(cell, prepend=-1))
+    totals = np.add.reduceat(precision, starts)
+    shares = np.divide(precision, totals[cell], out=np.zeros_like(precision), where=totals[cell] > 0)
+    scaled = precision[:, None] * effects
+    absorbed = scaled - shares[:, None] * np.add.reduceat(scaled, starts)[cell]
+    return absorbed, np.eye(effects.shape[1]) + effects.T @ absorbed
+
+
+def _joined(found: float, table: float, freedom: float) -> float:
+    """Return a standard deviation that times t(FREEDOM + freedom) is half of a 95 % interval."""
+    prior = Prior((NORMAL * table / student(FREEDOM)) ** 2, FREEDOM)
+    return math.sqrt(moderated(found**2, freedom, prior)[0])
+
+
+def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
+    """Return the standard deviations that make what several cards measured of the same cells most likely.
+
+    That of processes is estimated beside them.
+    """
+    import numpy as np
+    from scipy import optimize  # type: ignore[import-untyped]
+
+    told = [reading for reading in readings.values() if _tells(reading)]
+    pairs = [(card, reading) for reading in told for card in reading.rounds]
+    y = np.array([_median(reading.rounds[card]) for card, reading in pairs])
+    noise = np.array([of_median(len(reading.rounds[card])) for card, reading in pairs])
+    load = np.array([reading.load for _, reading in pairs])
+    cell = np.repeat(np.arange(len(told)), [len(reading.rounds) for reading in told])
+    loads = _loads_of([card for card, _ in pairs], load, np.array([reading.by_memory for _, reading in pairs]))
+    y -= (np.bincount(cell, y) / np.bincount(cell))[cell]  # which changes nothing but how it is rounded
+
+    def unlikely(logs: Floats) -> float:
+        """Return minus the logarithm of the restricted likelihood, without its constant."""
+        process, *rest = np.exp(logs)
+        known = Cards(*rest)
+        precision = 1 / (known.of_cell(load) ** 2 + process**2 * noise)
+        effects = loads * _of_effects(known, loads.shape[1] // len(KINDS))
+        absorbed, system = _mixed_model(cell, effects, precision)
+        totals = np.bincount(cell, precision)
+        means = np.bincount(cell, precision * y) / totals
+        right = y @ absorbed
+        square = precision @ (y - means[cell]) ** 2 - right @ np.linalg.solve(system, right)
+        return float(np.log(totals).sum() - np.log(precision).sum() + np.linalg.slogdet(system)[1] + square) / 2
+
+    first = np.log(np.maximum((start.processes, *start.cards), 1e-4))
+    least = optimize.minimize(unlikely, first, method="L-BFGS-B", bounds=[(math.log(1e-5), 0.0)] * 5)
+    return Cards(*np.exp(least.x[1:]).tolist())
