@@ -18,12 +18,8 @@ from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.speed_ratio import Ratio
-<<<<<<< HEAD
-from attnbench.analysis.compare.tables import tables
-from attnbench.core.documents import with_addresses
-=======
 from attnbench.analysis.compare.tables import is_brief, tables
->>>>>>> h77-pool
+from attnbench.core.documents import with_addresses
 from attnbench.core.formats import size
 from attnbench.core.text import count, one_line, some
 from attnbench.render import document as report
