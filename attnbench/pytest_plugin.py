@@ -69,7 +69,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         return
     terminalreporter.section("attnbench")
     for row in found:
-        than = f" than {row['than']}" if row["than"] else ""
+        than = f" (than {row['than']})" if row["than"] else ""
         terminalreporter.line(f"{row['test']}: {row['what']} is {row['verdict']}{than}")
         if row["detail"]:
             terminalreporter.line(f"    {row['detail']}")

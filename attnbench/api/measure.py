@@ -112,6 +112,8 @@ def measure(
     from attnbench.run.run_suite import Request, run_suite
 
     check_types(locals(), _KINDS_OF_MEASURE)
+    if isinstance(what, (list, set)) and not what and not backends:
+        raise UserError("what is to be measured? The list is empty; without it all backends that work here are")
     check_texts("policy", policy)
     check_texts("model", model)
     check_texts("python", python, "the name of a backend")

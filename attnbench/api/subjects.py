@@ -87,7 +87,8 @@ def subjects(
                 reason = str(error)
         if in_process is False:
             raise UserError(
-                f"{name}: no other process can have it: {reason}; give in_process=True, or put it in a file"
+                f"{name}: no other process can have it: {reason}; put it in a file, or measure it in this process "
+                "(in_process=True of measure and check)"
             )
         spec = f"{IN_PROCESS}:{name}"
         patterns.append(spec)

@@ -72,7 +72,7 @@ def test_other(): ...
     done.assert_outcomes(passed=1, failed=2, skipped=2, deselected=1)
     done.stdout.fnmatch_lines(["E*SlowerError: FAIL: 1 result regressed", "E*latency +11.0%*"])
     done.stdout.fnmatch_lines(["E*WrongResultError:*"])
-    done.stdout.fnmatch_lines(["*= attnbench =*", "test_it.py::test_slow: ./mine.py:Slow is slower than fake"])
+    done.stdout.fnmatch_lines(["*= attnbench =*", "test_it.py::test_slow: ./mine.py:Slow is slower (than fake)"])
     done.stdout.fnmatch_lines_random(["SKIPPED*CUDA device*", "SKIPPED*undecided; a longer budget than*may decide*"])
     done.stdout.no_fnmatch_line("*guard.py:*:*SlowerError*")
 
@@ -96,6 +96,6 @@ def test_what_is_saved_is_compared_with(session: Any, pytester: pytest.Pytester)
         [
             "E*SlowerError: FAIL: 1 result regressed",
             "*::test_new: fake is measured; main has no such test",
-            "*::test_it: ./mine.py:Same is slower than *",
+            "*::test_it: ./mine.py:Same is slower (than *",
         ]
     )
