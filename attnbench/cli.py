@@ -65,6 +65,7 @@ def _run() -> Any:
     attnbench's own.
     """
     _prepare_streams()
+    _hear_of_children()
     _drop_odd_source_date()
     code: Any = EXIT_DONE
     try:
@@ -201,6 +202,12 @@ def _drop_rest(stream: Any) -> None:
     from attnbench.core.files import drop_rest  # it takes longer to import than all else here
 
     drop_rest(stream)
+
+
+def _hear_of_children() -> None:
+    """Let the ends of child processes be told where the shell ignores them: each would seem to have ended well."""
+    if hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _prepare_streams() -> None:

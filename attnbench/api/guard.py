@@ -30,6 +30,7 @@ from attnbench.core.errors import (
 )
 from attnbench.core.files import RUN_FILES, write_file
 from attnbench.core.sizes import parse_duration
+from attnbench.run.venvs import user_folder
 
 FOLDER = Path(".attnbench")  # below pytest's root: NAME/TEST.jsonl of --attnbench-save, runs/ of all others
 ROUNDS = 5  # of a run that is saved, or compared with a saved one
@@ -286,11 +287,13 @@ def _loaded(own: Subjects) -> None:
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
     """Wait for other processes of this user that measure by this fixture, where the system has locks."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        yield
-        return
-    with open(os.path.join(tempfile.gettempdir(), f"attnbench-{os.getuid()}.lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, OSError):  # Windows; a file system without locks, or not writable
+            import fcntl
+
+            folder = user_folder() or Path(tempfile.gettempdir(), f"attnbench-{os.getuid()}")
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(folder / "measuring.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -48,9 +48,15 @@ def interruptible() -> Iterator[None]:
         raise Interrupted(number)
 
     before: Any = signal.signal(signal.SIGINT, interrupt)
+    children = getattr(signal, "SIGCHLD", signal.SIGINT)
+    ignored = signal.getsignal(children) is signal.SIG_IGN  # then each child would seem to have ended well
+    if ignored:
+        signal.signal(children, signal.SIG_DFL)
     try:
         yield
     except Interrupted:
         raise KeyboardInterrupt from None
     finally:
         signal.signal(signal.SIGINT, before)
+        if ignored:
+            signal.signal(children, signal.SIG_IGN)

@@ -47,6 +47,7 @@ MOST_JOBS = 50_000  # of a plan; to make and store them takes five seconds
 _RUN = re.compile(rb'"type"\s*:\s*"run"')  # in any spelling of a first line; within a string its quotes are escaped
 MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # of a file, unpacked; of one of its lines
 _PIECE = 2**18  # bytes read at once
+LONGEST_STEM = 60  # characters that a copy takes of a file's name, each of up to four bytes
 DAMAGED = "damaged line left out"
 INTERRUPTED = "truncated last line dropped (an interrupted write)"  # no damage: the run is shorter
 MOST_OF_WHY = 400  # characters of what is said of one
@@ -193,7 +194,7 @@ class RunFile:
         """Write what was written to a file of another name, and say where it is."""
         for folder in (self.path.parent, Path(tempfile.gettempdir())):
             with contextlib.suppress(OSError):
-                handle, name = tempfile.mkstemp(".jsonl", f"{self.path.stem}-kept-", folder)
+                handle, name = tempfile.mkstemp(".jsonl", f"{self.path.stem[:LONGEST_STEM]}-kept-", folder)
                 with os.fdopen(handle, "wb") as copy:
                     copy.write(self._content)
                 return f"its content is kept in {name}; {self._going_on(Path(name))}"

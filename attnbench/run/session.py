@@ -20,6 +20,7 @@ from attnbench.core import masks
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_DONE, Interrupted, UserError
+from attnbench.core.files import GONE, working_folder
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import CHECK, METHOD, Policy
 from attnbench.core.record import Job, Record, Run
@@ -310,6 +311,8 @@ def check_output_path(out: Path | None) -> None:
         raise UserError(
             f"--out: {path}: a run is written plain; name it {path.with_suffix('')}, and gzip it when it is done"
         )
+    if not path.is_absolute() and not working_folder():
+        raise UserError(GONE)
     above = next(folder for folder in path.absolute().parents if folder.exists())
     if not above.is_dir():
         raise UserError(f"cannot write {path}: {above} is not a folder; choose another place with --out")

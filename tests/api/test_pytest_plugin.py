@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from attnbench.api import guard
 
 pytest_plugins = ["pytester"]
 MINE = """
@@ -99,3 +102,12 @@ def test_what_is_saved_is_compared_with(session: Any, pytester: pytest.Pytester)
             "*::test_it: ./mine.py:Same is slower (than *",
         ]
     )
+
+
+def test_the_lock_of_the_fixture_changes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    (tmp_path / "attnbench").mkdir()
+    (tmp_path / "important").write_text("important")
+    (tmp_path / "attnbench" / "measuring.lock").symlink_to(tmp_path / "important")
+    with guard._alone():
+        assert (tmp_path / "important").read_text() == "important"

@@ -43,6 +43,17 @@ def in_shell(tool: Tool, line: str, **env: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
+@posix
+def test_ends_of_children_that_the_shell_ignores_are_told(tool: Tool) -> None:
+    """Python takes each for a good one then."""
+    ignoring = (
+        "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execvp(sys.argv[1], sys.argv[1:])"
+    )
+    line = f"{sys.executable} -c {shlex.quote(ignoring)} $A {shlex.join(ONE)}"
+    in_shell(tool, line, ATTNBENCH_FAKE="crash@1k")
+    assert tool.stored().at(1024)["reason"] == "the worker crashed (SIGABRT)"
+
+
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Tool:
     tool = Tool(tmp_path_factory.mktemp("measured"))

@@ -152,7 +152,7 @@ def test_a_file_that_is_taken_away_ends_the_run_and_a_copy_is_kept(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for late in (False, True):
-        path = tmp_path / ("late" if late else "early") / "run.jsonl"
+        path = tmp_path / ("late" if late else "early") / f"{'n' * 240}.jsonl"  # a copy's name is no longer
         file = run_file.RunFile.create(path, RUN)
         file.append(RECORDS[0])
         happens(path)
