@@ -61,7 +61,7 @@ class _Fences(Preprocessor):
 
 def on_config(config: Any) -> Any:
     """Set the navigation, which names the pages of the reference too."""
-    pages = {path.stem: _page(path) for path in _documents()}
+    pages = {_name(path): _page(path) for path in _documents()}
     groups = {title: [pages.pop(name) for name in names.split() if name in pages] for title, names in GUIDES.items()}
     pages.pop("backends")  # above the pages of the backends
     groups["Develop"] += sorted(page for page in pages.values() if page.startswith("dev/"))
@@ -85,6 +85,11 @@ def on_files(files: Any, config: Any) -> Any:
 
 def _documents() -> list[Path]:
     return [*(ROOT / name for name in TOP), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("docs/dev/*.md"))]
+
+
+def _name(path: Path) -> str:
+    """Return the name of a document in GUIDES: "compare" for docs/compare.md, "dev/compare" for docs/dev/compare.md."""
+    return f"dev/{path.stem}" if path.parent.name == "dev" else path.stem
 
 
 def _page(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The value of a cell from all cards of a machine, and how sure sums of cells are (docs/compare.md, Intervals).
+"""The value of a cell from all cards of a machine, and how sure sums of cells are (docs/dev/compare.md).
 
 With whole matrices: the effects of cards by the best linear unbiased prediction, from the covariances of all pairs of
 (cell, card). The variances are the table's, as they are where fewer than ten cards measured cells in common.

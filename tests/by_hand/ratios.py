@@ -1,4 +1,4 @@
-"""How many times as fast one machine is as another, and how sure that is (docs/compare.md, Intervals).
+"""How many times as fast one machine is as another, and how sure that is (docs/dev/compare.md).
 
 A ratio of speeds is exp(L_A - L_B), with L = sum of w log t over the cells that count.
 """

@@ -3,9 +3,9 @@
     python tests/by_hand/recompute.py                # run files of unlike kinds, each compared with another
     python tests/by_hand/recompute.py FILE ...       # what `recommend` and the page's charts say of these
 
-It is written from docs/measuring.md, compare.md, recommend.md and run-files.md and from datasheets, with its own count
-of FLOPs and bytes, so that a wrong formula is wrong in one place only. `recommend` and `compare` are read as JSON, the
-charts from the data in the page. Needs numpy and scipy. Exit code 1: something differs.
+It is written from docs/measuring.md, compare.md, dev/compare.md, recommend.md and run-files.md and from datasheets,
+with its own count of FLOPs and bytes, so that a wrong formula is wrong in one place only. `recommend` and `compare` are
+read as JSON, the charts from the data in the page. Needs numpy and scipy. Exit code 1: something differs.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     chat: 2k in, 300 out, llama-3.1-8b, batch 32
     code: 16k in, 1k out, llama-3.1-70b, batch 64, tp 8
 
-docs/compare.md says what they ask and how a time is interpolated between measured cases of one backend on one machine.
+docs/compare.md says what they ask, docs/dev/compare.md how a time is interpolated between measured cases of one backend
+on one machine.
 It is a sum of measured times, t = sum of c_i t_i; each machine runs a part with the backend of the least t, among those
 that have a figure of every case in the sum. Cases of bf16 come first, then those that are nearest, then, of decode,
 those with pages of USUAL_PAGE tokens.

@@ -5,9 +5,9 @@ the geometric mean of many (all w alike), or a workload's time (w its share in i
 all cards of the machine (results/pool.py). Of the machines A and B the ratio is exp(L_A - L_B): above 1, B is the
 faster.
 
-Half of the 95 % interval of log ratio is the root of the sum of the squares of the parts in docs/compare.md: rounds and
-processes of each machine, cards of both, and the interpolation of a workload in words (requests.py). The energy of a
-call is taken to differ as its latency does.
+Half of the 95 % interval of log ratio is the root of the sum of the squares of the parts in docs/dev/compare.md: rounds
+and processes of each machine, cards of both, and the interpolation of a workload in words (requests.py). The energy of
+a call is taken to differ as its latency does.
 """
 
 from __future__ import annotations
