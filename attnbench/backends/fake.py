@@ -121,7 +121,7 @@ def busy_with_others() -> float | None:
 
 
 def _speed(text: str) -> float:
-    """Return how many times as fast as usual a device is. Raises ValueError where that is no time."""
+    """Return how many times as fast as usual a device is. Raises UserError where that is no time."""
     try:
         speed = float(text)
     except ValueError:

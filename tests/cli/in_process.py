@@ -78,7 +78,7 @@ class Simulated(worker_here.Here):
             return super().answer(request)
 
     def stderr_tail(self) -> str | None:
-        return "".join(self._said).strip() or None
+        return "".join([*self._said, super().stderr_tail() or ""]).strip() or None
 
 
 class Worker:

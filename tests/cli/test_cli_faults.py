@@ -328,7 +328,7 @@ def test_an_own_mask_is_there_to_resume_as_it_was(tool: Tool) -> None:
     (tool.folder / "mine.py").rename(tool.folder / "was.py")
     resume = ("run", "--resume", "run.jsonl", "--trust")
     assert tool(*resume, code=2).err == (
-        "attnbench: cannot resume run.jsonl: mask: cannot read mine.py: No such file or directory; "
+        f"attnbench: cannot resume run.jsonl: mask: cannot read {tool.folder}/mine.py: No such file or directory; "
         "go on in the folder and with the files of then, or start a new run\n"
     )
     tool.write("mine.py", "def f(b, h, q, k): return q > k")

@@ -91,7 +91,7 @@ def test_what_is_lost_of_files_is_in_the_json_of_a_document() -> None:
 @pytest.mark.parametrize("speed", ["-1", "0", "nan", "inf", "x"])
 def test_a_simulated_device_has_a_speed(speed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNBENCH_FAKE", f"speed={speed}")
-    with pytest.raises(ValueError, match=f"speed={speed} is no number from 1e-6 to 1e6"):
+    with pytest.raises(UserError, match=f"speed={speed} is no number from 1e-6 to 1e6"):
         Fake()
 
 

@@ -169,7 +169,7 @@ def test_pips_errors_and_what_to_do(lines: list[str], said: str, todo: str) -> N
 def test_every_library_extra_of_the_project_has_its_backends() -> None:
     tomllib = pytest.importorskip("tomllib")  # Python 3.11
     extras = tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
-    assert {*extras} - {*venvs.EXTRAS} == {"all", "cluster", "history", "plots", "parquet", "test"}
+    assert {*extras} - {*venvs.EXTRAS} == {"all", "cluster", "docs", "history", "plots", "parquet", "test"}
     assert {*venvs.EXTRAS} <= {*extras}
     names = (*venvs.EXTRAS, "fa3")
     served = [backend for name in names for backend in venvs.backends_of(name)]

@@ -107,6 +107,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     parents = {ME: SHELL, SIBLING: SHELL, STRANGER: 1}
     monkeypatch.setattr(nvml_module, "_parent_pid", parents.get)
     monkeypatch.setattr(os, "getppid", lambda: SHELL)
+    monkeypatch.setattr(nvml_module, "session_pid", None)  # of a test that measured in this process
     monkeypatch.setattr(nvml_module, "_process_name", lambda pid: "python" if pid == SIBLING else "train")
     return made
 
@@ -274,7 +275,6 @@ def test_other_processes_with_a_context(nvml: Nvml, pids: list[int], others: tup
 def test_of_a_process_that_measures_itself_the_children_are_of_the_run(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nvml_module, "session_pid", None)
     InProcess()
     monkeypatch.setattr(nvml_module, "_parent_pid", {CHILD: ME, SIBLING: SHELL}.get)
     nvml.pids = [ME, CHILD, SIBLING]
