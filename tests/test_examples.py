@@ -29,6 +29,7 @@ from typer.testing import CliRunner
 import worker_here
 from attnbench.analysis.ab import run_ab
 from attnbench.commands.command_line import COMMANDS, command_line
+from attnbench.core import masks
 from attnbench.core.axes import AXES
 from attnbench.core.sizes import format_duration
 from attnbench.results.case_names import EXTRAS
@@ -121,6 +122,7 @@ def measures(example: Example) -> str:
         more = [f"{rounds} rounds"] if (rounds := getattr(request, "rounds", 1)) > 1 else []
         more += [f"at most {format_duration(resolved.time_limit)}"] if resolved.time_limit else []
     axes = {name: list(dict.fromkeys(map(axis.text, map(axis.of, cases)))) for name, axis in AXES.items()}
+    axes["mask"] = [*map(masks.without_folder, axes["mask"])]
     if axes["seqlen_q"] == axes["seqlen"]:
         del axes["seqlen_q"]
     if axes["nheads_k"] == axes["nheads"]:
