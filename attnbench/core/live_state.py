@@ -31,9 +31,13 @@ _PLACES |= {"__static_attributes__", "__annotate__", "__annotate_func__", "__ann
 def live_state(function: Any) -> dict[str, str]:
     """Return name -> a text of each value that a function or an object depends on, as this process has them.
 
-    Of installed libraries it is the name; of tensors and other objects of theirs the type.
+    Of installed libraries it is the name; of tensors and other objects of theirs the type. Where an object refuses to
+    be looked at, that is all that is told.
     """
-    return _Walk().of("", function)
+    try:
+        return _Walk().of("", function)
+    except Exception as error:  # of attributes and texts of a person's objects
+        return {"": f"{UNTOLD}: {type(error).__name__}"}
 
 
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> str:

@@ -97,7 +97,7 @@ class WorkerPool:
         """
         for name, spec in self.specs.items():
             worker = self._worker((name, 1))
-            worker.send({"op": "load", "name": name, "spec": spec})
+            worker.send({"op": "load", "name": name, "spec": spec, "with_state": spec in self.live})
             if import_ahead:
                 worker.send({"op": "import"})
         self._loading, self._importing = True, import_ahead
@@ -492,7 +492,8 @@ class WorkerPool:
 
         Raises OtherStateError for a function that has another state than it is to have.
         """
-        if (live := self.live.get(self.specs[name])) and (differs := differing(live, answer.get("state", {}))):
+        live, state = self.live.get(self.specs[name]), answer.get("state")
+        if live and state is not None and (differs := differing(live, state)):
             raise OtherStateError(name, differs)
         if answer.get("compiler"):
             self.compilers.add(name)

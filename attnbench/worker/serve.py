@@ -7,7 +7,8 @@ and their answers:
        with "with_torch": false without what only torch knows of a CPU
     {"op": "rates", "device": {...}, "dtypes": ["bf16"]}      -> {"device": {...}}, with quick rates of matmul and copy
     {"op": "load", "name": "triton", "spec": "module:object"} -> {"probe": {...}, "compiler": bool,
-       "files": {path: hash}}, of those that own code is made of
+       "files": {path: hash}}, of those that own code is made of; with "with_state": true also "state", name -> text, of
+       a person's function (core/live_state.py)
     {"op": "import"}                                          -> {}, after importing what measuring needs
     {"op": "survey", "device": {...}, "cases": [...]}   -> {"answers": [[reason or null, workspace, efficiency], ...]}
     {"op": "ready", "device": {...}}                          -> {}, after opening the device and its instruments
@@ -128,7 +129,7 @@ class Worker:
                     "probe": to_json(with_source(probe, self.backend, self.spec)),
                     "compiler": bool(getattr(self.backend, "starts_compiler", False)),
                     "files": {} if self.spec in backends.BACKENDS.values() else own_source.hashed,
-                    "state": live_state(self.backend.given) if isinstance(self.backend, Function) else {},
+                    "state": self._state() if request.get("with_state") else None,
                 }
             case "import":
                 if self.will_measure:
@@ -171,6 +172,10 @@ class Worker:
                 return {"profile": profile(measurer, self.backend, case, request["keep"])}
             case other:
                 raise ValueError(f"unknown request {other!r}")
+
+    def _state(self) -> dict[str, str] | None:
+        """Return the state of a person's function here; None of a backend of a class."""
+        return live_state(self.backend.given) if isinstance(self.backend, Function) else None
 
     def judge(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to a request of the judge, or why there is none, for the worker that asked."""

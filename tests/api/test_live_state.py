@@ -138,3 +138,15 @@ def test_how_lines_are_broken_is_no_state(monkeypatch: pytest.MonkeyPatch) -> No
     of = "def f(q, k):\n    return q.view({0}1, 2{0}).transpose({0}k.shape[-2] - q.shape[-2],{0} 1) if k else q\n"
     first, second = (loaded("mine", of.format(between), monkeypatch) for between in ("", "\n\n        "))
     assert live_state(first.f) == live_state(second.f)
+
+
+def test_an_object_that_cannot_be_looked_at_is_said_and_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "class Odd:\n    @property\n    def __dict__(self): raise ValueError\nodd = Odd()\ndef f(q): return odd\n"
+    assert live_state(loaded("mine", text, monkeypatch).f) == {"": f"{UNTOLD}: ValueError"}
+
+
+def test_a_class_is_a_backend_and_has_no_state_that_is_compared(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from attnbench.backends.fake import Fake\n\n\nclass Mine(Fake):\n    pass\n")
+    with Session(None, choose([f"{file}:Mine"]), live={f"{file}:Mine": {"": "what it is here"}}) as session:
+        assert session.load()["Mine"].usable
