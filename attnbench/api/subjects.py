@@ -33,7 +33,8 @@ class Subjects:
     """What is measured.
 
     patterns: as --backend takes them. here: spec -> what makes its worker in this process. why: name -> why it is
-    measured in this process. live: spec -> the state that a worker's function is to have.
+    measured in this process. live: spec -> the state that a worker's function is to have. given, scope, in_process: the
+    arguments of `subjects`, which make them anew.
     """
 
     patterns: tuple[str, ...]
@@ -44,12 +45,12 @@ class Subjects:
     scope: Mapping[str, Any] = field(default_factory=dict)
     in_process: bool | None = None
 
-    def measured(self, measured: Callable[[Subjects], T]) -> T:
-        """Return what `measured` gives of them; what has another state in another process is measured in this one."""
+    def measured(self, measure: Callable[[Subjects], T]) -> T:
+        """Return what `measure` gives of them; what has another state in another process is measured in this one."""
         own, unlike = self, dict[str, str]()
         while True:
             try:
-                return measured(own)
+                return measure(own)
             except OtherStateError as error:
                 if error.name in unlike:
                     raise

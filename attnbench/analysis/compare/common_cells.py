@@ -58,14 +58,15 @@ def kinds_of_work(cases: Iterable[Case]) -> dict[str, list[Case]]:
     """
     order = {"prefill": 0, "training": 1, "decode": 2}
     found: dict[str, list[Case]] = {}
-    for case in sorted(cases, key=lambda case: (bool(case.model_step), case.ranks, order[_work(case)])):
+    for case in sorted(cases, key=lambda case: (bool(case.model_step), case.ranks, order[work(case)])):
         step = f" step of {case.model_step.model} ({case.model_step.cut})" if case.model_step else ""
         devices = f", {case.ranks} devices" if case.ranks > 1 else ""
-        found.setdefault(f"{_work(case)}{step}{devices}", []).append(case)
+        found.setdefault(f"{work(case)}{step}{devices}", []).append(case)
     return found
 
 
-def _work(case: Case) -> str:
+def work(case: Case) -> str:
+    """Return what a buyer does with a case: "prefill", "training" or "decode"."""
     if case.model_step:
         return {"train": "training"}.get(case.model_step.phase, case.model_step.phase)
     return "decode" if case.is_decode else "prefill" if case.direction == "fwd" else "training"

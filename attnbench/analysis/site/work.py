@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from attnbench.analysis.compare.common_cells import work
 from attnbench.core.case import Case
 
 
@@ -23,8 +24,8 @@ class Work:
 
 
 WORKS: Mapping[str, Work] = {
-    work.name: work
-    for work in (
+    kind.name: kind
+    for kind in (
         Work("prefill", "Prefill", "a forward pass of many queries on one GPU", "tflops"),
         Work("decode", "Decode", "a forward of few queries on a long cache, on one GPU", "gbps"),
         Work("training", "Training", "a backward pass, or both passes, on one GPU", "tflops"),
@@ -39,6 +40,4 @@ def work_of(case: Case) -> Work | None:
         return None
     if case.ranks > 1:
         return WORKS["several-gpus"]
-    if case.direction != "fwd":
-        return WORKS["training"]
-    return WORKS["decode" if case.is_decode else "prefill"]
+    return WORKS[work(case)]
