@@ -20,7 +20,7 @@ from attnbench.api.sources import is_script, module_source
 from attnbench.core.errors import OtherStateError, UserError
 from attnbench.core.files import write_file
 from attnbench.core.live_state import UNTOLD, live_state
-from attnbench.core.own_code import IN_PROCESS
+from attnbench.core.own_code import IN_PROCESS, WRITTEN
 from attnbench.core.own_files import is_own
 from attnbench.run.venvs import user_folder
 
@@ -157,14 +157,15 @@ def _written(given: Any, name: str, scope: Mapping[str, Any]) -> str:
     The file stays, so that a command that a report names finds it: `attnbench run --resume`, `check --wrong`.
     """
     source = module_source(given, name, scope)
-    folder = (user_folder() or Path(tempfile.gettempdir(), "attnbench")) / "sources"
+    folder = (user_folder() or Path(tempfile.gettempdir(), "attnbench")) / WRITTEN
     path = folder / hashlib.sha256(source.encode()).hexdigest()[:16] / f"{name}.py"
     if not path.is_file() or path.read_text() != source:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, source)
         except (OSError, UserError):  # a home that cannot be written to
-            path = Path(tempfile.mkdtemp(prefix="attnbench-source-")) / f"{name}.py"
+            path = Path(tempfile.mkdtemp(prefix="attnbench-"), WRITTEN, f"{name}.py")
+            path.parent.mkdir()
             write_file(path, source)
     return f"{path}:{name}"
 

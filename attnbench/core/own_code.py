@@ -22,6 +22,7 @@ from attnbench.core.files import working_folder
 NEEDED = (  # what a neighbour of a person's file must not replace: torch, and what it imports, at times in a call
     *("torch", "triton", "numpy", "sympy", "mpmath", "networkx", "typing_extensions", "filelock", "fsspec", "jinja2"),
 )
+WRITTEN = "attnbench-sources"  # the folder of the files to which the API writes functions (api/subjects.py)
 IN_PROCESS = "attnbench_in_process"  # the module of what is measured in the process that gave it (api/in_process.py)
 MODULE = "attnbench_own_"  # how the name of the module begins that is made of a person's file
 STANDARD = os.path.dirname(os.__file__)  # the folder of the standard library

@@ -195,7 +195,12 @@ def test_a_function_is_right_or_wrong_and_measured_beside_others() -> None:
     def closure(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
         return attend(q, k, v, causal=causal, softmax_scale=softmax_scale)
 
+    def unlike(q: Any, k: Any, v: Any, mask: Any, *, causal: bool) -> Any: ...
+
     with forked_worker.workers():
+        for in_process in (True, None):
+            with pytest.raises(attnbench.UserError, match=r"'mask'; define and give unlike_adapted .*mask=None"):
+                attnbench.measure(unlike, in_process=in_process, **local)
         right, bad = [attnbench.check(f, **local, nheads_k=2) for f in (closure, wrong)]
         found = attnbench.measure([closure, attend], backends="eager", policy={"max_seconds": 0.01}, **local)
     assert right
@@ -214,20 +219,26 @@ def test_a_function_without_source_is_measured_in_this_process() -> None:
     def closure(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
         return attend(q * ones, k, v, causal=causal, softmax_scale=softmax_scale)
 
+    def off(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
+        return closure(q, k, v, causal=causal, softmax_scale=2 * softmax_scale)
+
     torch.set_default_dtype(torch.float64)
     try:
         with forked_worker.workers(), quick_cpu():
             found = attnbench.measure(
-                closure, seqlen=128, device="cpu", policy={"max_seconds": 0.01, "l2": "warm"}, **SMALL
+                [closure, off], seqlen=128, device="cpu", policy={"max_seconds": 0.01, "l2": "warm"}, **SMALL
             )
         assert torch.get_default_dtype() == torch.float64
     finally:
         torch.set_default_dtype(torch.float32)
     assert torch.get_num_threads() == threads
-    (cell,) = found.cells
-    assert (cell.status, cell.rows[0].record.judge) == ("ok", "beside")
+    assert {c.backend: (c.status, c.rows[0].record.judge) for c in found.cells} == {
+        "closure": ("ok", "beside"),
+        "off": ("wrong", "beside"),
+    }
     assert "Measured in the process that gave the function: 1 cell" in str(found)
-    assert found.runs[0].specs == {"closure": "attnbench_in_process:closure"}
+    assert "report it to" not in str(found)
+    assert found.runs[0].specs["closure"] == "attnbench_in_process:closure"
 
 
 def test_what_of_a_function_in_this_process_cannot_be() -> None:

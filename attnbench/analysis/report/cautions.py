@@ -59,16 +59,26 @@ def measured(test: Callable[[Cell], object]) -> Callable[[Reported], Places]:
     return lambda of: in_cells(filter(test, of.measured))
 
 
+def _in_file(cell: Cell) -> bool:
+    """Whether a cell is of a function in a person's file."""
+    return ".py:" in cell.run.specs.get(cell.backend, "")
+
+
+def _given_here(cell: Cell) -> bool:
+    """Whether a cell is of a function that was measured in the process that gave it."""
+    return cell.run.specs.get(cell.backend, "").startswith(f"{IN_PROCESS}:")
+
+
 def _wrong(of: Reported) -> Iterator[dict[str, Any]]:
     """Yield wrong results by what to do: of a person's own file `check` tries the same cells again."""
     cells = of.ended_as("wrong")
-    own = [c for c in cells if ".py:" in c.run.specs.get(c.backend, "")]
+    own = [c for c in cells if _in_file(c) or _given_here(c)]
     for run, file in zip_longest(of.runs, of.files, fillvalue="FILE"):
-        again = [c for c in own if c.run is run and c.case.ranks == 1]  # check splits no sequence
+        again = [c for c in own if c.run is run and _in_file(c) and c.case.ranks == 1]  # check splits no sequence
         functions = dict.fromkeys(as_written(c.run.specs[c.backend]) for c in again)
         command = shlex.join(["attnbench", "check", *functions, "--wrong", str(file)])
         yield from in_cells(again, todo=f". The same cells again, without timing: {command}")
-    yield from in_cells([c for c in own if c.case.ranks > 1], todo=".")
+    yield from in_cells([c for c in own if c.case.ranks > 1 or not _in_file(c)], todo=".")
     yield from in_cells([c for c in cells if c not in own], todo="; report it to the backend's authors.")
 
 
@@ -255,7 +265,7 @@ CAUTIONS: Sequence[Rule[Reported]] = (
         "See above by how much{todo}",
     ),
     Rule(
-        measured(lambda c: c.run.specs.get(c.backend, "").startswith(f"{IN_PROCESS}:")),
+        measured(_given_here),
         "Measured in the process that gave the function: {cells}.",
         "What it does to that process, its own clock too, is not guarded against.",
         "Put it in a file of its own, and give that: file.py:function.",

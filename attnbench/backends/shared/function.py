@@ -19,7 +19,7 @@ from attnbench.core.backend import Prepared, Probe, Signature, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.live_state import digest, live_state
 from attnbench.core.machine import Device
-from attnbench.core.own_code import IN_PROCESS
+from attnbench.core.own_code import IN_PROCESS, WRITTEN
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,8 @@ class Function(BackendBase):
 
         A run is thus not resumed with another kernel.
         """
-        file = Path(self._file).name or "its file"
+        of_api = self._file == IN_PROCESS or WRITTEN in Path(self._file).parts
+        file = "" if of_api else Path(self._file).name or "its file"
         if refusal := objection(self.given, self._attribute, file, self.parameters):
             return Probe(reason=refusal)
         if self.order not in ORDERS:

@@ -32,8 +32,8 @@ HEADS_FIRST = re.compile(  # "B, H, N, D = q.shape", "(batch, num_heads, seq_len
 def objection(function: Callable[..., Any], attribute: str, file: str, parameters: Mapping[str, Any]) -> str | None:
     """Return why a function cannot be called with the arguments of CALL, and what to do, in one line; else None.
 
-    `attribute` is its name in `file`, `parameters` are what a person sets beside. None also where nothing is known of
-    its arguments.
+    `attribute` is its name in `file` ("" where it was given from Python), `parameters` are what a person sets beside.
+    None also where nothing is known of its arguments.
     """
     signature = _signature(function)
     if signature is None:
@@ -122,7 +122,8 @@ def _adapter(
     if unknown:
         hints.append(f"with values for {listed(unknown)}")
     if "causal" not in values.values():
-        hints.append("with --full or --causal, whichever mask it computes")
+        options = "--full or --causal" if file else "causal=False or causal=True"
+        hints.append(f"with {options}, whichever mask it computes")
     if "softmax_scale" not in values.values():
         hints.append("if it scales by 1/sqrt(headdim) itself")
     if HEADS_FIRST.search(_text_of(function)):
@@ -133,7 +134,8 @@ def _adapter(
     called = "made" if made_of_class else attribute
     call = CALL if "softmax_scale" in values.values() else CALL.replace(", softmax_scale", "")
     code = f"def {name}{call[:-1]}{''.join(f', {one}' for one in more)}): return {called}({', '.join(arguments)})"
-    return f"add this line to {file} and give {file}:{name}{beside}: {code}"
+    where = f"add this line to {file} and give {file}:{name}" if file else f"define and give {name}"
+    return f"{where}{beside}: {code}"
 
 
 def _value_of(name: str) -> str | None:
