@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 ALIGNED = 512  # bytes; a tensor begins at a multiple, as in torch's allocator
 LEAST = {"cuda": 2**26, "cpu": 2**20}  # bytes of a slab
+# The driver maps a slab in another process by pages of 2 MiB only where its size is a multiple. By small pages an
+# H200 reads random rows of 2 KiB in 8 GiB at 61 GB/s in place of 1960, and in sequence at half the speed.
+PAGE = {"cuda": 2**21, "cpu": mmap.PAGESIZE}
 MOST_OPEN = 8  # slabs of a CPU that are kept open
 OPEN, MAP = open, mmap.mmap
 SLABS = itertools.count()  # of this process, in all of its arenas
@@ -98,7 +101,9 @@ class Arena:
         needed = -(-max(1, nbytes) // ALIGNED) * ALIGNED
         slab = next((slab for slab in self._slabs if slab.used + needed <= len(slab.bytes)), None)
         if slab is None:
+            page = PAGE[self.device.type]
             size = max(needed, self._least, sum(len(slab.bytes) for slab in self._slabs) // 2)
+            size = -(-size // page) * page
             make = _CudaSlab if self.device.type == "cuda" else _FileSlab
             slab = make(str(self._made), size, self.device)
             self._made += 1

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from attnbench.core import shared_tensors
 from attnbench.core.case import Case, Shape
 from attnbench.core.shared_tensors import Arena, Mapped, NotShared, copy_bytes
 from attnbench.judge import inputs
@@ -46,6 +47,24 @@ def test_a_reset_arena_places_the_next_tensors_in_the_same_memory() -> None:
     arena.reset()
     again = mapped.tensors(arena.reserve({"y": torch.empty(1000)})[0])["y"]
     assert first.data_ptr() == again.data_ptr()
+
+
+def test_a_slab_of_a_gpu_is_a_multiple_of_its_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else another process maps it by small ones, and reads it slowly (tests/gpu/test_shared_memory_gpu.py)."""
+    sizes: list[int] = []
+
+    def make(number: str, nbytes: int, _: torch.device) -> shared_tensors._OwnSlab:
+        sizes.append(nbytes)
+        slab = shared_tensors._OwnSlab(number)
+        slab.bytes, slab.described = torch.empty(nbytes, dtype=torch.uint8, device="meta"), {"key": number}
+        return slab
+
+    monkeypatch.setattr(shared_tensors, "_CudaSlab", make)
+    arena = Arena(torch.device("cuda"))
+    for nbytes in (1, 2**27 + 1, 2**31 + 1536):
+        arena.reserve({"x": torch.empty(nbytes, dtype=torch.uint8, device="meta")})
+    assert len(sizes) == 3
+    assert not [size for size in sizes if size % 2**21]
 
 
 def test_memory_that_cannot_be_opened_is_told() -> None:
