@@ -1,4 +1,4 @@
-.PHONY: check test gpu-test bench site package
+.PHONY: check test gpu-test bench tables site package
 
 check:  ## lint, format and types
 	ruff check .
@@ -13,6 +13,9 @@ gpu-test:  ## on a machine with a CUDA GPU
 
 bench:  ## the main job; the run file goes to results/
 	attnbench run --seqlen 1k-64k
+
+tables:  ## the figures in the documents, of run files in results/
+	cog -r -I docs/site README.md docs/*.md
 
 site:  ## the documentation, into site/; needs pip install -e '.[docs]'
 	mkdocs build --strict -f docs/site/mkdocs.yml

@@ -17,6 +17,7 @@ MOST_IN_ALL = {"docs/": 24000, "docs/dev/": 5000}  # with the documents beside d
 NOT_COUNTED = re.compile(
     r"^```.*?^```$"  # code
     r"|^ {4}[^\n]*$"
+    r"|<!-- \[\[\[cog.*?\]\]\] -->"  # code that makes tables
     r"|^ *\|[^\n]*$"  # tables
     r"|^<!-- matrix.*?^<!-- end of the matrix -->$"  # attnbench backends --matrix
     r"|^\[?!\[[^\n]*$",  # pictures

@@ -1,0 +1,17 @@
+"""The figures in the documents are those of the run files that are named beside them (docs/site/tables.py)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cogapp import Cog
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [str(path) for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) if "[[[cog" in path.read_text()]
+
+
+def test_tables_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    assert len(DOCUMENTS) > 5
+    assert Cog().main(["cog", "--check", "-I", "docs/site", *DOCUMENTS]) == 0, "make tables renews them"
