@@ -124,7 +124,7 @@ class Case:
     strict: ClassVar[bool] = True  # an unknown field would make it another case: core/json.py
 
     shape: Shape
-    dtype: Dtype  # of q, k, v and results; results of fp8 are bf16
+    dtype: Dtype  # dtype of q, k, v and results; results of fp8 are bf16
     direction: Direction  # what one timed call computes: forward, backward, or one after the other
     causal: bool = False
     window_size: tuple[int | None, int | None] = (None, None)  # keys to the left and right; None: no limit
@@ -135,7 +135,7 @@ class Case:
     lengths: tuple[tuple[int, ...], ...] = ()  # runs of a ragged batch, in its order: (number, seqlen_q, seqlen_k), ...
     page_size: int = 0  # tokens of one page of the cache in which k and v lie; 0: no cache, contiguous
     scale: float = 0.0  # the factor on q k^T before the softmax; 0: 1 / sqrt(headdim)
-    cache_dtype: CacheDtype = "same"  # of a cache of pages; "same": as q
+    cache_dtype: CacheDtype = "same"  # dtype of a cache of pages; "same": as q
     latent: bool = False  # MLA: v is the first headdim_v columns of k
     sink: bool = False  # each query head has a learnt logit beside its scores, which takes probability and has no value
     alibi: bool = False  # scores fall with the distance of query and key, by a slope of each head: core/alibi.py

@@ -250,7 +250,7 @@ def _parse_own(text: str, what: str) -> str:
     path, name, _ = _parts(text if is_own(text) else f"{text}:")
     path = os.path.expanduser(path)
     if not name.isidentifier():
-        raise UserError(f"{what}: {path} needs the name of a function in it; write {path}:my_mask")
+        raise UserError(f"{what}: which function of {path}? Write {path}:my_mask")
     try:
         return f"{os.path.abspath(path)}:{name}@{_digest(path)}"
     except OSError as error:

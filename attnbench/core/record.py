@@ -38,7 +38,7 @@ class Approximation:
 class Forecast:
     """What the plan expects of a job."""
 
-    seconds: float  # of the whole job
+    seconds: float  # wall time of the whole job
     call: float  # seconds of one call
     nbytes: int  # peak memory on the device, in bytes
 
@@ -227,9 +227,9 @@ class Run:
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> path of its Python, where one was chosen
     peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s given by --peak; "" for every dtype
     reduced: bool = False  # a baseline: each measurement holds one value, for the gate
-    method: int = 1  # of measuring (core/policy.py); unlike methods are not comparable
-    check: int = 1  # of results (core/policy.py); results that an old check calls wrong may be right
-    search: Search | None = None  # by `attnbench capacity`; the plan holds each search's first step
+    method: int = 1  # number of the measuring method (core/policy.py); unlike methods are not comparable
+    check: int = 1  # number of the check (core/policy.py); results that an old check calls wrong may be right
+    search: Search | None = None  # of `attnbench capacity`, whose plan holds each search's first step
     turns: str = ""  # identity of an A/B whose two runs took turns by round; a plan holds the first round
     replaced: Sequence[Record] = ()  # earlier records of jobs that were measured again
 

@@ -13,7 +13,7 @@ from attnbench.commands.command_line import command_line
 
 BAD_OPTIONS = {
     # sizes
-    "--seqlen=64k-1k": "--seqlen: the range 64k-1k runs backwards; write 1k-64k",
+    "--seqlen=64k-1k": "--seqlen: the range 64k-1k descends; write 1k-64k",
     "--seqlen=0": "--seqlen: 0 is not at least 1",
     "--seqlen=-5": "--seqlen: -5 is not at least 1",
     "--seqlen=1000000m": "--seqlen: 1000000m is beyond anything that can be measured",

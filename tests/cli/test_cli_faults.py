@@ -329,10 +329,10 @@ def test_an_own_mask_is_there_to_resume_as_it_was(tool: Tool) -> None:
     resume = ("run", "--resume", "run.jsonl", "--trust")
     assert tool(*resume, code=2).err == (
         f"attnbench: cannot resume run.jsonl: mask: cannot read {tool.folder}/mine.py: No such file or directory; "
-        "go on in the folder and with the files of then, or start a new run\n"
+        "restore the files and go on in their folder, or start a new run\n"
     )
     tool.write("mine.py", "def f(b, h, q, k): return q > k")
-    assert "mine.py, or a file that it imports, is another than when" in tool(*resume, code=2).err
+    assert "mine.py, or a file that it imports, was changed after" in tool(*resume, code=2).err
     assert len(tool.stored().records) == 1
     (tool.folder / "was.py").rename(tool.folder / "mine.py")
     tool(*resume)

@@ -64,7 +64,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tool: Tool) -> None:
     lines = {line.split()[0]: line.split() for line in result.out.splitlines() if line}
     assert lines["fake"][1:3] == ["2", "0"]
     assert "eager" not in lines
-    assert "skip  eager (all): the simulated device runs only simulated backends" in result.out
+    assert "skip  eager (all): the simulated device runs simulated backends only" in result.out
     assert list(tool.folder.iterdir()) == []
 
 

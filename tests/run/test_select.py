@@ -187,7 +187,7 @@ def test_a_backend_of_one_device_is_one_of_several(tmp_path: Path, monkeypatch: 
         ("pkg.mod:f[m]", "give parameters and their values as in pkg.mod:f[block_m=64,128;num_warps=4,8]"),
         ("pkg.mod:f[m=]", "give parameters and their values"),
         ("pkg.mod:f[m=1", "give parameters and their values"),
-        ("pkg.mod:f[m=1;m=2]", "'m' is no parameter, or is given twice"),
+        ("pkg.mod:f[m=1;m=2]", "'m' is not a parameter, or is given twice"),
         (f"pkg.mod:f[a={','.join(map(str, range(9)))};b={','.join(map(str, range(9)))}]", "that is 81 kernels"),
         ("triton[block_m=64]", "parameters are set of own code"),
     ],

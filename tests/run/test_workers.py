@@ -200,10 +200,10 @@ def test_a_mask_that_changes_ends_the_run(new_pool: NewPool, tmp_path: Path) -> 
     pool, masked = new_pool(FAKE), replace(job(1024), case=replace(case(1024), mask=mask))
     assert [r.status for r in run(pool, masked)] == ["ok"]
     file.write_text("def f(b, h, q, k): return q > k")
-    with pytest.raises(UserError, match=f"^mask: {file}, or a file that it imports, is another than when the run was"):
+    with pytest.raises(UserError, match=f"^mask: {file}, or a file that it imports, was changed after the run was"):
         run(pool, masked)
     file.unlink()
-    with pytest.raises(UserError, match=f"^mask: cannot read {file}: No such file or directory; go on in the folder"):
+    with pytest.raises(UserError, match=f"^mask: cannot read {file}: No such file or directory; restore the files"):
         run(pool, masked)
 
 
@@ -472,7 +472,7 @@ def test_survey(new_pool: NewPool) -> None:
     assert [a.reason for a in answers["fake"]] == [None, None]
     assert "no_such_module_of_ours" in str(answers["gone"][1].reason)
     assert "cannot tell" in str(answers["unsure"][0].reason)
-    assert answers["eager"][0].reason == "the simulated device runs only simulated backends"
+    assert answers["eager"][0].reason == "the simulated device runs simulated backends only"
     assert answers["eager"][0].workspace.nbytes == 0  # it is not asked about what it refuses
     assert (
         pool.survey({"eager": pool.probe()["eager"]}, [case(8)], Device("cpu", 0, "CPU", 2**30, 2**30))["eager"][
