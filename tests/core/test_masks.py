@@ -133,7 +133,7 @@ def test_one_text_for_one_mask(text: str, parsed: tuple[str, ...]) -> None:
         ("prefix", "needs a number"),
         ("random", "needs the share"),
         ("random:1.5", "below 1"),
-        ("strided:1", "leaves every key"),
+        ("strided:1", "keeps every key"),
         ("strided:x", "not a size"),
     ],
 )
