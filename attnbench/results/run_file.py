@@ -258,7 +258,7 @@ def there_already(path: Path) -> UserError:
     if path.exists() and not path.is_file():
         return UserError(f"{path} is not a plain file, and a run is written to one; choose another --out")
     again = f", or --resume {shlex.quote(str(path))}" if begins_as_one(path) else ""
-    return UserError(f"{path} already exists and is not overwritten; choose another --out{again}")
+    return UserError(f"{path} is there already and is not overwritten; choose another --out{again}")
 
 
 def encoded(run: Run) -> bytes:
