@@ -158,7 +158,7 @@ class JobHearing:
         self.asked = False  # whether the worker has asked the judge
 
     def answer(self, request: Mapping[str, Any], timeout: float, python: str | None = None) -> dict[str, Any]:
-        """Return the judge's answer, within `timeout` seconds, to a worker that runs in `python` (None: the judge's)."""
+        """Return the judge's answer, within `timeout` seconds, to a worker in `python` (None: the judge's)."""
         do = request.get("do")
         try:
             match do:
