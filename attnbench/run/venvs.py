@@ -48,8 +48,8 @@ REMEDIES = {  # a pattern in pip's output -> what to do
     "ResolutionImpossible|conflicting dependencies": "it does not go with torch {made.torch}; attnbench env create "
     "{made.name} -- --no-deps tries it all the same, or make an environment with the torch that it wants by hand and "
     "give --python",
-    "No matching distribution|Could not find a version": "check that a package index is reachable; pip's own options go "
-    "after --, as in attnbench env create {made.name} -- --no-index --find-links FOLDER",
+    "No matching distribution|Could not find a version": "check that a package index is reachable; pip's own "
+    "options go after --, as in attnbench env create {made.name} -- --no-index --find-links FOLDER",
     "died due to signal 9|Killed": "a compilation ran out of memory; run one at a time: MAX_JOBS=1 attnbench env "
     "create {made.name}",
     "subprocess-exited-with-error|metadata-generation-failed|Failed building": "it is compiled here, which needs "

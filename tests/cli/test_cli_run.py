@@ -81,7 +81,7 @@ def test_what_may_compile_for_minutes_is_said_before(tool: Tool) -> None:
     tool.write("own.py", "from attnbench.backends.fake import Fake\nclass Compiles(Fake): starts_compiler = True\n")
     asked = ("run", "--device", "fake", "-b", "fake,./own.py:Compiles", "--seqlen", "1k,2k,4k", *SMALL, "--dry-run")
     said = " ".join(tool(*asked).err.split())
-    assert "Compiles may compile for minutes in a first call, which the forecast leaves out; with --time-limit" in said
+    assert "Compiles may compile for minutes in a first call, which is not in the forecast; with --time-limit" in said
     jobs = json.loads(tool(*asked, "--time-limit", "5m", "--json").out)
     assert [job["backend"] for job in jobs] == [*["fake"] * 3, *["Compiles"] * 3]
 
