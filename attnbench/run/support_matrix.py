@@ -120,7 +120,7 @@ FEATURES = (
     _paged("MLA paged", **_LATENT),
 )
 LEGEND = (
-    "yes: forward and backward (forward, for a backend without backward); fwd, bwd: only this pass. causal q<k: aligned "
+    "yes: forward and backward (forward, for a backend without backward); fwd, bwd: one pass. causal q<k: aligned "
     "bottom-right, 512 queries on 1024 keys; causal q>k: 1024 on 512, so that some queries see no key. window: causal, "
     "256 to the left. decode: one query, 4 query heads a key head. ragged: one sequence of 512 and one of 1024; ragged "
     "q<k: 512 and 1024 queries on 1024 keys each. paged: decode over pages of that many tokens, forward only; pages of "
