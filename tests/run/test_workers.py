@@ -158,7 +158,7 @@ class Mine:
     if "stdin" in ask:
         assert "IndexError" in str(found), "the end of the file, and no part of a request"
     else:
-        assert "nobody can answer while it is measured" in str(found)
+        assert "input cannot be given during a measurement" in str(found)
 
 
 IN_A_CALL = """

@@ -164,7 +164,7 @@ def test_a_profile_has_the_communication_of_rank_0(pool: WorkerPool, tmp_path: P
     moving = [name for name in names if split_sequence.COLLECTIVES.search(name)]
     assert 8 <= len(moving) < len(names)  # q, k, v and dout to the heads; out, dq, dk and dv back
     assert json.loads(trace.read_text())["traceEvents"]
-    assert "the timeline is of rank 0 of 2" in found.notes
+    assert "the timeline shows rank 0 of 2" in found.notes
 
 
 def test_a_rank_that_sees_its_own_keys_only_is_wrong_and_has_no_profile(pool: WorkerPool) -> None:
