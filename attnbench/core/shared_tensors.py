@@ -87,7 +87,7 @@ class Arena:
         return self._described(found)
 
     def reserve(self, like: Mapping[str, Tensor]) -> tuple[Description, dict[str, Tensor]]:
-        """Return tensors of the same shapes, strides and dtypes, with undefined values, after their description."""
+        """Return the description of tensors with these shapes, strides and dtypes, and the tensors, uninitialised."""
         found = {}
         for name, t in like.items():
             slab, offset = self._take(extent_bytes(t))

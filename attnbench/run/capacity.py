@@ -44,7 +44,7 @@ SUITE = parse_suite(
     "capacity",
 )
 HANG = 60.0  # seconds beside its calls after which a step is killed: for inputs, the check, compilation
-BASE = 4096  # the first length where the length is searched
+BASE = 4096  # the length in the base case of a search for the length
 Of = Literal["seqlen", "batch"]
 Key = tuple[str, Case]  # the backend, and the case at the base size
 
@@ -191,9 +191,10 @@ def _cases(request: Request, kind: str) -> tuple[Case, ...]:
 
 
 def _plan(cases: Sequence[Case], session: Session, policy: Policy, search: Search) -> tuple[Job, ...]:
-    """Return the first step of each search: the largest power of two that fits half of the memory by the forecast.
+    """Return the first step of each search, at a power of two.
 
-    All searches of a backend follow each other, so that one worker at a time has the device open.
+    It is the largest that, by the forecast, fits in memory and takes half of the call limit at most. All searches of a
+    backend follow each other, so that one worker at a time has the device open.
     """
     sizes = [2**i * UNIT[search.of] for i in range(20)]
     tried = [at_size(case, search.of, size) for case in cases for size in sizes]

@@ -199,7 +199,7 @@ class JobHearing:
             self.verdicts[check] = found
 
     def _begin(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Begin a case. A judge that died since the last job is replaced, as it keeps nothing between jobs."""
+        """Begin a case. A judge that died since the last job is replaced, as another can do the same."""
         request = {**request, "slot": self._slot}
         try:
             answer = self._judge.ask(request, timeout)
