@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from json import dumps  # by name, so that no kernel can replace it
+from json import dumps  # bound here, so that no kernel can replace it
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from attnbench.core import masks, rules
@@ -125,7 +125,7 @@ class Case:
 
     shape: Shape
     dtype: Dtype  # dtype of q, k, v and results; results of fp8 are bf16
-    direction: Direction  # what one timed call computes: forward, backward, or one after the other
+    direction: Direction  # the work of one timed call: forward, backward, or both in turn
     causal: bool = False
     window_size: tuple[int | None, int | None] = (None, None)  # keys to the left and right; None: no limit
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: off

@@ -28,8 +28,8 @@ multiprocessors while their peaks follow from 148 at 2.062 GHz.
 The table is gpus.json. "gpus" has one object per product:
 
     name             the product
-    pattern          regular expression for the whole name that the driver reports; in "GH200 480GB" the size is that of
-                     the CPU's memory
+    pattern          regular expression for the whole name that the driver reports; in "GH200 480GB" the size is the
+                     CPU's memory
     capability       major and minor; absent for AMD's
     tflops           dtype -> TFLOP/s
     bandwidth        GB/s

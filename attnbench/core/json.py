@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from json import dumps as dumps  # by name, so that no kernel can replace it
+from json import dumps as dumps  # bound here, so that no kernel can replace it
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from attnbench.core.text import shortened

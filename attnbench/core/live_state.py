@@ -21,7 +21,7 @@ from attnbench.core.own_files import is_own
 MOST = 5000  # the most values that are visited
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 LOOKS_UP = {"globals", "vars", "eval", "exec", "_getframe", "argv", "modules"}  # names that hide a call's dependencies
-UNTOLD = "what it looks up while it runs"
+UNTOLD = "a name that it looks up while it runs"
 CALLS = {"CACHE", "CALL", "CALL_METHOD", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"}
 JUMPS = {*dis.hasjrel, *dis.hasjabs}
 # Attributes that say where a class was defined, and not how it behaves.

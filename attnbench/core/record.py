@@ -1,4 +1,4 @@
-"""Jobs, records and runs: what was planned, how each job ended, and all of it as one run file holds it.
+"""Jobs, records and runs: the plan, the end of each job, and the content of a run file.
 
 A record holds raw samples only; metrics are computed from it when a report is made (results/metrics.py). Units are SI
 without prefixes: seconds, bytes, FLOP/s, bytes/s, Hz, watts.
@@ -98,9 +98,9 @@ def told_apart(a: float, b: float) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """The result of checking one case: its errors on a sample of query rows and heads, and what else was wrong."""
+    """The result of checking one case: its errors on a sample of query rows and heads, and other faults."""
 
-    errors: Mapping[str, TensorError]  # by result: "out", "dq", "dk", "dv"
+    errors: Mapping[str, TensorError]  # result ("out", "dq", "dk", "dv") -> its error
     rows: int  # query rows compared, of seqlen_q
     heads: int  # (batch entry, query head) pairs compared
     unwritten: tuple[str, ...] = ()  # names of results that hold a value that is not finite, at any place
@@ -113,7 +113,7 @@ class Accuracy:
         return not self.unwritten and not self.flaws and all(e.ok for e in self.errors.values())
 
     def problem(self) -> str:
-        """Return one line that says what is wrong; empty where nothing is."""
+        """Return the fault in one line; "" where there is none."""
         parts = [f"{name} has values that are not finite (NaN, or never written)" for name in self.unwritten]
         parts += [
             f"{name} is off by {error} where {tolerance} is allowed (eager: {e.eager_error:.3g})"
@@ -148,7 +148,7 @@ class Record:
       "turns_traced" (s): the calls that CUPTI traced, as read by events
     - "call" (s), "memory_inputs" (B): by `attnbench capacity`, one call by the host's clock, and the inputs' memory
     - "memory_peak", "memory_driver" (B): the most memory in use beyond the inputs, by torch's allocator and by the
-      driver; "memory_saved" (B): what a forward keeps for its backward
+      driver; "memory_saved" (B): the memory that a forward keeps for its backward
     - "clock_held" (Hz): the SM clock while the calls of each batch ran; "clock_before", "clock_after" (Hz): the clock
       before and after them, while next to nothing ran; "clock_best" (Hz): the highest "clock_held", rejected batches
       included; "clock_idle" (Hz): the highest "clock_before" that this worker has read, in all its cells. In runs of
@@ -186,8 +186,8 @@ class Record:
     kernels: Mapping[str, int] = field(default_factory=dict)  # kernel -> how often it ran in one call; CPU: operators
     others: tuple[str, ...] = ()  # other processes that computed on the GPU at the same time
     ecc_errors: int = 0  # uncorrected memory errors that the GPU counted during the job
-    notes: tuple[str, ...] = ()  # what could not be measured and why, one line each
-    stderr: str | None = None  # of a failed job, the end of the worker's stderr
+    notes: tuple[str, ...] = ()  # missing measurements and other remarks, one line each
+    stderr: str | None = None  # the end of the worker's stderr, for a failed job
     # The process that judged the results: one beside the worker, or the worker itself; "" in files without this field
     judge: Literal["", "beside", "within"] = ""
     approximation: Approximation | None = None  # for an approximate backend, whose accuracy is against its definition

@@ -18,7 +18,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Mapping
-from ctypes import memmove  # by name, as OPEN and MAP below, so that no kernel can replace it
+from ctypes import memmove  # bound here, as OPEN and MAP below, so that no kernel can replace it
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

@@ -43,7 +43,7 @@ from attnbench.results import bounds, decode
 SCHEMA = 2
 _OF_RECORDS = ("records", "replaced")  # fields of a run that its first line lacks
 _FIRST = b'{"type":"run",'  # the beginning of a first line
-MOST_JOBS = 50_000  # of a plan; making and storing them takes five seconds
+MOST_JOBS = 50_000  # jobs of a plan; making and storing them takes five seconds
 _RUN = re.compile(rb'"type"\s*:\s*"run"')  # in any spelling of a first line; within strings the quotes are escaped
 MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # bytes of an unpacked file; of a line
 _PIECE = 2**18  # bytes read at once

@@ -60,7 +60,7 @@ def add_worktree(folder: Path, commit: Commit) -> None:
 
 
 def remove_worktree(folder: Path) -> None:
-    """Remove a worktree and what was built in it. Raises UserError."""
+    """Remove a worktree and the build in it. Raises UserError."""
     _git("worktree", "remove", "--force", str(folder))
 
 

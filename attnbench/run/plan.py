@@ -30,7 +30,7 @@ RANKS_OVERHEAD = {"cuda": 1.5, "cpu": 1.0, "fake": 0.0}  # more seconds of a job
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}  # seconds of a launch
 LONG_CALL = 0.15  # seconds of a call from which fewer calls check a cell (worker/cell_steps.py)
 TOO_LOW = 2.0  # assumed most of a run's time over its forecast
-ROOM = 1.2  # of an advised time limit over the forecast
+ROOM = 1.2  # an advised time limit over the forecast
 CONTEXT = 6 * 2**28  # bytes of a worker's CUDA context, libraries, profiler and buffer to flush L2
 SHARED = 3 * 2**30  # bytes of inputs and results that the judge shares with workers of a group (run/workers.py)
 
@@ -39,11 +39,11 @@ Problem = tuple[Any, ...]  # a case without its pass
 
 @dataclass(frozen=True)
 class CaseSupport:
-    """A backend's answer for one case: why it cannot run it, or what a forecast needs to know."""
+    """A backend's answer for one case: why it cannot run it, or its facts for a forecast."""
 
     reason: str | None = None  # why it cannot; None where it can
     workspace: Workspace = field(default_factory=Workspace)  # memory beside inputs and outputs
-    efficiency: float = 0.4  # speed over that of a matmul
+    efficiency: float = 0.4  # speed over a matmul's
 
 
 def make_plan(

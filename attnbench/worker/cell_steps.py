@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from time import perf_counter  # by name, so that no kernel can replace it
+from time import perf_counter  # bound here, so that no kernel can replace it
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.backends.shared.function import Function

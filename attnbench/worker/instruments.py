@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter  # by name, so that no kernel can replace it
+from time import perf_counter  # bound here, so that no kernel can replace it
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from time import monotonic  # by name, so that no kernel can replace it
+from time import monotonic  # bound here, so that no kernel can replace it
 
 
 class Laps:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from time import perf_counter  # by name, so that no kernel can replace it
+from time import perf_counter  # bound here, so that no kernel can replace it
 
 from attnbench.core.record import Measurement
 from attnbench.core.text import count

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from time import perf_counter  # by name, so that no kernel can replace it
+from time import perf_counter  # bound here, so that no kernel can replace it
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core.attributes import other_attributes

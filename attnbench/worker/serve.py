@@ -49,9 +49,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from json import dumps, loads  # by name, so that no kernel can replace them
+from json import dumps, loads  # bound here, so that no kernel can replace them
 from pathlib import Path
-from time import monotonic, time  # by name, so that no kernel can replace them
+from time import monotonic, time  # bound here, so that no kernel can replace them
 from typing import Any, Literal, TextIO
 
 from attnbench import backends

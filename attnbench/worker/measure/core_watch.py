@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from time import perf_counter, process_time  # by name, so that no kernel can replace it
+from time import perf_counter, process_time  # bound here, so that no kernel can replace it
 
 from attnbench.core.other_work import core_seconds
 

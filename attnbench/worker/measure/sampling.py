@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from time import monotonic  # by name, so that no kernel can replace it
+from time import monotonic  # bound here, so that no kernel can replace it
 from typing import Any, NamedTuple, Protocol
 
 from attnbench.core import stats
