@@ -14,7 +14,7 @@ class Activity:
     name: str
     start: float
     end: float
-    stream: int = 0  # of the GPU
+    stream: int = 0  # the GPU's stream
 
     @property
     def seconds(self) -> float:

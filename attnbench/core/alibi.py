@@ -1,8 +1,8 @@
 """The slopes of ALiBi (Press, Smith and Lewis, "Train short, test long", arXiv 2108.12409, section 3).
 
 The score of a query for a key becomes q k^T * scale - slope * |place - j|, where j is the key's place in its sequence
-and place that at which the query stands: i + seqlen_k - seqlen_q. With a causal mask |place - j| is the paper's
-distance; without one it is the symmetric form of encoders, and of flash-attn.
+and `place` the query's: i + seqlen_k - seqlen_q. With a causal mask |place - j| is the paper's distance; without one it
+is the symmetric form of encoders, and of flash-attn.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 def alibi_slopes(nheads: int) -> tuple[float, ...]:
     """Return the slope of each query head.
 
-    For 2^m heads they are 2^(-8 / 2^m) and its powers. For another number they are those of the next smaller power of
-    two, and then every other one of twice that, as in the code of the paper's authors.
+    For 2^m heads the slopes are 2^(-8 / 2^m) and its powers. For another number of heads, first come the slopes of the
+    next smaller power of two, then every other slope of twice that power, as in the code of the paper's authors.
     """
     below = 1 << (nheads.bit_length() - 1)
     more = (2.0 ** (-4 * i / below) for i in range(1, 2 * (nheads - below), 2))

@@ -1,4 +1,4 @@
-"""Attributes that are others for a while."""
+"""Attributes replaced for the time of a block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def other_attributes(owner: Any, **others: Any) -> Iterator[None]:
-    """Give an object, a class or a module other attributes within the block, and after it those that it had."""
+    """Replace attributes of an object, a class or a module within the block, and restore the old ones after it."""
     usual = {name: getattr(owner, name) for name in others}
     try:
         for name, value in others.items():

@@ -1,7 +1,7 @@
-"""The axes of cases, as one table: their options, parsers, texts and usual values, and how names and tables tell them.
+"""The axes of cases, as one table: their options, parsers, texts and usual values, and how names and tables show them.
 
-Suites, options, names, titles, columns of tables and commands to measure again are made of it. What excludes what is in
-core/rules.py.
+Suites, options, names, titles, table columns and commands that repeat a measurement are made from this table.
+core/rules.py says which values exclude each other.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from attnbench.core.sizes import (
     parse_windows,
 )
 
-_OTHER_NAMES = {  # names of torch and flash-attn -> names here
+_OTHER_NAMES = {  # names in torch and flash-attn -> names here
     "bfloat16": "bf16",
     "float16": "fp16",
     "half": "fp16",
@@ -40,7 +40,7 @@ _OTHER_NAMES = {  # names of torch and flash-attn -> names here
 
 
 def parse_names(text: str, what: str, known: Sequence[str]) -> tuple[str, ...]:
-    """Return the names in a comma-separated text. Raises UserError for one that is not known."""
+    """Return the names in a comma-separated text. Raises UserError for an unknown name."""
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
     for name in names:
         if name not in known:
@@ -55,7 +55,7 @@ def _parse_flag(given: bool | list[bool], **_: str) -> list[bool]:
 
 
 def _parse_steps(text: str, **_: str) -> tuple[str, ...]:
-    """Return the steps of a comma-separated text, "" for none. Raises UserError for one that cannot be read."""
+    """Return the steps of a comma-separated text, "" for "none". Raises UserError for a step that cannot be read."""
     found = ("" if word.strip() == "none" else word.strip() for word in text.split(","))
     try:
         return tuple(str(step.parse(word)) if word else "" for word in found)
@@ -72,7 +72,7 @@ def _or_none(value: Any) -> str:
 
 
 def _number_text(number: float) -> str:
-    """Return a number with as many digits as are needed to read the same again."""
+    """Return a number with as many digits as are needed to read the same number back."""
     short = f"{number:g}"
     return short if float(short) == number else repr(number)
 
@@ -86,7 +86,7 @@ def _window_text(window: Window | None) -> str:
 
 
 def headdim(case: Case) -> str:
-    """Return "128", or "192-128" where values have another headdim than queries and keys."""
+    """Return "128", or "192-128" where the headdim of values differs from the one of queries and keys."""
     return _headdim_text((case.shape.headdim, case.shape.headdim_v))
 
 
@@ -125,17 +125,17 @@ def mask_rank(case: Case) -> tuple[bool, bool, bool, str]:
 
 
 def lengths_differ(case: Case) -> bool:
-    """Return whether there are more keys than queries, or fewer."""
+    """Return whether the numbers of queries and keys differ."""
     return case.shape.seqlen_q != case.shape.seqlen_k
 
 
 def seqlen(case: Case) -> int:
-    """Return seqlen_k; of a ragged batch the mean, rounded down."""
+    """Return seqlen_k; for a ragged batch its mean, rounded down."""
     return case.mean_seqlens[1]
 
 
 def pattern(case: Case) -> str:
-    """Return the lengths of a ragged batch in a few words, "longtail"; "" for a dense one."""
+    """Return the lengths of a ragged batch in a few words, such as "longtail"; "" for a dense batch."""
     return describe(case.lengths) if case.is_ragged else ""
 
 
@@ -156,28 +156,28 @@ def extra(case: Case, name: str, field: str) -> str:
 class Axis:
     """One axis: a field of a case, or a size of its shape."""
 
-    name: str  # of the field of `run.axes.Axes`
-    help: str  # of its option
-    one: str  # of an option that takes one value
-    parser: Callable[..., Sequence[Any]]  # of what a person writes; `what` names the option in errors
-    of: Callable[[Case], Any]  # the value of a case
-    value: Callable[[Case], Any]  # by which cases are sorted
-    label: Callable[[Case], str]  # in a title; "" where a title does not need it
-    short: Callable[[Case], str] | None = None  # in a column or row, where that is not the label
-    text: Callable[[Any], str] = str  # of a value, as a person writes it
-    usual: Any = None  # the value of a case for which none is given; None where other axes decide
-    field: str = ""  # of Case; "" for a size of its shape
-    columns: Mapping[str, Callable[[Case], Any]] = dataclasses.field(default_factory=dict)  # of tables, but for sizes
-    is_extra: bool = False  # names of cases tell it where it is not as usual: "softcap 30"
-    kind: str = ""  # what tables of what is supported say of cases of which `label` says something: "sinks"
-    said: str = ""  # what suites and options call it, where that is not the name
+    name: str  # the name of the field of `run.axes.Axes`
+    help: str  # the help of its option, which takes a list
+    one: str  # the help of an option that takes one value
+    parser: Callable[..., Sequence[Any]]  # parses what a person writes; `what` names the option in errors
+    of: Callable[[Case], Any]  # returns a case's value
+    value: Callable[[Case], Any]  # returns the key by which cases are sorted
+    label: Callable[[Case], str]  # the text in a title; "" where a title does not need it
+    short: Callable[[Case], str] | None = None  # the text in a column or row; None: the label
+    text: Callable[[Any], str] = str  # returns a value as a person writes it
+    usual: Any = None  # the value where none is given; None where other axes decide
+    field: str = ""  # the field of Case; "" for a size of its shape
+    columns: Mapping[str, Callable[[Case], Any]] = dataclasses.field(default_factory=dict)  # of tables; none for a size
+    is_extra: bool = False  # names of cases show a value that is not usual: "softcap 30"
+    kind: str = ""  # the support tables' name of cases that have a label: "sinks"
+    said: str = ""  # its name in suites and options, where that differs from `name`
     metavar: str = "SIZES"
-    words: Sequence[str] = ()  # that a shell completes
-    examples: Sequence[Any] = ()  # values as a person may write them, at least one that is not usual; tests try them
+    words: Sequence[str] = ()  # values that a shell completes
+    examples: Sequence[Any] = ()  # values as a person may write them, at least one of them not usual; tests try them
     switch: str = ""  # the option of a flag: "--causal/--full"
-    pair: str = ""  # what separates the parts of a value that has two
+    pair: str = ""  # the separator of a value with two parts
     has_option: bool = True
-    needs_limit: bool = True  # of an extra: an implementation has it by an option, and Limits and Paste a field for it
+    needs_limit: bool = True  # an extra is an option of implementations, with a field in Limits and Paste
 
     @property
     def option(self) -> str:
@@ -185,11 +185,11 @@ class Axis:
         return (self.said or self.name).replace("_", "-")
 
     def parse(self, given: Any) -> Sequence[Any]:
-        """Return the values of what a person wrote. Raises UserError, which names the option."""
+        """Return the values that a person wrote. Raises UserError, which names the option."""
         return self.parser(given, what=self.option)
 
     def brief(self, case: Case) -> str:
-        """Return what a column or row says."""
+        """Return the text of a case in a column or row."""
         return (self.short or self.label)(case)
 
 
@@ -199,7 +199,7 @@ def _size(name: str, help: str, one: str, of: Callable[[Case], Any], **other: An
 
 
 def _field(name: str, help: str, one: str, field: str = "", **other: Any) -> Axis:
-    """Return the axis of a field of Case. Its type, its default and the `words` give what is not given."""
+    """Return the axis of a field of Case. What is not given follows from the field's type, its default and `words`."""
     field = field or name
     default, words = _FIELDS[field], other.get("words", ())
     of = attrgetter(field)
@@ -220,10 +220,10 @@ def _field(name: str, help: str, one: str, field: str = "", **other: Any) -> Axi
     return Axis(**{"name": name, "help": help, "one": one, "field": field, **made, **other})
 
 
-_TABLE = (  # in the order of options and of columns
+_TABLE = (  # in the order of options and columns
     _size(
         "seqlen",
-        "Sequence lengths: 1k-64k (powers of two), 1k,3000,8k (a list), 1k-8k:1k (with a step); 1k is 1024.",
+        "Sequence lengths: 1k-64k (powers of two), 1k,3000,8k (a list), 1k-8k:1k (with a step); k = 1024.",
         "8k by default; k = 1024.",
         seqlen,
         text=format_size,
@@ -234,7 +234,7 @@ _TABLE = (  # in the order of options and of columns
     _size(
         "seqlen_q",
         "Query lengths, if they differ from the key lengths: 1 is decoding.",
-        "Query length where it differs.",
+        "Query length, where it differs from the key length.",
         lambda c: c.mean_seqlens[0],
         text=format_size,
         value=lambda c: c.shape.seqlen_q if lengths_differ(c) else 0,
@@ -317,19 +317,19 @@ _TABLE = (  # in the order of options and of columns
         usual=None,
         pair="/",
         columns={"window_left": lambda c: c.window_size[0], "window_right": lambda c: c.window_size[1]},
-        is_extra=False,  # the title of causal tells it
+        is_extra=False,  # causal's title shows it
         examples=("256", "0/256", "256/open"),
     ),
     _field(
         "softcap",
-        "Limits of the scores: with 30, s becomes 30 tanh(s / 30); none,30.",
-        "Scores become 30 tanh(score / 30): 30.",
+        "Limits of the scores: with 30, a score s becomes 30 tanh(s / 30); none,30.",
+        "Limit of the scores: with 30, a score s becomes 30 tanh(s / 30).",
         examples=("30",),
     ),
     _field(
         "dropout",
         "The share of probabilities that are dropped, as in training: none,0.1.",
-        "Of the probabilities, as in training: 0.1.",
+        "The share of probabilities that are dropped, as in training: 0.1.",
         "dropout_p",
         parser=partial(parse_numbers, below=1),
         examples=("0.1",),
@@ -337,7 +337,7 @@ _TABLE = (  # in the order of options and of columns
     _field(
         "layout",
         "How q, k and v lie in memory: native (as each backend likes them, copies untimed), bshd, bhsd, packed (views "
-        "of one tensor). But for native, what a backend copies is timed.",
+        "of one tensor). A backend's copies are timed in all but native.",
         "native (default), bshd, bhsd or packed.",
         words=LAYOUTS,
         needs_limit=False,
@@ -358,8 +358,8 @@ _TABLE = (  # in the order of options and of columns
     ),
     _field(
         "alibi",
-        "ALiBi: scores fall with the distance of query and key, by a slope a head.",
-        "Scores fall with distance, by a slope of each head.",
+        "ALiBi: scores fall with the distance of query and key, by a slope per head.",
+        "Scores fall with the distance of query and key, by a slope per head.",
         kind="ALiBi",
     ),
     _field(
@@ -370,7 +370,7 @@ _TABLE = (  # in the order of options and of columns
         words=(*masks.MASKS,),
         parser=masks.parse_masks,
         text=_or_none,
-        is_extra=False,  # the title of causal tells it
+        is_extra=False,  # causal's title shows it
         examples=("prefix:64", "sink_tokens:4", "dilated", "random:0.1"),
         kind="masks by name",
     ),
@@ -387,8 +387,8 @@ _TABLE = (  # in the order of options and of columns
     ),
     _field(
         "cache_dtype",
-        "The numbers of that cache: same (as q), fp8 (e4m3, with one factor each for k and v).",
-        "Of that cache: same (as q), fp8.",
+        "The dtype of the cache of pages: same (as q), fp8 (e4m3, with one factor each for k and v).",
+        "The dtype of the cache of pages: same (as q), fp8.",
         words=CACHE_DTYPES,
         kind="fp8 pages",
         needs_limit=False,
@@ -396,7 +396,7 @@ _TABLE = (  # in the order of options and of columns
     _field(
         "append",
         "A call first writes the keys and values of its queries into the cache, as a server's step does.",
-        "A call writes its keys and values there first.",
+        "A call first writes the keys and values of its queries into the cache.",
         needs_limit=False,
     ),
     _field(
@@ -410,7 +410,7 @@ _TABLE = (  # in the order of options and of columns
     _field(
         "softmax_scale",
         "The factor on the scores before the softmax; none is 1 / sqrt(headdim).",
-        "1 / sqrt(headdim) by default.",
+        "The factor on the scores; 1 / sqrt(headdim) by default.",
         "scale",
         parser=partial(parse_numbers, zero=False),
         text=_or_none,
@@ -437,7 +437,7 @@ _TABLE = (  # in the order of options and of columns
         "ranks",
         "Devices over which each sequence is split: 1,2,4. 1 is one device. With -b 'ring-*,ulysses-*'; --device "
         "cuda:0-3 names them.",
-        "Devices that split the sequence; the timeline is of the first.",
+        "Devices that split the sequence; the timeline shows the first.",
         metavar="NUMBERS",
         parser=parse_sizes,
         examples=("2", "3"),

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# The most launches that the check of a case with dropout uses to read which probabilities were kept. The forecast of
-# time needs it too.
+# The most launches by which the check of a case with dropout reads the kept probabilities. The forecast of time uses
+# it.
 MASK_LAUNCHES = 128
 
 
@@ -26,26 +26,26 @@ class Backend(Protocol):
     """An attention implementation: one file in backends/ and one line in its map. CONTRIBUTING.md shows an example.
 
     `unsupported`, `workspace` and `signature` are pure functions of their arguments and import nothing heavy, so that
-    support can be listed for any GPU without one. backends/base.py has defaults.
+    support for any GPU can be listed on a machine without that GPU. backends/base.py has defaults.
     """
 
     name: str
 
     @property
     def exact(self) -> bool:
-        """Whether it computes attention; an approximation of it is an `ApproximateBackend`."""
+        """Whether the backend computes exact attention; an `ApproximateBackend` does not."""
 
     def probe(self) -> Probe:
         """Return the library's version, or why the backend cannot be used in this interpreter.
 
-        May import the library.
+        It may import the library.
         """
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         """Return why the backend cannot run the case on the device, or None where it can."""
 
     def workspace(self, case: Case) -> Workspace:
-        """Return what the backend allocates beyond inputs, outputs and gradients, for the forecast."""
+        """Return the memory that the backend allocates beyond inputs, outputs and gradients, for the forecast."""
 
     def signature(self, case: Case, device: Device) -> Signature:
         """Return the names of the kernels that the case must run; other kernels make the record `wrong-kernel`."""
@@ -53,79 +53,79 @@ class Backend(Protocol):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         """Do everything that is not part of the timed call (masks, compilation, plans) and return the call.
 
-        Copies and transposes of the inputs belong here where the case's layout is "native", else to the call.
+        Copies and transposes of the inputs belong here where the case's layout is "native", and to the call otherwise.
 
-        Raises Unsupported where only the library itself knows that it cannot run the case.
+        Raises Unsupported for a case whose limits only the library itself knows.
         """
 
 
 class ApproximateBackend(Backend, Protocol):
     """A backend that computes something near attention: `exact` is False. docs/approximate.md says how it is judged.
 
-    What is right is its own definition, and beside its time stands how far it is from exact attention. A definition is
-    of one query head: q, k and v are (seqlen_q, headdim), (seqlen_k, headdim) and (seqlen_k, headdim_v). Selection and
-    quantisation belong to the launch.
+    Its results are judged by its own definition, and reports show its error against exact attention beside its time. A
+    definition computes one query head: q, k and v are (seqlen_q, headdim), (seqlen_k, headdim) and (seqlen_k,
+    headdim_v). Selection and quantisation belong to the launch.
 
-    A method that chooses among candidates (blocks, buckets) names what the launch chose as `Prepared.canonical`'s
-    "selected", whole numbers of shape (batch, nheads_k, ...), because rounding may choose the other of two that are
-    near alike. A choice may be made for one query head, or for all those of a key head, so that its scores are of a
-    (batch entry, key head); a definition gets the part of its query head, and without a choice None.
+    A method that chooses among candidates (blocks, buckets) returns the choice of the launch as "selected" in
+    `Prepared.canonical`, whole numbers of shape (batch, nheads_k, ...), because rounding may decide between two nearly
+    equal candidates. A choice may be made for one query head, or for all query heads of a key head; its scores then
+    belong to a (batch entry, key head). A definition gets the part of its query head, or None without a choice.
     """
 
-    what: str  # what it computes, as a part of a sentence: "softmax over 256 projected keys"
+    what: str  # its computation, as a part of a sentence: "softmax over 256 projected keys"
 
     def definition(self, case: Case, q: Tensor, k: Tensor, v: Tensor, selected: Tensor | None) -> Tensor:
-        """Return out of one query head, (seqlen_q, headdim_v), by torch operators that autograd can differentiate.
+        """Return `out` of one query head, (seqlen_q, headdim_v), by torch operators that autograd can differentiate.
 
-        It is read beside the paper, computes in the dtype that it gets, and needs less memory than all scores.
+        Its code is written to be compared with the paper. It computes in the dtype of its inputs, and needs less
+        memory than all scores would.
         """
 
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
-        """Return the scores (..., candidates) by which it selects, -inf where a candidate is hidden.
+        """Return the scores (..., candidates) by which the method selects, -inf for a hidden candidate; else None.
 
         q is (seqlen_q, group, headdim), with the query heads of the key head as `group`. `selected` (..., count) holds
-        places in the last dimension, of the largest, and -1 where there are fewer: none twice, and none that is hidden.
-        None where it selects nothing.
+        the places of the largest scores in the last dimension, padded with -1: no place twice, and no hidden one.
         """
 
     def selected_count(self, case: Case) -> int | None:
-        """Return how many candidates it selects in a case; where fewer are not hidden, it selects all of these.
+        """Return how many candidates the method selects in a case; None without selection.
 
-        A launch that selected another number is wrong. None where it selects nothing.
+        Where fewer candidates are visible, it selects all of them. A launch that selected another number is wrong.
         """
 
     def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
-        """Return the part of a (batch entry, key head)'s `selected` that query head `head` of its group goes by."""
+        """Return the part of a (batch entry, key head)'s `selected` for query head `head` of its group."""
 
     def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
         """Return which keys the rows `rows` (count,) of a query head attend to, (count, seqlen_k) bool.
 
-        q, k and `selected` are as of `definition`. None where it does not attend to keys themselves.
+        q, k and `selected` are as for `definition`. None where the method does not attend to keys themselves.
         """
 
 
 class Unsupported(Exception):
     """The library refuses this case, for the reason given. The record is then `skipped`.
 
-    Raised by `Backend.prepare` or by the first launch.
+    `Backend.prepare` or the first launch raises it.
     """
 
 
 def refusal(backend: Backend, case: Case, device: Device) -> str | None:
     """Return why a backend cannot run a case on a device, or None where it can.
 
-    What computes attention alone refuses steps of a model, and what computes on one device refuses a sequence that is
-    split over several, whatever it says of the case. A simulated backend runs on the simulated device alone, and no
-    other backend runs there.
+    Beside the backend's own refusals: a backend that computes attention alone cannot run a step of a model, and a
+    backend that computes on one device cannot run a sequence that is split over several. A simulated backend runs on
+    the simulated device alone, and no other backend runs there.
     """
     simulated = getattr(backend, "simulated", False)
     if device.kind == "fake" and not simulated:
-        return "the simulated device runs only simulated backends"
+        return "the simulated device runs simulated backends only"
     if device.kind != "fake" and simulated:
         return "it is simulated; only --device fake runs it"
     if case.ranks > 1 and not getattr(backend, "several", False):
         split = "-b ulysses-NAME splits it for a function or backend NAME, -b 'ring-*,ulysses-*' for those that ship"
-        return f"it computes on one device, the sequence is split over {case.ranks}; {split}"
+        return f"it computes on one device, and the sequence is split over {case.ranks}; {split}"
     if case.step and not getattr(backend, "steps", False):
         return "it computes attention alone, and the case is a step of a whole model"
     return backend.unsupported(case, device)
@@ -133,7 +133,7 @@ def refusal(backend: Backend, case: Case, device: Device) -> str | None:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The input tensors of one case, in its layout (core/layouts.py): contiguous where that is native.
+    """The input tensors of one case, in its layout (core/layouts.py): contiguous in the native layout.
 
     q is (batch, seqlen_q, nheads, headdim), k (batch, seqlen_k, nheads_k, headdim), v (batch, seqlen_k, nheads_k,
     headdim_v). dout, the gradient of the output, is (batch, seqlen_q, nheads, headdim_v); None without a backward.
@@ -142,19 +142,20 @@ class Inputs:
     nheads_k, headdim) and so on (`Case.extent`). Sequence i has the queries cu_seqlens_q[i] to cu_seqlens_q[i + 1] - 1,
     and its keys likewise: `cu_seqlens`.
 
-    Of a paged case (`Case.page_size`) k and v are caches, (pages, page_size, nheads_k, headdim or headdim_v), and
-    `page_table` (sequences, most pages of one), int32, has the pages of each sequence in their order: core/pages.py.
-    With a `Case.cache_dtype` the caches are e4m3, and their numbers must be multiplied by `descale`, of k and of v.
+    In a paged case (`Case.page_size`) k and v are caches, (pages, page_size, nheads_k, headdim or headdim_v), and
+    `page_table` (sequences, most pages of a sequence), int32, has the pages of each sequence in their order:
+    core/pages.py. With a `Case.cache_dtype` the caches are e4m3, and their numbers must be multiplied by `descale`,
+    which has a factor for k and one for v.
 
-    With several ranks they are this rank's part of the sequence, in the order of `Spans` (split_sequence.py).
+    With several ranks the tensors are this rank's part of the sequence, in the order of `Spans` (split_sequence.py).
 
-    With `Case.sink` `sink` has the logit of each query head, (nheads,), of the dtype of q.
+    With `Case.sink`, `sink` has the logit of each query head, (nheads,), in the dtype of q.
 
-    Of a latent case v is a view of k, its first headdim_v columns.
+    In a latent case v is a view of the first headdim_v columns of k.
 
-    Of a case that appends (`Case.append`) `new_k` and `new_v` are the keys and values of the queries, (batch, seqlen_q,
-    nheads_k, headdim or headdim_v). A launch writes them to their places in the caches, where other numbers are before
-    the first.
+    In a case that appends (`Case.append`), `new_k` and `new_v` are the keys and values of the queries, (batch,
+    seqlen_q, nheads_k, headdim or headdim_v). A launch writes them to their places in the caches, which hold other
+    numbers before the first launch.
     """
 
     q: Tensor
@@ -169,14 +170,14 @@ class Inputs:
 
     @property
     def values(self) -> Mapping[str, Tensor]:
-        """The tensors of numbers that have memory of their own, by name: "q", "k", "v", "dout", ..."""
+        """The tensors of values that have memory of their own, by name: "q", "k", "v", "dout", ..."""
         v = None if self.v.data_ptr() == self.k.data_ptr() else self.v
         named = {"q": self.q, "k": self.k, "v": v, "dout": self.dout}
         named |= {"new_k": self.new_k, "new_v": self.new_v, "sink": self.sink}
         return {name: t for name, t in named.items() if t is not None}
 
     def with_values(self, values: Mapping[str, Tensor]) -> Inputs:
-        """Return the inputs with other tensors of numbers, by name; those that are not named stay."""
+        """Return the inputs with other tensors of values, by name; tensors that are not named stay."""
         tensors: Any = values
         return replace(self, **tensors)
 
@@ -207,7 +208,7 @@ def torch_dtype(case: Case) -> torch.dtype:
 
 
 def operand_dtype(case: Case) -> torch.dtype:
-    """Return the dtype that the matrix products of a case take: float8_e4m3fn for fp8, else that of the inputs."""
+    """Return the operands' dtype in a case's matrix products: float8_e4m3fn for fp8, else the dtype of the inputs."""
     import torch
 
     return torch.float8_e4m3fn if case.dtype == "fp8" else torch_dtype(case)
@@ -217,9 +218,9 @@ def operand_dtype(case: Case) -> torch.dtype:
 class Probe:
     """Whether a backend can be used in this interpreter: a version, or a reason why not."""
 
-    version: str | None = None  # of the library, such as "flash-attn 2.8.3"
+    version: str | None = None  # library and version, such as "flash-attn 2.8.3"
     reason: str | None = None  # why it cannot be used; None where it can
-    install: str | None = None  # the command that would make it usable, where there is one
+    install: str | None = None  # the command that makes it usable, where there is one
 
     @property
     def usable(self) -> bool:
@@ -239,46 +240,47 @@ class Workspace:
     nbytes: int = 0
     what: str = "workspace"  # what it holds, for messages
     passes: float = 0.0  # how often one call reads or writes all of it, for the forecast of time
-    dense: bool = False  # masked pairs are computed too, as where the scores are one matrix product
+    dense: bool = False  # masked pairs are computed too, as in one matrix product for all scores
 
 
 @dataclass(frozen=True)
 class Signature:
-    """Regular expressions for the names of the kernels that one call runs (on a CPU, of its operators).
+    """Regular expressions for the names of the kernels that one call runs (on a CPU, its operators).
 
     Each pattern is searched for, so it may match a part of a name.
     """
 
     runs: tuple[str, ...] = ()  # each must be found in at least one name
     never: tuple[str, ...] = ()  # none may be found in any name
-    float32: bool = False  # a float32 product in a half-precision case is worth a note, and is no other kernel
+    float32: bool = False  # a float32 product in a half-precision case is allowed, and gets a note
 
 
 @dataclass(frozen=True)
 class Prepared:
     """One case, made ready on one backend: functions that do nothing but launch.
 
-    `launch` runs the case's direction one time and returns its raw results. `canonical` gives these their names ("out";
-    "dq", "dk", "dv") as views of shape (batch, seqlen, nheads, headdim), and "dsink" (nheads,), which may be float32,
-    as where a library takes no other sink. Where "out" of an fp8 case has 8 bits, "descale_out" is the float32 by which
-    it must be multiplied, "descale_dq" that of dq, and so on. Of an `ApproximateBackend` that selects, "selected" is
-    what this launch chose.
+    `launch` runs the case's direction one time and returns its raw results. `canonical` names these ("out"; "dq", "dk",
+    "dv") as views of shape (batch, seqlen, nheads, headdim), and "dsink" (nheads,), which may be float32 where a
+    library takes no other sink. Where "out" of an fp8 case has 8 bits, "descale_out" is the float32 by which it must be
+    multiplied; "descale_dq" is the factor of dq, and so on. For an `ApproximateBackend` that selects, "selected" is the
+    choice of this launch.
 
     `forward` runs the forward alone, keeps what the backward needs, and returns the object that holds it.
 
-    `reads` names the tensors ("q", "k", "v", "dout", "sink"; headdim is the last dimension) that `launch` reads, where
-    these are copies and not the memory of the inputs. The check changes them in place, and the results must follow. For
-    fp8 the copies of q, k, v and, for a backward, dout must be named.
+    `reads` names the copies of tensors ("q", "k", "v", "dout", "sink"; headdim is the last dimension) that `launch`
+    reads in place of the inputs' own memory. The check changes them in place, and the results must follow. For fp8 the
+    copies of q, k, v and, for a backward, dout must be named.
 
-    `plan` builds once more what `prepare` built for the lengths of this batch and a model would build once a step, for
-    all its layers: offsets, masks, a library's plan. Launches after it give the same results. None where there is
-    nothing to build.
+    `plan` builds again the part of `prepare` that depends on the lengths of the batch, and that a model builds once a
+    step for all its layers: offsets, masks, a library's plan. Launches after it give the same results. None where there
+    is nothing to build.
 
     `pairs` returns the number of (query, key) pairs that one head of one batch entry computes in a forward of a case
-    with a mask by name, all pairs of its blocks counted; it is called after launches. None where that is not known.
+    with a mask by name, all pairs of its blocks counted; it is called after launches. None where the number is not
+    known.
 
-    With several ranks `moved` is how many bytes this rank sends in one launch, and `compute` the launch without its
-    communication, whose results mean nothing; None where a library cannot leave it out.
+    With several ranks, `moved` is the number of bytes that this rank sends in one launch, and `compute` is the launch
+    without its communication, whose results mean nothing; None where a library cannot leave communication out.
     """
 
     launch: Callable[[], Any]
@@ -294,10 +296,10 @@ class Prepared:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What a simulated backend gives instead of real measurements; see backends/fake.py."""
+    """The simulated measurements of a simulated backend; see backends/fake.py."""
 
     clock: Callable[[], int]  # nanoseconds
     accuracy: Accuracy
     memory: Mapping[str, int]  # measurement name -> bytes
-    attention: float | None = None  # of a step of a model: the share that is attention
-    compute: float | None = None  # of several ranks: the share of the time without communication
+    attention: float | None = None  # the share of attention in a step of a model
+    compute: float | None = None  # with several ranks, the share of the time without communication

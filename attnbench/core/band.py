@@ -25,10 +25,10 @@ def visible_pairs(
 ) -> int:
     """Return the number of (query, key) pairs that the mask leaves, for one head of one batch entry.
 
-    The count is exact and takes constant time. The pairs with j - i <= c are the sum over i of
-    clamp(i + c + 1, 0, seqlen_k). As clamp(x, 0, n) = max(x, 0) - max(x - n, 0), and the sum of max(x, 0) over
-    consecutive x is a difference of triangular numbers, four triangular numbers give that sum. The band holds the pairs
-    up to its last diagonal, without those before its first.
+    The count is exact and takes constant time. The number of pairs with j - i <= c is the sum over i of clamp(i + c +
+    1, 0, seqlen_k). As clamp(x, 0, n) = max(x, 0) - max(x - n, 0), and the sum of max(x, 0) over consecutive x is a
+    difference of triangular numbers, four triangular numbers give that sum. The band has the pairs up to its last
+    diagonal, less the pairs before its first.
     """
     lo, hi = diagonals(seqlen_q, seqlen_k, causal, window_size)
     return 0 if lo > hi else pairs_up_to(hi, seqlen_q, seqlen_k) - pairs_up_to(lo - 1, seqlen_q, seqlen_k)

@@ -1,4 +1,4 @@
-"""Captures what a process writes to its stderr, below Python: C++ libraries write there without sys.stderr."""
+"""Capture of a process's stderr by its file descriptor, since C++ libraries do not write through sys.stderr."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def captured_stderr() -> Iterator[list[str]]:
-    """Keep what is written to file descriptor 2 from being shown; the list has it at the end, as one text."""
+    """Keep text written to file descriptor 2 from being shown; after the block the list holds it as one string."""
     said: list[str] = []
     sys.stderr.flush()
     shown = os.dup(2)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from json import dumps  # this name, which no kernel can replace
+from json import dumps  # bound here, so that no kernel can replace it
 from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from attnbench.core import masks, rules
@@ -35,16 +35,16 @@ ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 RESULT_ITEMSIZE: Mapping[str, int] = {**ITEMSIZE, "fp8": 2}
 
 
-MOST_DECODED = 16  # queries of a sequence in one step: one, and those that a draft model proposed
+MOST_DECODED = 16  # queries of a sequence in one step: one, and the proposals of a draft model
 
 
 @dataclass(frozen=True)
 class Shape:
     """The sizes of one attention call.
 
-    q is (batch, seqlen_q, nheads, headdim), k is (batch, seqlen_k, nheads_k, headdim), v is (batch, seqlen_k,
-    nheads_k, headdim_v), out is (batch, seqlen_q, nheads, headdim_v). Of a ragged batch (`Case.lengths`) batch is the
-    number of its sequences, and seqlen_q and seqlen_k are those of the longest.
+    q is (batch, seqlen_q, nheads, headdim), k is (batch, seqlen_k, nheads_k, headdim), v is (batch, seqlen_k, nheads_k,
+    headdim_v), out is (batch, seqlen_q, nheads, headdim_v). For a ragged batch (`Case.lengths`) batch is the number of
+    its sequences, and seqlen_q and seqlen_k are the largest lengths.
 
     With nheads_k < nheads (grouped heads, GQA; MQA where it is 1), query head h uses key head h // (nheads //
     nheads_k).
@@ -52,7 +52,7 @@ class Shape:
     Raises ValueError for a size below 1, and where nheads is not a multiple of nheads_k.
     """
 
-    strict: ClassVar[bool] = True  # see core/json.py: an unknown field would make it another shape
+    strict: ClassVar[bool] = True  # an unknown field would make it another shape: core/json.py
 
     batch: int
     seqlen_q: int  # tokens
@@ -91,57 +91,58 @@ def sizes_of(lengths: tuple[tuple[int, ...], ...]) -> tuple[int, int, int]:
 class Case:
     """One attention problem to measure: sizes, dtype, direction and mask.
 
-    A ragged batch has sequences of unlike `lengths`. Its tensors hold them one after the other, as one batch entry:
-    `extent` has their sizes. A query sees keys of its own sequence only.
+    A ragged batch has sequences of unlike `lengths`. Its tensors hold the sequences one after the other, as one batch
+    entry: `extent` has the sizes of the tensors. A query sees keys of its own sequence only.
 
     Query i stands at key position i + seqlen_k - seqlen_q (masks are aligned bottom-right). It sees the keys from
-    `window_size[0]` positions before that to `window_size[1]` positions after it, and with `causal` none after it.
-    A query that sees no key has output 0. What has 8 bits in an fp8 case is in core/fp8.py.
+    `window_size[0]` positions before that to `window_size[1]` positions after it, and with `causal` none after it. A
+    query that sees no key has output 0. core/fp8.py says which tensors of an fp8 case have 8 bits.
 
     With a `page_size` k and v lie in a cache of pages, as a server keeps them (core/pages.py): the queries are the last
-    of each sequence. With a `cache_dtype` the cache has numbers of that dtype, and one factor for k and one for v by
-    which they must be multiplied; they are what is exact, and q and results have the `dtype`.
+    of each sequence. With a `cache_dtype` the cache has values of that dtype, and one factor for k and one for v by
+    which they must be multiplied; the exact answer is computed from these values, and q and results have the `dtype`.
 
     With a `sink` each query head has a learnt logit, which joins the softmax of each of its queries and has no value:
     probabilities add up to less than 1 (gpt-oss, arXiv 2508.10925, section 2.3).
 
     With `alibi` the score of a query for a key falls with their distance, by a slope of each head (core/alibi.py).
 
-    A `mask` adds keys to those that causal and window leave a query, or leaves some of them (core/masks.py).
+    A `mask` adds keys to the ones that causal and window leave a query, or keeps some of them (core/masks.py).
 
     A `latent` case is MLA with absorbed weights (DeepSeek-V2, arXiv 2405.04434, section 2.1): all query heads share one
     row per token, which is the key, and v is its first headdim_v columns.
 
-    With `ranks` above 1 the sequence is split over that many devices; sizes, FLOPs and bytes are those of the whole.
+    With `ranks` above 1 the sequence is split over that many devices; sizes, FLOPs and bytes are for the whole
+    sequence.
 
-    With a `step` it is a step of a whole model, whose layers have this attention (core/step.py): `direction` is fwd, or
-    fwd_bwd for training.
+    With a `step` the case is a step of a whole model, whose layers have this attention (core/step.py): `direction` is
+    fwd, or fwd_bwd for training.
 
-    Raises ValueError, with a sentence for a person, for what no case can be: core/rules.py.
+    Raises ValueError, with a sentence for a person, for a case that cannot be: core/rules.py.
     """
 
-    strict: ClassVar[bool] = True  # see core/json.py: an unknown field would make it another case
+    strict: ClassVar[bool] = True  # an unknown field would make it another case: core/json.py
 
     shape: Shape
-    dtype: Dtype  # of q, k and v; results have it too, but those of fp8 are bf16
-    direction: Direction  # what one timed call computes: forward, backward, or one after the other
+    dtype: Dtype  # dtype of q, k, v and results; results of fp8 are bf16
+    direction: Direction  # the work of one timed call: forward, backward, or both in turn
     causal: bool = False
     window_size: tuple[int | None, int | None] = (None, None)  # keys to the left and right; None: no limit
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: off
     dropout_p: float = 0.0  # probability that an attention weight is dropped; 0: off
     layout: Layout = "native"  # how q, k and v lie in memory: core/layouts.py
-    data: Data = "normal"  # the values of q, k, v and dout: worker/inputs.py
-    lengths: tuple[tuple[int, ...], ...] = ()  # of a ragged batch, in its order: (number, seqlen_q, seqlen_k), ...
+    data: Data = "normal"  # the values of q, k, v and dout: judge/inputs.py
+    lengths: tuple[tuple[int, ...], ...] = ()  # runs of a ragged batch, in its order: (number, seqlen_q, seqlen_k), ...
     page_size: int = 0  # tokens of one page of the cache in which k and v lie; 0: no cache, contiguous
     scale: float = 0.0  # the factor on q k^T before the softmax; 0: 1 / sqrt(headdim)
-    cache_dtype: CacheDtype = "same"  # of a cache of pages; "same": that of q
+    cache_dtype: CacheDtype = "same"  # dtype of a cache of pages; "same": as q
     latent: bool = False  # MLA: v is the first headdim_v columns of k
     sink: bool = False  # each query head has a learnt logit beside its scores, which takes probability and has no value
     alibi: bool = False  # scores fall with the distance of query and key, by a slope of each head: core/alibi.py
-    mask: str = ""  # beside causal and window, as "prefix:1k": core/masks.py
+    mask: str = ""  # a mask beside causal and window, such as "prefix:1k": core/masks.py
     append: bool = False  # one call writes the keys and values of its queries into the cache of pages first
     ranks: int = 1  # devices over which the sequence is split
-    step: str = ""  # of a whole model with such attention: its phase, layers and sizes, as core/step.py spells them
+    step: str = ""  # a step of a whole model: phase, layers and sizes, as core/step.py spells them
 
     def __post_init__(self) -> None:
         rules.check(self)
@@ -150,8 +151,8 @@ class Case:
     def key(self) -> str:
         """The stable identity of this case: 16 hexadecimal digits.
 
-        A hash of the shape, dtype, direction and the fields that differ from their default. A field that is added
-        later therefore changes no key, and no stored baseline is lost. Of a mask of one's own the folder is left out.
+        A hash of the shape, dtype, direction and the fields that differ from their default. A field that is added later
+        therefore changes no key, and no stored baseline is lost. The folder of a person's own mask is left out.
         """
         fields: dict[str, Any] = {"shape": vars(self.shape), "dtype": self.dtype, "direction": self.direction}
         for f in dataclasses.fields(self):
@@ -163,7 +164,7 @@ class Case:
         return hashlib.sha256(dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two are one problem: where the file of a mask of one's own lies makes no difference."""
+        """Return whether two cases are one problem; the folder of a person's own mask makes no difference."""
         return self is other or (isinstance(other, Case) and self.key == other.key)
 
     @cached_property
@@ -171,8 +172,7 @@ class Case:
         return int(self.key, 16)
 
     def __hash__(self) -> int:
-        """Return a hash that is computed only once (a report looks up cases some 100,000 times) and is the same in
-        every process."""
+        """Return a hash that is the same in every process, computed once: a report looks cases up very often."""
         return self._hash
 
     @property
@@ -182,7 +182,7 @@ class Case:
 
     @cached_property
     def sequences(self) -> tuple[Sequences, ...]:
-        """The sequences of the batch in their order, those of one length that follow each other together."""
+        """The sequences of the batch in their order; neighbours of one length are one `Sequences`."""
         s = self.shape
         return tuple(Sequences(*of) for of in self.lengths) or (Sequences(s.batch, s.seqlen_q, s.seqlen_k),)
 
@@ -206,15 +206,15 @@ class Case:
 
     @property
     def mean_seqlens(self) -> tuple[int, int]:
-        """seqlen_q and seqlen_k, of a ragged batch the means over its sequences, rounded down."""
-        entries = self.shape.batch // self.extent.batch  # of one entry of the tensors
+        """seqlen_q and seqlen_k; for a ragged batch the means over its sequences, rounded down."""
+        entries = self.shape.batch // self.extent.batch  # sequences in one batch entry of the tensors
         return self.extent.seqlen_q // entries, self.extent.seqlen_k // entries
 
     @property
     def is_decode(self) -> bool:
-        """Whether it is a step of generation: a forward of few queries in each sequence, on more keys.
+        """Whether the case is a step of generation: a forward of few queries in each sequence, on more keys.
 
-        Such a case waits for k and v; what it computes takes next to no time.
+        Its time is the reading of k and v; arithmetic takes next to none.
         """
         seqlen_q, seqlen_k = self.mean_seqlens
         return self.direction == "fwd" and seqlen_q <= MOST_DECODED < seqlen_k
@@ -231,7 +231,7 @@ class Case:
 
     @property
     def used_pages(self) -> int:
-        """The number of pages that all sequences of a paged case take, however many they are."""
+        """The number of pages that all sequences of a paged case take together."""
         return sum(number * pages for number, pages in self._pages)
 
     @property
@@ -250,7 +250,7 @@ class Case:
 
     @cached_property
     def model_step(self) -> steps.Step | None:
-        """What `step` says; None where the case is attention alone."""
+        """The parsed `step`; None where the case is attention alone."""
         return steps.parse(self.step) if self.step else None
 
     @property

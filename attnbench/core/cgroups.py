@@ -1,8 +1,7 @@
 """The memory of the machine, and the limits of this process's control groups, its own and those above it (Linux).
 
 Control groups are of version 1 or 2. `cgroup` is the text of /proc/self/cgroup: "0::/path" for version 2,
-"4:cpu,cpuacct:/path" for version 1. In a container the path is often that of the host, and the limits stand at the
-root.
+"4:cpu,cpuacct:/path" for version 1. In a container the path is often the host's, and the limits are found at the root.
 """
 
 from __future__ import annotations
@@ -13,11 +12,11 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 PROC, OWN = Path("/proc"), Path("/proc/self/cgroup")
-# "high" slows a process down until it is of no use; "hierarchical" stands in memory.stat of version 1 for the strictest
-# limit of all levels, of which a container may see its own alone
+# "high" slows a process down until it is of no use; in memory.stat of version 1 "hierarchical" is the strictest limit
+# of all levels, of which a container may see only its own
 _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes", "hierarchical_memory_limit")
 _USED = ("memory.current", "memory.usage_in_bytes")
-_CACHE = ("inactive_file", "active_file", "slab_reclaimable")  # what the kernel gives back at once
+_CACHE = ("inactive_file", "active_file", "slab_reclaimable")  # memory that the kernel gives back at once
 
 
 def cpu_limit(cgroup: str | None = None, root: Path = ROOT) -> float | None:
@@ -33,7 +32,7 @@ def cpu_limit(cgroup: str | None = None, root: Path = ROOT) -> float | None:
 
 
 def free_memory(cgroup: str | None = None, root: Path = ROOT) -> int | None:
-    """Return the bytes that the strictest limit leaves, the page cache counted as free; None where there is none."""
+    """Return the bytes that the strictest limit leaves, with the page cache as free; None where there is no limit."""
     free = []
     for folder in _folders("memory", cgroup, root):
         known = _memory_numbers(folder)
@@ -46,7 +45,7 @@ def free_memory(cgroup: str | None = None, root: Path = ROOT) -> int | None:
 
 
 def machine_free() -> int | None:
-    """Return the bytes that the whole machine could give without swapping (Linux); None if unknown."""
+    """Return the bytes of the whole machine that are available without swapping (Linux); None if unknown."""
     try:
         lines = dict(line.split(":") for line in (read_text(PROC / "meminfo") or "").splitlines())
         return int(lines["MemAvailable"].split()[0]) * 1024
@@ -63,7 +62,7 @@ def read_text(path: Path) -> str | None:
 
 
 def _memory_numbers(folder: Path) -> dict[str, int]:
-    """Return the numbers of memory.stat and of the files of limits and use, by name; "max" is none."""
+    """Return the numbers in memory.stat and in the files of limits and use, by name; "max" is left out."""
     lines = (read_text(folder / "memory.stat") or "").splitlines()
     lines += [f"{name} {read_text(folder / name)}" for name in (*_LIMITS, *_USED)]
     found = (line.partition(" ") for line in lines)
@@ -77,6 +76,6 @@ def _folders(controller: str, cgroup: str | None, root: Path) -> Iterator[Path]:
         if controllers and controller not in controllers.split(","):
             continue
         inside = Path(path.lstrip("/"))
-        # version 1 is mounted under the names of all its controllers, to which most systems add a link for each
+        # version 1 is mounted under the joined names of its controllers; most systems add a link for each
         for base in {root / controller, root / controllers} if controllers else {root}:
             yield from (base / inside, *(base / parent for parent in inside.parents))

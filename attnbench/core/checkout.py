@@ -1,4 +1,4 @@
-"""Questions to git about the working directory, asked so that nothing that the folder configures is run."""
+"""Questions to git about the working directory, which run no hook, filter or program that the folder configures."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from typing import NamedTuple
 from attnbench.core.files import working_folder
 from attnbench.core.text import printable
 
-SECONDS = 5.0  # for one call of git
+SECONDS = 5.0  # the limit of one call of git
 FILTERS = ("config", "--null", "--name-only", "--get-regexp", r"^filter\..")
-# Files of submodules are left out here and not by diff.ignoreSubmodules, which a folder's submodule.NAME.ignore beats:
-# git would run another git in them, with their own filters. It sees whether a submodule is at another commit.
+# This option, and not diff.ignoreSubmodules, leaves out files of submodules, where git would run another git with their
+# own filters: a folder's submodule.NAME.ignore overrides the setting. A submodule at another commit is seen.
 STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty", "-z")
-DIRTY = "+dirty"  # behind a commit whose tracked files were changed
+DIRTY = "+dirty"  # follows a commit whose tracked files were changed
 _OFF = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", "status.renames=false", "submodule.recurse=false")
-# what CI says of the branch where it has checked out a commit: a pull request's own branch first
+# variables by which CI names the branch of a checked-out commit: a pull request's own branch first
 _BRANCH_OF_CI = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME")
-_EMPTY = "ATTNBENCH_EMPTY"  # a variable that holds nothing, for settings whose names hold a "="
-# another file for `git config` alone; the index of a commit that is being made, whose hook started this process
+_EMPTY = "ATTNBENCH_EMPTY"  # an empty variable, for settings whose names contain "="
+# GIT_CONFIG is another file for `git config` alone; GIT_INDEX_FILE is set by a commit whose hook started this process
 _NOT_FOR_GIT = ("GIT_CONFIG", "GIT_INDEX_FILE")
-# no transport, which a partial clone would start for what it lacks; nothing is written
+# no download of objects that a partial clone lacks; nothing is written
 _VARIABLES = {"GIT_ALLOW_PROTOCOL": "none", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"}
 
 
@@ -34,7 +34,7 @@ class NoAnswerError(Exception):
 
 
 class _Seen(NamedTuple):
-    """What git says of the working directory. `filters` are those without which nobody knows what was changed."""
+    """Git's view of the working directory. `filters` would have to run to know which files changed."""
 
     commit: str | None = None
     branch: str | None = None
@@ -44,7 +44,7 @@ class _Seen(NamedTuple):
 def commit_and_branch() -> tuple[str | None, str | None]:
     """Return the commit of the working directory, with "+dirty" where tracked files differ, and its branch.
 
-    Each is None where there is none. On a commit without a branch the variables of GitHub's and GitLab's CI tell it.
+    Each is None where there is none. For a commit without a branch, variables of GitHub's and GitLab's CI name it.
     """
     try:
         seen = _look()
@@ -54,7 +54,7 @@ def commit_and_branch() -> tuple[str | None, str | None]:
 
 
 def what_is_not_known() -> str:
-    """Return what of the commit of a checkout is not known, why, and what to do; "" where all is, or no checkout is."""
+    """Return what is unknown about a checkout's commit, why, and what to do; "" for nothing, or no checkout."""
     here = working_folder()
     folders = [Path(here), *Path(here).parents] if here else []
     if "GIT_DIR" not in os.environ and not any(os.path.lexists(folder / ".git") for folder in folders):
@@ -67,28 +67,28 @@ def what_is_not_known() -> str:
         return ""
     return (
         f"whether files differ from commit {seen.commit} is not known: they pass a filter of git "
-        f"({printable(', '.join(seen.filters))}), and attnbench runs none; git status tells"
+        f"({printable(', '.join(seen.filters))}), and attnbench runs none; see git status"
     )
 
 
 def git(*words: str, fine: tuple[int, ...] = (0,), seconds: float | None = None, given: str = "") -> str:
-    """Return what git printed, without a hook or a filter that a folder configures. Raises NoAnswerError."""
+    """Return git's output; no hook or filter that a folder configures is run. Raises NoAnswerError."""
     names = dict.fromkeys(setting.rpartition(".")[0] for setting in _filters())
     off = [word for setting in _OFF for word in ("-c", setting)]
     for setting in (f"{name}.{key}" for name in names for key in ("clean", "smudge", "process", "required")):
-        # -c ends a name at its first "="; the other way is not known to git before 2.31, which then refuses
+        # -c ends a name at its first "="; git before 2.31 refuses the other way
         off += [f"--config-env={setting}={_EMPTY}"] if "=" in setting else ["-c", f"{setting}="]
     return _git(*off, *words, fine=fine, seconds=seconds, given=given)
 
 
 def without_repository(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables without those by which git names a repository: a hook or an alias of git has them.
+    """Return environment variables without the ones by which git names a repository, as hooks and aliases of git have.
 
-    Programs that work in another repository need that.
+    Programs that work in another repository need this.
     """
     try:
         names = _git("rev-parse", "--local-env-vars").split()
-    except NoAnswerError:  # nor will another program have one
+    except NoAnswerError:  # no program then gets these variables from git
         names = []
     return {name: value for name, value in variables.items() if name not in names}
 
@@ -99,7 +99,7 @@ def _filters() -> list[str]:
 
 
 def _look() -> _Seen:
-    """Return what git says. Raises NoAnswerError."""
+    """Return git's view of the working directory. Raises NoAnswerError."""
     said = git(*STATUS).split("\0")
     heads = dict(line.split(" ", 2)[1:] for line in said if line.startswith("# "))
     if not re.match("[0-9a-f]{12}", commit := heads.get("branch.oid", "")[:12]):
@@ -107,8 +107,8 @@ def _look() -> _Seen:
     branch = heads.get("branch.head", "")
     if branch in ("", "(detached)"):
         branch = next(filter(None, map(os.environ.get, _BRANCH_OF_CI)), "")
-    branch = os.fsencode(branch).decode(errors="replace")  # it is kept, and never given back to git
-    # of a file whose content alone may differ from the index: "1 .M N... 100644 100644 100644 HASH HASH PATH"
+    branch = os.fsencode(branch).decode(errors="replace")  # stored only, never given back to git
+    # a file whose content alone may differ from the index: "1 .M N... 100644 100644 100644 HASH HASH PATH"
     contents = {line: line.split(" ", 8)[8] for line in said if re.match(r"1 \.M \S+ (\d+) \1 \1 ", line)}
     filters = _filters_of([*contents.values()])
     unknown = {filters[path] for path in contents.values() if path in filters}
@@ -128,9 +128,9 @@ def _filters_of(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _git(*words: str, fine: tuple[int, ...] = (0,), seconds: float | None = None, given: str = "") -> str:
-    """Return what git printed, byte for byte; it reads what is `given`.
+    """Return git's output, byte for byte; `given` is its input.
 
-    Raises NoAnswerError where it ends otherwise than with a `fine` code.
+    Raises NoAnswerError where git ends with a code that is not in `fine`, cannot start, or takes too long.
     """
     seconds = SECONDS if seconds is None else seconds
     try:
@@ -144,7 +144,7 @@ def _git(*words: str, fine: tuple[int, ...] = (0,), seconds: float | None = None
     except OSError as error:
         raise NoAnswerError(f"git cannot be started ({error.strerror}); is it installed and on PATH?") from None
     if done.returncode in fine:
-        return os.fsdecode(done.stdout)  # a name that is not UTF-8 goes back to git as it came
+        return os.fsdecode(done.stdout)  # keeps a name that is not UTF-8 as it is, to give it back to git
     said = done.stderr.decode(errors="replace")
     if untrusted := re.search(r"dubious ownership in repository at '(.*)'", said):
         raise NoAnswerError(

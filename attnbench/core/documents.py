@@ -1,4 +1,4 @@
-"""Where a person reads the documents that messages name: files in a clone, else pages of the site."""
+"""Addresses of the documents that messages name: files in a clone, else pages of the site."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _NAMED = re.compile(r"(?<![\w/])docs/([\w-]+)\.md\b")
 
 
 def with_addresses(text: str) -> str:
-    """Return a text of ours with the addresses of the documents that it names, where no clone has their files."""
+    """Return a message with the addresses of the documents that it names, where no clone has their files."""
     return text if _is_clone() else _NAMED.sub(rf"{SITE}\1/", text)
 
 

@@ -20,7 +20,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # to import typing takes longer than all else here
+TYPE_CHECKING = False  # importing typing would take longer than everything else here
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import TypeVar
@@ -40,8 +40,8 @@ EXIT_TERMINATED = 143
 EXIT_BY_SIGNAL = (EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED)
 
 
-_CLOSE, _AS_CLOSE = 0.65, 0.04  # of difflib's ratio: the least, and how much less than the closest word
-_BEGINNING = 0.95  # what closeness to the beginning of a word counts, of closeness to the word
+_CLOSE, _AS_CLOSE = 0.65, 0.04  # difflib's ratio: the least, and the most below the closest word
+_BEGINNING = 0.95  # the weight of a ratio to the beginning of a word
 _NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 
 
@@ -55,13 +55,13 @@ class UserError(Exception):
 
 
 class OtherStateError(UserError):
-    """A function would do something else in another process than in that of the person who gave it.
+    """A person's function would behave differently in another process than in the person's own.
 
-    name: of the backend. differs: the name of what is unlike.
+    name: the backend's name. differs: the name of the value that differs.
     """
 
     def __init__(self, name: str, differs: str) -> None:
-        super().__init__(f"{name}: another process would run something else: {differs} is not what it is here")
+        super().__init__(f"{name}: another process would run something else: {differs} would differ there")
         self.name, self.differs = name, differs
 
 
@@ -78,14 +78,14 @@ class Interrupted(BaseException):
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error line: '; did you mean "x"?' of known words that are close, else all known words."""
+    """Return the end of an error line: '; did you mean "x"?' with known words that are close, else all known words."""
     known = list(known)
     said = " or ".join(f'"{of}"' for of in nearest(word, known))
     return f"; did you mean {said}?" if said else f"; known: {', '.join(known)}"
 
 
 def one_of(option: str, word: str, known: Iterable[W]) -> W:
-    """Return the one of the known words that an option or an argument was given. Raises UserError for any other."""
+    """Return the word given to an option or an argument, if it is known. Raises UserError for any other."""
     there = list(known)
     for one in there:
         if one == word:
@@ -96,8 +96,8 @@ def one_of(option: str, word: str, known: Iterable[W]) -> W:
 def nearest(word: str, known: Iterable[str]) -> list[str]:
     """Return up to three known words that are close to a word, the closest first; often none.
 
-    Of several words those about as close as the closest count, but none with another number: fp64 is not fp16. A word
-    may be the beginning of a known one, and have _ for -.
+    Words about as close as the closest count too, but none with another number: fp64 is not fp16. A word may be the
+    beginning of a known one, and have _ for -.
     """
     import difflib
 
@@ -119,7 +119,7 @@ def _plain(word: str) -> str:
 
 
 def _is_other_number(one: str, other: str) -> bool:
-    """Return whether two words differ in a number alone, by more than one digit or two that changed places."""
+    """Return whether two words differ in a number alone, by more than one digit or two swapped digits."""
     ours, theirs = ("".join(filter(str.isdigit, text)) for text in (one, other))
     differ = sum(a != b for a, b in zip(ours, theirs, strict=False)) + abs(len(ours) - len(theirs))
     slip = differ < 2 or sorted(ours) == sorted(theirs)

@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and streams that take no more."""
+"""Files that are written whole or not at all, and streams that no longer take output."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import IO, Any
 
 from attnbench.core.errors import UserError
 
-_MOST_LINKS = 40  # that follow each other, as in Linux
+_MOST_LINKS = 40  # the longest chain of links, as in Linux
 _DESCRIPTORS = re.compile(r"/proc/\d+(/task/\d+)?/fd")
-RUN_FILES = (".jsonl", ".jsonl.gz")  # how their names end
-GONE = "the working directory is gone; go to another one"
+RUN_FILES = (".jsonl", ".jsonl.gz")  # the endings of their names
+GONE = "the working directory is gone; change to another one"
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
-    """Write a file, of which a reader sees the old content or the new. Its folder is made where there is none.
+    """Write a file so that a reader sees the old content or the new. Its folder is made where there is none.
 
-    A symbolic link stays one, and so do a pipe and a device, which are written to as they are; what is open as
-    /dev/stdout or /dev/fd/N goes on there, whatever it is. Raises OSError.
+    A symbolic link stays a link. Pipes and devices are written to as they are, and so are the open files that
+    /dev/stdout and /dev/fd/N name. Raises OSError.
     """
     pieces = [content] if isinstance(content, bytes) else content
     if opened := _opened(path):
@@ -66,7 +66,7 @@ def working_folder() -> str:
 
 
 def can_name_a_file(text: str) -> bool:
-    """Whether the system can be asked for a file of that name: it has no null character and no half of a pair."""
+    """Return whether a text can name a file: it has no null character and no half of a surrogate pair."""
     with contextlib.suppress(UnicodeEncodeError):
         return b"\0" not in os.fsencode(text)
     return False
@@ -81,15 +81,15 @@ def below_home(*parts: str) -> Path | None:
 
 
 def drop_rest(stream: IO[Any]) -> None:
-    """Let what a stream still holds, and all that follows, go nowhere; writing it would fail again."""
+    """Discard the buffer of a stream and all later output, which would fail again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _opened(path: Path) -> IO[bytes] | None:
-    """Return the file that a path as /dev/stdout, /dev/fd/N or /proc/PID/fd/N names, at its end; None for others.
+    """Return the open file that a path such as /dev/stdout, /dev/fd/N or /proc/PID/fd/N names, at its end; else None.
 
-    A descriptor of this process is written through: opened anew, its file would be written from the beginning again.
+    A descriptor of this process is used as it is: its file, opened again, would be written from the beginning.
     """
     at = os.path.abspath(path)
     for _ in range(_MOST_LINKS):
@@ -106,7 +106,7 @@ def _opened(path: Path) -> IO[bytes] | None:
 
 
 def _umask() -> int:
-    """Return the permissions that new files are not to have; it can only be read by setting it."""
+    """Return the permissions that new files must not have; the system's umask can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask

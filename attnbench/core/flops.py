@@ -1,14 +1,14 @@
 """The exact work of a case: unmasked pairs, floating-point operations, ideal bytes, and the roofline.
 
-All are properties of the case alone, whatever backend computes it.
+They depend on the case alone, whatever backend computes it.
 
 **Pairs.** Attention computes one score for each (query, key) pair that the mask leaves. With
 offset = seqlen_k - seqlen_q the mask is a band of diagonals: query i sees key j where lo <= j - i <= hi, with
 hi = offset + right and lo = offset - left. Causal limits `right` to 0 (flash-attn's bottom-right alignment).
 
-A mask by name (core/masks.py) adds pairs to the band or leaves some of it.
+A mask by name (core/masks.py) adds pairs to the band or keeps some of it.
 
-Of a ragged batch pairs, FLOPs and bytes are sums over its sequences.
+For a ragged batch, pairs, FLOPs and bytes are sums over its sequences.
 
 **FLOPs.** One pair costs, for each query head and batch entry, one multiply and one add per element of each product:
 
@@ -26,8 +26,8 @@ query heads share do not change the count.
 implementation may move more (a second pass over k and v, workspaces), so bytes over time is a lower bound of the
 bandwidth that it used.
 
-**Steps of a model** (`Case.step`). Its FLOPs are model FLOPs (core/step.py), its bytes the weights in products once,
-in training three times (forward, backward, gradients), and the ideal bytes of each layer's attention.
+**Steps of a model** (`Case.step`). The FLOPs are model FLOPs (core/step.py). The bytes are the weights in products,
+once, or three times in training (forward, backward, gradients), and the ideal bytes of each layer's attention.
 
 **Roofline** (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009): no implementation takes less time than
 max(FLOPs / peak, bytes / bandwidth), with exact FLOPs and ideal bytes. The larger term bounds the case. With a warm L2
@@ -46,7 +46,7 @@ from attnbench.core.band import diagonals, visible_pairs
 from attnbench.core.case import ITEMSIZE, RESULT_ITEMSIZE, Case
 from attnbench.core.step import Heads, Step
 
-Bound = Literal["compute", "memory", "exp"]  # what limits a call
+Bound = Literal["compute", "memory", "exp"]  # the limit of a call
 Convention = Literal["exact", "fa"]
 CONVENTIONS: Mapping[Convention, str] = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
 
@@ -88,14 +88,14 @@ def flops(case: Case, convention: Convention = "exact") -> float:
 
 
 def exps(case: Case) -> int:
-    """Return the exponentials of one call: one for each pair and head, in the backward again, which recomputes them."""
+    """Return the exponentials of one call: one for each pair and head in a forward, and again in a backward."""
     return (case.has_forward + case.has_backward) * pairs(case) * case.shape.nheads
 
 
 def input_bytes(case: Case) -> int:
-    """Return the bytes of q, k, v and, for a backward, dout, as a call is given them; fp8 ones are given in bf16.
+    """Return the bytes of a call's inputs: q, k, v and, for a backward, dout; for fp8 they are given in bf16.
 
-    Those of a step are the model's weights, and the cache of a decode.
+    The inputs of a step are the model's weights and, in decode, its cache.
     """
     if case.model_step:
         return _step_input_bytes(case, case.model_step)
@@ -112,11 +112,12 @@ def ideal_bytes(case: Case) -> int:
 
     Forward reads q, k, v and writes out. Backward reads q, k, v, out, dout and writes dq, dk, dv. fwd_bwd is the sum.
     k, v and their gradients have nheads_k heads. Results are written in full, zeros too. Rows of an input that are in
-    no unmasked pair (as keys older than the window of a decode step) need not be read and are not counted. The
+    no unmasked pair (such as keys older than the window of a decode step) need not be read and are not counted. The
     log-sum-exp is not counted: whether and how to keep it is the implementation's choice. For fp8, q, k, v and dout
     have one byte per element, out and gradients two. v of a latent case is a part of k; a page table is not counted.
-    What is appended to a cache is written to it, and read as an operand of its own. A mask that leaves some keys of the
-    band counts those of a single query exactly, and of more queries all keys of the band.
+    Rows appended to a cache count twice: they are read as operands and written to the cache. Where a mask keeps some
+    keys of the band, the keys of a single query are counted exactly; for more queries, all keys of the band are
+    counted.
     """
     if case.model_step:
         return _step_bytes(case, case.model_step)
@@ -131,7 +132,7 @@ def ideal_bytes(case: Case) -> int:
         seen_k += count * s.nheads_k * touched  # keys that a query sees
     rows_q, rows_k = s.batch * s.nheads * s.seqlen_q, s.batch * s.nheads_k * s.seqlen_k
     d, dv = s.headdim, s.headdim_v
-    of_q, of_k = seen_q * d, seen_k * (d if case.latent else d + dv)  # q; k and v, in each pass
+    of_q, of_k = seen_q * d, seen_k * (d if case.latent else d + dv)  # q, and k with v, in each pass
     passes = case.has_forward + case.has_backward
     results = 0
     if case.has_forward:
@@ -153,7 +154,7 @@ def heads_of(case: Case) -> Heads:
 
 
 def attention_of(case: Case, layer: int) -> Case:
-    """Return the attention of one layer of a step, as a case of its own."""
+    """Return the attention of one layer of a step as a case of its own."""
     assert case.model_step
     window = case.model_step.window(layer)
     sizes = ((window - 1, 0) if window else (None, None)) if case.model_step.windows else case.window_size
@@ -161,7 +162,7 @@ def attention_of(case: Case, layer: int) -> Case:
 
 
 def _attention_layers(case: Case, step: Step) -> Iterator[tuple[int, Case]]:
-    """Yield the attention of layers that are alike, with their number."""
+    """Yield (number of layers, their attention) for each kind of layer of a step."""
     turn = max(1, len(step.windows))
     return (
         (len(range(first, step.layers, turn)), attention_of(case, first)) for first in range(min(turn, step.layers))
@@ -200,17 +201,17 @@ def _step_input_bytes(case: Case, step: Step) -> int:
 class Roofline:
     """The least time that a case can take, from its work and a machine's rates.
 
-    Products, memory traffic and exponentials run side by side at best, so it is the longest of the three.
+    Products, memory traffic and exponentials run side by side at best, so the least time is the longest of the three.
     """
 
-    flops: float  # of one call
-    nbytes: float  # of one call, ideal
+    flops: float  # FLOPs of one call
+    nbytes: float  # ideal bytes of one call
     peak: float  # FLOP/s
     bandwidth: float  # bytes/s
     source: str = ""  # where the two rates come from
-    datasheet: bool = False  # the rates are a datasheet's; rates measured here may be exceeded by another kernel
-    exps: int = 0  # exponentials of one call, where their rate is known
-    exp_rate: float = 0.0  # exponentials per second, measured here; 0: not known, and they limit nothing
+    datasheet: bool = False  # the rates are a datasheet's; a kernel may exceed measured rates
+    exps: int = 0  # exponentials of one call; 0 where their rate is unknown
+    exp_rate: float = 0.0  # exponentials per second, measured; 0: unknown, and no limit
 
     @classmethod
     def of(
@@ -235,7 +236,7 @@ class Roofline:
 
     @property
     def ridge(self) -> float:
-        """The intensity, in FLOP per byte, from which on compute is the limit."""
+        """The intensity, in FLOP per byte, above which compute is the limit."""
         return self.peak / self.bandwidth
 
     @property
@@ -260,7 +261,7 @@ class Roofline:
 
     @property
     def bound(self) -> Bound:
-        """Which of the three limits the call."""
+        """The limit of the call: the longest of the three times."""
         if self.exp_seconds > max(self.compute_seconds, self.memory_seconds):
             return "exp"
         return "compute" if self.compute_seconds >= self.memory_seconds else "memory"

@@ -1,15 +1,15 @@
-"""Numbers as reports print them: three significant digits and a unit that fits. core/sizes.py has what people type."""
+"""Numbers as reports print them: three significant digits and a fitting unit. core/sizes.py reads what people type."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-FAR = 10  # times a figure: an end of its interval that is further away has no meaning but that little is known
+FAR = 10  # a multiple of a figure: where its interval ends further away, little is known
 
 
 def digits(number: float) -> str:
-    """Return a number with three significant digits, whole from 100 on, with an exponent below 1e-4 only."""
+    """Return a number with three significant digits: whole from 100 on, with an exponent below 1e-4."""
     if number == 0:
         return "0"
     if not math.isfinite(number):

@@ -1,10 +1,10 @@
-"""fp8 cases: what they are, and how values are rounded to 8 bits.
+"""fp8 cases: their dtypes, and the rounding of values to 8 bits.
 
 In an fp8 case q, k and v are e4m3 (4 bits of exponent, 3 of mantissa: 8 steps between a power of two and the next,
 largest value 448), and in its backward dout is e5m2 (2 bits of mantissa, largest value 57344), as in Transformer
 Engine's recipes, or e4m3. Its inputs are made in bf16. A backend rounds them in `prepare`, outside of the timed call,
-with one scale per tensor, and names its copies in `Prepared.reads`. A result is bf16. A library that can write 8 bits
-only gives "descale_out" beside "out" in `canonical`, and so on: one float32 on the device, by which the result must be
+with one scale per tensor, and names its copies in `Prepared.reads`. A result is bf16. Where a library can write 8 bits
+only, `canonical` has "descale_out" beside "out", and so on: one float32 on the device, by which the result must be
 multiplied. Errors are measured against the exact attention of the inputs before rounding.
 
 Kernels also round the probabilities to e4m3, since the tensor cores multiply e4m3 by e4m3. They divide them by the
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 E4M3_MAX = 448.0
 E5M2_MAX = 57344.0
 PROBABILITY_SCALE = 2.0**8  # the factor by which kernels multiply probabilities before they round them
-# How far gradients may exceed those from which their scale was taken. e5m2 loses nothing by it.
+# The factor by which gradients may exceed the ones that gave their scale. e5m2 loses no precision by it.
 GRADIENT_MARGIN = 2.0**5
 
 
@@ -38,7 +38,7 @@ def descale(t: Tensor, largest: float = E4M3_MAX) -> Tensor:
 
 
 def quantize(t: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
-    """Return t in an 8-bit dtype, by default float8_e4m3fn, and the factor by which that must be multiplied."""
+    """Return t in an 8-bit dtype, float8_e4m3fn by default, and the factor by which the result must be multiplied."""
     import torch
 
     dtype = dtype or torch.float8_e4m3fn
@@ -49,7 +49,7 @@ def quantize(t: Tensor, dtype: torch.dtype | None = None) -> tuple[Tensor, Tenso
 def quantize_inputs(inputs: Inputs) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return q, k and v in e4m3 and dout, where there is one, in e5m2, by name, and the factor of each by name.
 
-    They are in the layout of the inputs.
+    The copies have the layout of the inputs.
     """
     import torch
 
@@ -65,29 +65,29 @@ def quantize_inputs(inputs: Inputs) -> tuple[dict[str, Tensor], dict[str, Tensor
 
 
 def gradient_scale(*gradients: Tensor) -> float:
-    """Return the factor for e5m2 that leaves GRADIENT_MARGIN above the largest |value| of these; 1 where all are 0."""
+    """Return the factor for e5m2 that leaves GRADIENT_MARGIN above the largest |value|; 1 where all values are 0."""
     largest = max(float(t.float().abs().amax()) for t in gradients)
     return E5M2_MAX / (GRADIENT_MARGIN * largest) if largest else 1.0
 
 
 def largest_score_gradient(dout: Tensor, v: Tensor) -> float:
-    """Return what the gradient of no score exceeds, for (batch, seqlen, nheads, headdim_v) dout and v.
+    """Return a bound on the gradients of all scores, for dout and v of shape (batch, seqlen, nheads, headdim_v).
 
-    It is p (dout . v - dout . out), where p is at most 1 and out a mean of rows of v.
+    A gradient is p (dout . v - dout . out), where p is at most 1 and out is a mean of rows of v.
     """
     longest = (float(t.float().norm(dim=-1).amax()) for t in (dout, v))
     return max(2 * math.prod(longest), 1e-12)
 
 
 def round_to_e4m3(t: Tensor, factor: Tensor) -> Tensor:
-    """Return t as it is after quantizing with this descale factor and back, in float32."""
+    """Return t after rounding to e4m3 with this descale factor and back, in float32."""
     import torch
 
     return (t / factor).to(torch.float8_e4m3fn).float() * factor
 
 
 def round_to_e5m2(t: Tensor) -> Tensor:
-    """Return t as it is after quantizing to e5m2 with one scale and back, in float32."""
+    """Return t after rounding to e5m2 with one scale and back, in float32."""
     import torch
 
     factor = descale(t, E5M2_MAX)
@@ -95,7 +95,7 @@ def round_to_e5m2(t: Tensor) -> Tensor:
 
 
 def round_probabilities(p: Tensor) -> Tensor:
-    """Return probabilities (..., keys) as they are after a kernel rounded them to e4m3, in the dtype of p."""
+    """Return probabilities (..., keys) after a kernel's rounding to e4m3, in the dtype of p."""
     import torch
 
     top = p.amax(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)  # rows that see no key stay 0

@@ -8,30 +8,28 @@ for fp8 with fp32 accumulation, so a share of that peak may exceed 100 %.
 
 "bf16", "fp16" and "fp8" are rates of the tensor (matrix) units. "fp32" is what an fp32 matmul can reach without TF32:
 the rate of the CUDA cores on NVIDIA, the fp32 matrix rate on AMD. A dtype is absent where the GPU has no unit for it,
-and where no source was found for its rate (GB10).
-Bandwidth is that of device memory.
+and where no source was found for its rate (GB10). Bandwidth is the rate of device memory.
 
-Vendors' PDFs were read through copies and quotations found by search, and compared with independent tables. `source`
-names the vendor's document, what confirmed it ("checked:"), and figures that differ. "Not cross-checked" marks figures
-that nothing independent confirmed. Where figures conflict, the vendor's datasheet is used. Where a vendor prints no
-tensor rate for a card, as for most GeForce cards, it is the architecture's rate per multiprocessor and cycle times the
-multiprocessors and the boost clock that the vendor prints. Of the 20 series, laptops report the names of desktop cards
-and run at lower clocks.
+`source` names the vendor's document (some were read as copies or quotations), the independent table that confirmed it
+("checked:"), and figures that differ. "Not cross-checked" marks figures that nothing independent confirmed. Where
+figures conflict, the vendor's datasheet is used. Where a vendor prints no tensor rate for a card, as for most GeForce
+cards, the rate is the architecture's rate per multiprocessor and cycle times the vendor's figures of multiprocessors
+and boost clock. Laptops of the 20 series report the names of desktop cards and run at lower clocks.
 
 A peak holds at one clock, and a GPU at its power cap runs below that clock. `clock_of_peak` derives the clock: peak /
 (multiprocessors * FLOP per multiprocessor and clock cycle). It is the boost clock, except for the tensor rates of
-Hopper and B200, which NVIDIA prints for a lower clock: H100 SXM 989.4e12 / (132 * 4096) = 1.830 GHz, not 1.980 (the
-whitepaper has both; checked: glennklockwood.com/garden/processors/h100), PCIe 1.619, not 1.755, NVL 1.545, not 1.785. A
-GPU may run above this clock. The counts of multiprocessors are those of the whitepapers; for A10G and B300, what the
-devices report in public code. FLOP per cycle is the whitepapers' too, with fp8 at twice bf16, as the peaks are. The
+Hopper and B200, which NVIDIA prints for a lower clock, in GHz: H100 SXM 989.4e12 / (132 * 4096) = 1.830 GHz, not 1.980
+(the whitepaper has both; checked: glennklockwood.com/garden/processors/h100), PCIe 1.619, not 1.755, NVL 1.545, not
+1.785. A GPU may run above this clock. The counts of multiprocessors are from the whitepapers; for A10G and B300, from
+devices' reports in public code. FLOP per cycle is the whitepapers' too, with fp8 at twice bf16, as the peaks are. The
 clock is unknown for H20, whose multiprocessors do less per cycle, and for GB200 and GB300, which report 152
 multiprocessors while their peaks follow from 148 at 2.062 GHz.
 
-The table is gpus.json. "gpus" has one object a product:
+The table is gpus.json. "gpus" has one object per product:
 
     name             the product
-    pattern          regular expression for the whole name that the driver reports; in "GH200 480GB" the size is that of
-                     the CPU's memory
+    pattern          regular expression for the whole name that the driver reports; in "GH200 480GB" the size is the
+                     CPU's memory
     capability       major and minor; absent for AMD's
     tflops           dtype -> TFLOP/s
     bandwidth        GB/s
@@ -68,7 +66,7 @@ class Gpu:
 
     @property
     def product(self) -> str:
-        """The name without what tells its variants: "RTX PRO 6000" of "RTX PRO 6000 Server"."""
+        """The name without the word for a variant: "RTX PRO 6000" of "RTX PRO 6000 Server"."""
         return re.sub(r" (SXM2?|PCIe|NVL|\d+GB|Workstation|Max-Q|Server)\b", "", self.name)
 
 
@@ -76,8 +74,8 @@ class Gpu:
 def find(name: str, memory: int, multiprocessors: int | None = None) -> Gpu | None:
     """Return the GPU with this name, as the driver reports it, and this total memory in bytes.
 
-    Where several products report one name and memory, their multiprocessors tell which it is. None for a GPU that is
-    not in the table, for a MIG slice of one, and where it could be several.
+    The multiprocessors decide between products that report one name and memory. None for a GPU that is not in the
+    table, for a MIG slice, and where several products are possible.
     """
     found = [
         gpu

@@ -1,4 +1,4 @@
-"""Things in groups that are alike."""
+"""Groups of things with a common key, and words in common."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def grouped(things: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
-    """Return key -> the things that have it, in their order; the keys in the order in which they come up."""
+    """Return key -> the things with that key, both in the order in which they first appear."""
     found: dict[K, list[T]] = {}
     for thing in things:
         found.setdefault(key(thing), []).append(thing)
@@ -20,7 +20,7 @@ def grouped(things: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 def in_common(some: Sequence[Collection[str]], every: Iterable[Collection[str]]) -> tuple[list[str], int]:
     """Return the words that all of `some` have, in the order of the first, and how many of `every` have them all.
 
-    Words without which it would be as many are left out, the last ones first.
+    Words that do not lower this number are left out, the last ones first.
     """
     words = [word for word in next(iter(some), ()) if all(word in one for one in some)]
     others = [{*one} for one in every]

@@ -1,9 +1,9 @@
 """Frozen dataclasses as plain JSON values and back: the format of run files and of messages to and from workers.
 
-Fields at their default are left out, and fields that are not known are ignored, so the file of an older or a newer
-attnbench can be read. For a class with `strict = True` an unknown field is an error: the value would be another one
-without it. A value that is not of its field's type is an error too, so that it is reported while the file is still
-known. JSON has no NaN and no infinity; they are written as the strings "nan", "inf" and "-inf".
+Fields at their default are left out, and unknown fields are ignored, so that files of an older or a newer attnbench can
+be read. For a class with `strict = True` an unknown field is an error, because the value would mean something else
+without it. A value of another type than its field's is an error too, which is reported while the file is still known.
+JSON has no NaN and no infinity; they are written as the strings "nan", "inf" and "-inf".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache
-from json import dumps as dumps  # this name, which no kernel can replace
+from json import dumps as dumps  # bound here, so that no kernel can replace it
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from attnbench.core.text import shortened
@@ -41,9 +41,9 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
-    """Return the dataclass `cls` for what `to_json` returned.
+    """Return the dataclass `cls` from the values that `to_json` returned.
 
-    Raises ValueError that names the field that is missing, unknown (strict classes) or not of its type.
+    Raises ValueError, which names a field that is missing, unknown (in strict classes) or of a wrong type.
     """
     if not isinstance(data, Mapping):
         raise ValueError(f"{_shortened(data)} is no {cls.__name__.lower()}")
@@ -114,7 +114,7 @@ def _read_plain(hint: Any, value: Any) -> Any:
         return float(value)
     if type(value) is not hint:
         raise ValueError(f"{_shortened(value)} is {PLAIN[hint]}")
-    if hint is str:  # a file can hold no half of a surrogate pair, which an exception's text may have: shown as �
+    if hint is str:  # the text of an exception may have half of a surrogate pair, which no file can hold: shown as �
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value
 

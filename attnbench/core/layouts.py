@@ -1,14 +1,14 @@
 """How the inputs of a case lie in memory: `Case.layout`.
 
-    native   as each backend likes them: what it must copy or transpose for that is done before the time begins
+    native   as each backend likes them: its copies and transposes are made before the timed call
     bshd     (batch, seqlen, nheads, headdim), contiguous: flash-attn's
     bhsd     (batch, nheads, seqlen, headdim), contiguous: SDPA's
     packed   q, k and v are views of one tensor (batch, seqlen, nheads + 2 nheads_k, headdim), as a fused projection
              writes it; dout is as in bshd
 
-Tensors are indexed as (batch, seqlen, nheads, headdim) in every layout: it sets their strides only. In a layout other
-than native a launch gets these views, so that what a backend copies is in its time, forward and backward. Results have
-the strides that they come with; the gradient of packed inputs is that of the one tensor.
+Tensors are indexed as (batch, seqlen, nheads, headdim) in every layout, which sets only their strides. In a layout
+other than native a launch gets these views, so that a backend's copies are part of its time, forward and backward.
+Results may have any strides; the gradient of packed inputs is one packed tensor.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 def packable(shape: Shape) -> bool:
-    """Return whether q, k and v of this shape can be parts of one tensor: they have one length and one headdim."""
+    """Return whether q, k and v of this shape can be parts of one tensor: with one length and one headdim."""
     return shape.seqlen_q == shape.seqlen_k and shape.headdim == shape.headdim_v
 
 
 def lay_out(layout: Layout, given: Inputs) -> Inputs:
-    """Return the inputs, contiguous in (batch, seqlen, nheads, headdim), with the same values in another layout."""
+    """Return inputs that are contiguous in (batch, seqlen, nheads, headdim) with the same values in another layout."""
     if layout == "bhsd":
         swapped = {name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in given.values.items()}
         return given.with_values(swapped)
@@ -43,7 +43,7 @@ def lay_out(layout: Layout, given: Inputs) -> Inputs:
 
 
 def split_packed(qkv: Tensor, nheads_k: int) -> Sequence[Tensor]:
-    """Return q, k and v as views of a packed tensor. Its gradient is written once, from theirs."""
+    """Return q, k and v as views of a packed tensor. Its gradient is written once, from the gradients of all three."""
     parts: Sequence[Tensor] = qkv.split([qkv.shape[2] - 2 * nheads_k, nheads_k, nheads_k], dim=2)
     return parts
 

@@ -1,16 +1,16 @@
-"""The lengths of a ragged batch, as people write them: a pattern, a list, or vLLM's grammar.
+"""The lengths of a ragged batch as people write them: a pattern, a list, or vLLM's grammar.
 
 - a pattern, `uniform`: as many tokens as the dense batch of that seqlen and batch has, in sequences of unlike length.
   Lengths are quantiles of a distribution, so that nothing is left to chance, in an order that is shuffled the same way
   each time. `longtail/ascending` and `/descending` sort them, which matters to schedulers.
 
-      uniform     from half of the mean to one and a half
-      longtail    log-normal, with a standard deviation of 1 of the logarithm: a tenth hold 39 % of the tokens
-      bimodal     three quarters of them short, a quarter of the mean; the others long, 3.25 times the mean
-      zipf        the i-th longest is 1 / i of the longest, as in FlashInfer's paper (Ye et al., arXiv 2501.01005)
-      documents   log-normal, with 1.5 of the logarithm: a model of documents that are packed to train, not data of any
+      uniform     from half of the mean to one and a half longtail    log-normal, with a standard deviation of 1 of the
+      logarithm: a tenth hold 39 % of the tokens bimodal     three quarters of them short, a quarter of the mean; the
+      others long, 3.25 times the mean zipf        the i-th longest is 1 / i of the longest, as in FlashInfer's paper
+      (Ye et al., arXiv 2501.01005) documents   log-normal, with 1.5 of the logarithm: a model of documents packed for
+      training, not data
 
-- a list, `4k+2*1k+1x16k`: lengths, with a number before `*`, and with fewer queries than keys as QUERIESxKEYS
+- a list, `4k+2*1k+1x16k`: lengths, each with its number of sequences before `*`, or QUERIESxKEYS for fewer queries
 - vLLM's grammar (vllm-project/vllm, benchmarks/attention_benchmarks), `2q2k_32q1s16k`: 2 sequences of 2k, and 32 of one
   query on 16k keys
 """
@@ -31,10 +31,10 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.sizes import format_size, parse_size
 
-Lengths = tuple[tuple[int, ...], ...]  # as Case.lengths
+Lengths = tuple[tuple[int, ...], ...]  # the form of Case.lengths
 ORDERS = ("shuffled", "ascending", "descending")
 MOST_SEQUENCES = 4096
-MOST_SPELLED = 6  # runs of one length that a name spells out
+MOST_SPELLED = 6  # the most runs of one length that a name spells out
 _GROUP = re.compile(r"(\d*)q(\d+[km]?)(?:s(\d+[km]?))?", re.IGNORECASE)
 _ENTRY = re.compile(r"(?:(\d+)\*)?(\d+[km]?)(?:x(\d+[km]?))?", re.IGNORECASE)
 
@@ -55,10 +55,10 @@ PATTERNS = (*_QUANTILES, "zipf")
 
 @dataclass(frozen=True)
 class RaggedLengths:
-    """The lengths of a batch as a person asked for them: fixed, or a pattern that needs a batch and a mean length."""
+    """The requested lengths of a batch: a fixed list, or a pattern that needs a batch and a mean length."""
 
     text: str
-    fixed: Lengths = ()  # of a list
+    fixed: Lengths = ()  # the lengths of a list
     pattern: str = ""
     order: str = "shuffled"
 
@@ -101,8 +101,8 @@ def is_pattern(text: str) -> bool:
 def describe(lengths: Lengths) -> str:
     """Return the lengths of a batch in a few words: "longtail", "2*2k+32*1x16k", or "40 of 17 to 8k #3fa2".
 
-    What stands behind "#" is a hash, as many batches have such extremes. Unlike lengths of one batch, mean and most
-    queries have unlike words.
+    After "#" stands a hash, as many batches have such extremes. Different lengths with one batch, mean and largest
+    number of queries get different texts.
     """
     count, tokens = sum(of[0] for of in lengths), sum(of[0] * of[2] for of in lengths)
     queries = max(of[1] for of in lengths)
@@ -127,7 +127,7 @@ def spell(lengths: Lengths) -> str:
 
 
 def run_lengths(pairs: Sequence[tuple[int, int]]) -> Lengths:
-    """Return (seqlen_q, seqlen_k) of each sequence as `Case.lengths`; () where they are all alike."""
+    """Return the (seqlen_q, seqlen_k) of all sequences in the form of `Case.lengths`; () where they are all alike."""
     coded = tuple((len(list(group)), *pair) for pair, group in itertools.groupby(pairs))
     return coded if len(coded) > 1 else ()
 
@@ -165,7 +165,7 @@ def _parse(part: str) -> RaggedLengths | None:
 
 
 def _drawn(pattern: str, batch: int, mean: int) -> list[int]:
-    """Return `batch` lengths of a pattern, the longest last, of `batch * mean` tokens together, each at least 1."""
+    """Return `batch` lengths of a pattern, the longest last, each at least 1, with `batch * mean` tokens in all."""
     if pattern == "zipf":
         wanted = [1 / (batch - i) for i in range(batch)]
     else:

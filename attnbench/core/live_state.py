@@ -1,7 +1,8 @@
-"""The state that a function has in a process: what its results and its speed depend on, as texts to compare.
+"""A function's state in a process: all values that its results and its speed depend on, as texts to compare.
 
-Another process that loads the function from its source has the same state, or would measure something else: a global
-that was changed, a default, a function registered with functools.singledispatch, a file edited since its import.
+Another process that loads the function from its source measures the same function only if it has the same state. The
+state differs after a change of a global or a default, a registration with functools.singledispatch, or an edit of a
+file.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from typing import Any
 
 from attnbench.core.own_files import is_own
 
-MOST = 5000  # values that are looked at
+MOST = 5000  # the most values that are visited
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
-LOOKS_UP = {"globals", "vars", "eval", "exec", "_getframe", "argv", "modules"}  # names that hide what a call depends on
-UNTOLD = "what it looks up while it runs"
+LOOKS_UP = {"globals", "vars", "eval", "exec", "_getframe", "argv", "modules"}  # names that hide a call's dependencies
+UNTOLD = "a name that it looks up while it runs"
 CALLS = {"CACHE", "CALL", "CALL_METHOD", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"}
 JUMPS = {*dis.hasjrel, *dis.hasjabs}
-# Of a class: what says where it was defined, and not how it behaves.
+# Attributes that say where a class was defined, and not how it behaves.
 _PLACES = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__firstlineno__", "__annotations__"}
 _PLACES |= {"__static_attributes__", "__annotate__", "__annotate_func__", "__annotations_cache__", "_abc_impl"}
 
@@ -31,17 +32,17 @@ _PLACES |= {"__static_attributes__", "__annotate__", "__annotate_func__", "__ann
 def live_state(function: Any) -> dict[str, str]:
     """Return name -> a text of each value that a function or an object depends on, as this process has them.
 
-    Of installed libraries it is the name; of tensors and other objects of theirs the type. Where an object refuses to
-    be looked at, that is all that is told.
+    An installed library's text is its name; a tensor's, or another object's of a library, is its type. Where reading an
+    object raises an error, the only text names that error.
     """
     try:
         return _Walk().of("", function)
-    except Exception as error:  # of attributes and texts of a person's objects
+    except Exception as error:  # attributes and texts of a person's objects raise anything
         return {"": f"{UNTOLD}: {type(error).__name__}"}
 
 
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """Return the first name of which two states have unlike texts; "" where they are alike."""
+    """Return the first name whose texts in two states differ; "" where all are alike."""
     unlike = (name for name in {**one, **other} if one.get(name) != other.get(name))
     return next((name.rpartition("/")[2] or "its code" for name in unlike), "")
 
@@ -52,18 +53,18 @@ def digest(state: Mapping[str, str]) -> str:
 
 
 class _Walk:
-    """Visits what can be reached from an object, each value one time."""
+    """Visit all values that can be reached from an object, each once."""
 
     def __init__(self) -> None:
-        self._seen: dict[int, Any] = {}  # which keeps them alive, so that no other gets their number
+        self._seen: dict[int, Any] = {}  # kept alive, so that no other object gets their id
         self._found: dict[str, str] = {}
 
     def of(self, name: str, value: Any) -> dict[str, str]:
-        """Return the texts of an object of that name, and of all that it depends on."""
+        """Return the texts of an object with this name and of everything that it depends on."""
         todo = [(name, value)]
         while todo and len(self._found) < MOST:
             name, value = todo.pop()
-            if not isinstance(value, (*PLAIN, tuple)):  # of which equal ones may be one object, or not
+            if not isinstance(value, (*PLAIN, tuple)):  # equal plain values may be one object or several
                 if id(value) in self._seen:
                     continue
                 self._seen[id(value)] = value
@@ -73,7 +74,7 @@ class _Walk:
 
 
 def _text(value: Any) -> str:
-    """Return what tells a value from others of its type, without its parts."""
+    """Return a text that distinguishes a value from others of its type, without its parts."""
     if isinstance(value, PLAIN):
         return f"{type(value).__name__} {_short(repr(value))}"
     if isinstance(value, (set, frozenset)):
@@ -90,7 +91,7 @@ def _text(value: Any) -> str:
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the value of all that an object depends on."""
+    """Yield the name and the value of everything that an object depends on."""
     if isinstance(value, (list, tuple)):
         yield from ((f"{name}[{i}]", one) for i, one in enumerate(value))
     elif isinstance(value, dict):
@@ -117,11 +118,11 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_function(name: str, value: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield a function's defaults, attributes and what its names stand for; of a library's only what it goes around."""
+    """Yield a function's defaults, attributes and the values of its names; for a library's wrapper, what it wraps."""
     for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
         try:
             yield f"{name}/{variable}", cell.cell_contents
-        except ValueError:  # it has no value yet
+        except ValueError:  # the variable has no value yet
             continue
     own = {key: one for key, one in vars(value).items() if not key.startswith("__")}
     yield from ((f"{name}.{key}", one) for key, one in own.items())
@@ -144,13 +145,13 @@ def _of_function(name: str, value: FunctionType) -> Iterator[tuple[str, Any]]:
 
 
 def _of_object(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an object of a person's class; of a library's the function that it goes around."""
+    """Yield the attributes of an object of a person's class; for a library's wrapper, the function that it wraps."""
     attributes = getattr(value, "__dict__", {})
     if _is_own_name(type(value).__module__):
         yield f"{name}/{type(value).__name__}", type(value)
         yield from ((f"{name}.{key}", one) for key, one in attributes.items())
         return
-    for key in ("__wrapped__", "fn", "_orig_mod"):  # of functools, of triton.jit, of torch.compile
+    for key in ("__wrapped__", "fn", "_orig_mod"):  # by functools, by triton.jit, by torch.compile
         if callable(one := attributes.get(key)):
             yield f"{name}.{key}", one
 
@@ -164,13 +165,13 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _code(code: CodeType) -> str:
-    """Return a hash of what a function does, without its name and its place."""
+    """Return a hash of a function's code, without its name and its place."""
     hides = sorted(LOOKS_UP & {*_names(code)})
     return f"{UNTOLD}: {', '.join(hides)}" if hides else _short(repr(_content(code)))
 
 
 def _content(code: CodeType) -> tuple[Any, ...]:
-    """Return a function's steps, without those by which Python calls, which depend on how its lines are broken."""
+    """Return a function's instructions, without Python's own for calls, which depend on how lines are broken."""
     steps = []
     for step in dis.get_instructions(code):
         if step.opname not in CALLS:
@@ -188,9 +189,9 @@ def _is_own_function(value: FunctionType) -> bool:
 
 
 def _is_own_name(module: str | None) -> bool:
-    """Whether a module is a person's, as a script or a notebook is too, and no installed one."""
+    """Return whether a module is a person's own, a script or a notebook included, and not installed."""
     top = str(module).partition(".")[0]
-    if top == "__main__":  # whose file is that of a notebook's kernel
+    if top == "__main__":  # in a notebook its file is the kernel's
         return True
     if top in sys.stdlib_module_names:
         return False

@@ -13,33 +13,33 @@ class Device:
     """A device as a worker describes it for the plan.
 
     The rates `matmul` and `copy` are quick readings, made for forecasts of time; they are not the measured ceilings.
-    They may be missing where the device is described only to list what backends support.
+    They may be missing where the device is described only for a list of the backends' support.
     """
 
     kind: Literal["cuda", "cpu", "fake"]  # "cuda" also for ROCm, as in torch; "fake" for the simulated backend
     index: int
     name: str  # as the driver reports it
     memory: int  # total bytes
-    free: int  # bytes free when it was read
+    free: int  # bytes free when the device was described
     capability: tuple[int, int] | None = None  # CUDA compute capability; on AMD the gfx number
     multiprocessors: int | None = None
-    l2: int | None = None  # bytes of L2 cache; on a CPU of its last-level cache
+    l2: int | None = None  # bytes of L2 cache, on a CPU of last-level cache
     threads: int | None = None  # torch's intra-op threads; CPU only
-    instructions: str | None = None  # of the CPU that torch uses, as "AVX512"; CPU only
+    instructions: str | None = None  # the instruction set that torch uses, such as "AVX512"; CPU only
     matmul: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s
     copy: float | None = None  # bytes/s of a copy, read plus write
     uuid: str | None = None  # the driver's identifier of this one unit
-    # How much other processes used it before anything of this run did: of a GPU its share of the time, of a CPU the
-    # load over the cores. None where it is not known; core/other_work.py judges it.
+    # Other processes' use before this run used the device: a share of a GPU's time, or a CPU's load divided by its
+    # cores. None where unknown; core/other_work.py judges it.
     busy: float | None = None
-    users: tuple[str, ...] = ()  # who did, as "name (pid 123)"; empty where no process can be named
+    users: tuple[str, ...] = ()  # these processes, as "name (pid 123)"; empty where none can be named
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind
 
     @property
     def is_amd(self) -> bool:
-        """Whether it is a GPU of AMD, by the name that ROCm reports."""
+        """Whether the device is a GPU of AMD, by the name that ROCm reports."""
         return self.kind == "cuda" and self.name.startswith("AMD")
 
     @property
@@ -50,7 +50,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Environment:
-    """The machine and the software of a run: what must match for two runs to be comparable, and facts for a reader."""
+    """The machine and the software of a run: facts that must match in comparable runs, and facts for a reader."""
 
     device: Device
     python: str
@@ -62,8 +62,8 @@ class Environment:
     power_limit_w: float | None = None  # watts
     clock_max_hz: float | None = None  # the highest SM clock
     attnbench: str = ""
-    git: str | None = None  # commit of the working directory, followed by "+dirty" where it has changes
+    git: str | None = None  # commit of the working directory, with "+dirty" where files were changed
     packages: Mapping[str, str] = field(default_factory=dict)  # attention library -> version
-    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables that were set and change figures
-    branch: str | None = None  # of the working directory's checkout; None of runs that did not record it
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables that change figures
+    branch: str | None = None  # branch of the working directory; None where it was not recorded
     peers: tuple[Device, ...] = ()  # the other devices of a run over several ranks, in their order

@@ -1,20 +1,20 @@
 """Masks by name (`Case.mask`): which keys a query sees, beside causal and window.
 
 A query stands at a place in its sequence: i + seqlen_k - seqlen_q. Causal and window leave it a band of keys around
-that place. A mask adds keys to the band, or leaves some of it; d is the query's place minus that of the key:
+that place. A mask adds keys to the band, or keeps some of its keys; d is the query's place minus the key's:
 
     prefix:N        adds the first N keys: a prompt that is read in both directions (prefix-LM, UniLM; with causal)
     sink_tokens:N   adds the first N keys, up to the query: StreamingLLM (arXiv 2309.17453; with causal and a window)
-    strided:L       leaves |d| < L and the multiples of L: the Sparse Transformer (arXiv 1904.10509, section 4.2)
-    dilated:D       leaves the multiples of D, 2 where none is given: Longformer's dilated window (arXiv 2004.05150)
-    random:P        leaves each block of 128 x 128 with probability P, and those with d = 0, in all heads alike: as in
-                    BigBird (arXiv 2007.14062), drawn by the number of the block's row, so that each run has the same
+    strided:L       keeps |d| < L and the multiples of L: the Sparse Transformer (arXiv 1904.10509, section 4.2)
+    dilated:D       keeps the multiples of D, 2 where none is given: Longformer's dilated window (arXiv 2004.05150)
+    random:P        keeps each block of 128 x 128 with probability P, and blocks with d = 0, alike in all heads, as in
+                    BigBird (arXiv 2007.14062); drawn by the number of the block's row, so that all runs agree
 
-    FILE.py:NAME    leaves what a function of one's own says: FlexAttention's mask_mod, NAME(b, h, q_idx, kv_idx), with
-                    the query's place as q_idx. It must be the same for all b and h. Its file's name and a hash of
-                    the file, and of a person's files that it imports, are part of the case; its folder is not.
+    FILE.py:NAME    keeps the keys of a person's function: FlexAttention's mask_mod, NAME(b, h, q_idx, kv_idx), with the
+                    query's place as q_idx. It must be the same for all b and h. Its file's name, and a hash of the
+                    file and of the person's files that it imports, are part of the case; its folder is not.
 
-Tensors of places and keys may be given instead of numbers wherever a mask says which keys it picks.
+`Mask.picks` and `sees` take tensors of places and keys as well as numbers.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-BLOCK = 128  # tokens of a block of random:P, as of FlexAttention's masks
-_PATH = (*sys.path,)  # before own code is loaded, which adds its folder
-MOST_DRAWN = 2**18  # keys of random:P, whose blocks grow with their square, and are drawn one by one
+BLOCK = 128  # tokens of a block of random:P, as in FlexAttention
+_PATH = (*sys.path,)  # as it is before own code is loaded, which adds its folder
+MOST_DRAWN = 2**18  # the most keys for random:P, whose blocks grow with the square of the keys and are drawn one by one
 
 
 class MaskChangedError(UserError):
-    """A mask of one's own is not there, or not what it was when the run was planned."""
+    """A person's own mask is gone, or was changed since the run was planned."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Band:
     """The keys that causal and window leave each query: from `left` before its place to `right` after it."""
 
     seqlen_q: int
-    seqlen_k: int  # at least seqlen_q
+    seqlen_k: int  # never less than seqlen_q
     left: int
     right: int
 
@@ -80,25 +80,25 @@ class Band:
 
 
 class Mask:
-    """Says which keys of a query a mask adds or leaves."""
+    """A mask, which adds or keeps some keys of a query."""
 
-    adds: ClassVar[bool] = False  # it adds keys to the band, or else leaves some of it
+    adds: ClassVar[bool] = False  # it adds keys to the band; if false, it keeps some of the band
 
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
-        """Return whether the mask adds or leaves a key. `blocks` is `kept_blocks`, or a tensor of it."""
+        """Return whether the mask adds or keeps a key. `blocks` is the value of `kept_blocks`, or a tensor of it."""
         raise NotImplementedError
 
     def pairs(self, band: Band) -> int:
-        """Return how many pairs of a query and a key are seen that causal and window leave as a band."""
+        """Return the number of (query, key) pairs that this mask makes of a band."""
         raise NotImplementedError
 
     def kept_blocks(self, seqlen_k: int) -> Sequence[Sequence[bool]] | None:
-        """Return which blocks of places and keys the mask keeps, where it is made of blocks."""
+        """Return which blocks of places and keys the mask keeps; None where it is not made of blocks."""
 
 
 @dataclass(frozen=True)
 class Numbered(Mask):
-    """A mask by name, with its number."""
+    """A mask by name with a number, such as "prefix:1k"."""
 
     number: float
 
@@ -133,7 +133,7 @@ class Strided(Numbered):
     def pairs(self, band: Band) -> int:
         stride = int(self.number)
         near = replace(band, left=min(band.left, stride - 1), right=min(band.right, stride - 1))
-        return near.pairs() + band.multiples(stride) - band.seqlen_q  # d = 0 is in both
+        return near.pairs() + band.multiples(stride) - band.seqlen_q  # both count d = 0
 
 
 class Dilated(Numbered):
@@ -154,9 +154,9 @@ class Random(Numbered):
         for row in range(band.first_place // BLOCK, last_place // BLOCK + 1):
             places = range(max(band.first_place, row * BLOCK), min(last_place, row * BLOCK + BLOCK - 1) + 1)
             (first, last_of_all), (first_of_all, last) = band.keys(places[0]), band.keys(places[-1])
-            blocks = range(first // BLOCK, last // BLOCK + 1)  # that some of the places see
+            blocks = range(first // BLOCK, last // BLOCK + 1)  # blocks of keys that some of the places see
             start = min(-(-first_of_all // BLOCK), blocks.stop)
-            stop = max(start, (last_of_all + 1) // BLOCK)  # from start to stop all of them see the whole block
+            stop = max(start, (last_of_all + 1) // BLOCK)  # from start to stop, every place sees the whole block
             kept = _drawn_row(self.number, row, blocks.stop)
             found += len(places) * BLOCK * sum(kept[start:stop])
             for block in filter(kept.__getitem__, (*range(blocks.start, start), *range(stop, blocks.stop))):
@@ -171,7 +171,7 @@ class Random(Numbered):
 
 @dataclass(frozen=True)
 class Own(Mask):
-    """A mask_mod in a file of one's own. What it leaves is known where it runs; `pairs` are those of the band."""
+    """A mask_mod in a person's own file. Its pairs are known only where it runs; `pairs` counts the whole band."""
 
     path: str
     name: str
@@ -183,17 +183,17 @@ class Own(Mask):
         return f"{self.path}:{self.name}"
 
     def check(self) -> None:
-        """Raise MaskChangedError where a file that it is made of is gone, or another than when the run was planned."""
-        why = f"{self.path}, or a file that it imports, is another than when the run was planned"
+        """Raise MaskChangedError where a file of the mask is gone, or was changed since the run was planned."""
+        why = f"{self.path}, or a file that it imports, was changed after the run was planned"
         try:
             if _digest(self.path) == self.digest:
                 return
         except OSError as error:
             why = f"cannot read {self.path}: {error.strerror}"
-        raise MaskChangedError(f"mask: {why}; go on in the folder and with the files of then, or start a new run")
+        raise MaskChangedError(f"mask: {why}; restore the files and go on in their folder, or start a new run")
 
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
-        zero = place * 0  # of the batch entry and the head
+        zero = place * 0  # batch entry and head
         return self.function(zero, zero, place, key)
 
     def pairs(self, band: Band) -> int:
@@ -201,7 +201,7 @@ class Own(Mask):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function itself. Raises UserError where the file has none, and what `check` and its import raise."""
+        """The function itself. Raises UserError where the file lacks it, and the errors of `check` and the import."""
         return _own_function(self)
 
 
@@ -241,12 +241,12 @@ def _parse(text: str, what: str) -> str:
         raise UserError(f"{what}: {text!r} needs a number, as in {EXAMPLES}")
     size = parse_size(number, f"{what} {name}")
     if size < 2 and name in ("strided", "dilated"):
-        raise UserError(f"{what}: {text!r} leaves every key; give 2 or more")
+        raise UserError(f"{what}: {text!r} keeps every key; give 2 or more")
     return f"{name}:{format_size(size)}"
 
 
 def _parse_own(text: str, what: str) -> str:
-    """Return a mask of one's own as "/FOLDER/FILE.py:NAME@HASH". Raises UserError."""
+    """Return a person's own mask as "/FOLDER/FILE.py:NAME@HASH". Raises UserError."""
     path, name, _ = _parts(text if is_own(text) else f"{text}:")
     path = os.path.expanduser(path)
     if not name.isidentifier():
@@ -260,9 +260,9 @@ def _parse_own(text: str, what: str) -> str:
 def _digest(path: str) -> str:
     """Return a hash of a file and of a person's files that its import statements name. Raises OSError."""
     if not can_name_a_file(path):
-        raise OSError(errno.EINVAL, "no file can have that name")
-    if not stat.S_ISREG(os.stat(path).st_mode):  # a device has no end, and a pipe waits
-        raise OSError(errno.EINVAL, "it is no plain file")
+        raise OSError(errno.EINVAL, "a file cannot have that name")
+    if not stat.S_ISREG(os.stat(path).st_mode):  # a device has no end, and reading a pipe waits
+        raise OSError(errno.EINVAL, "it is not a plain file")
     folder, file, others = _files(path)
     digest = hashlib.sha256(content_of(file))
     for other in others:
@@ -280,7 +280,7 @@ def _files(path: str) -> tuple[Path, Path, list[Path]]:
 def _own_function(own: Own) -> Callable[..., Any]:
     own.check()
     function = getattr(module := load_file(Path(own.path)), own.name, None)
-    own.check()  # of what was loaded
+    own.check()  # again, as files may have changed during the load
     folder, _, others = _files(own.path)
     for other in (other for other in others if other.is_relative_to(folder)):
         name = ".".join(other.relative_to(folder).with_suffix("").parts).removesuffix(".__init__")
@@ -294,31 +294,31 @@ def _own_function(own: Own) -> Callable[..., Any]:
 
 
 def is_own(text: str) -> bool:
-    """Whether a mask is a function in a file of one's own."""
+    """Return whether a mask is a function in a person's own file."""
     return ".py:" in text
 
 
 def _parts(text: str) -> tuple[str, str, str]:
-    """Return the file, the function and the hash of a mask of one's own; the name of a folder may have any sign."""
+    """Return the file, the function and the hash of a person's own mask; a folder's name may have any character."""
     path, python, rest = text.rpartition(".py:")
     name, _, digest = rest.partition("@")
     return f"{path}{python.removesuffix(':')}", name, digest
 
 
 def without_folder(text: str) -> str:
-    """Return what a mask is, wherever its file lies: of one's own the file's name, the function and the hash."""
+    """Return a mask without its folder: for a person's own mask, the file's name, the function and the hash."""
     return os.path.basename(text) if is_own(text) else text
 
 
 def own_of(texts: Iterable[str]) -> list[Own]:
-    """Return the masks of one's own among masks, each once."""
+    """Return the persons' own masks among masks, each once."""
     found = (find(text) for text in dict.fromkeys(texts) if is_own(text))
     return [mask for mask in found if isinstance(mask, Own)]
 
 
 @cache
 def find(text: str) -> Mask:
-    """Return the mask of a case that has one. Raises UserError."""
+    """Return the mask of a text of `Case.mask` that is not "". Raises UserError."""
     if is_own(text):
         return Own(*_parts(text))
     name, _, number = _parse(text, "mask").partition(":")
@@ -326,15 +326,15 @@ def find(text: str) -> Mask:
 
 
 def problem(text: str, seqlen_k: int, *, causal: bool, window: tuple[int | None, int | None]) -> str:
-    """Return why a mask does not go with its keys, causal and window, "" where it does. Raises UserError."""
+    """Return the condition that a mask needs and its keys, causal or window break; "" where none. Raises UserError."""
     find(text)
     name = text.partition(":")[0]
     if name == "random" and seqlen_k > MOST_DRAWN:
-        return f"random blocks: with at most {format_size(MOST_DRAWN)} keys"
+        return f"random blocks need at most {format_size(MOST_DRAWN)} keys"
     if name == "prefix" and (not causal or window != (None, None)):
-        return "a prefix: with causal, and without a window"
+        return "a prefix needs causal, and no window"
     if name == "sink_tokens" and (not causal or window[0] is None):
-        return "sink tokens: with causal and a window"
+        return "sink tokens need causal and a window"
     return ""
 
 
@@ -348,21 +348,21 @@ def count_pairs(text: str, seqlen_q: int, seqlen_k: int, causal: bool, window: t
 def count_keys(
     text: str, seqlen_q: int, seqlen_k: int, causal: bool, window: tuple[int | None, int | None], of_band: int
 ) -> int:
-    """Return how many keys some query sees, of which `of_band` are in the band of some query.
+    """Return the number of keys that some query sees; `of_band` of the keys are in the band of some query.
 
-    Exact for masks that add keys and for a single query; else those of the band.
+    The number is exact for masks that add keys and for a single query; else it is `of_band`.
     """
     if seqlen_q == 1:
         return count_pairs(text, seqlen_q, seqlen_k, causal, window)
     mask, (left, _) = find(text), window
     if not (isinstance(mask, Numbered) and mask.adds):
         return of_band
-    first = 0 if left is None else max(0, seqlen_k - seqlen_q - left)  # key of the band
+    first = 0 if left is None else max(0, seqlen_k - seqlen_q - left)  # first key of the band
     return of_band + min(int(mask.number), first)
 
 
 def kept_blocks(text: str, seqlen_k: int, device: torch.device) -> Tensor | None:
-    """Return which blocks of places and keys a mask keeps as a bool tensor, where it is made of blocks."""
+    """Return which blocks of places and keys a mask keeps, as a bool tensor; None where it is not made of blocks."""
     import torch
 
     blocks = find(text).kept_blocks(seqlen_k)
@@ -370,13 +370,13 @@ def kept_blocks(text: str, seqlen_k: int, device: torch.device) -> Tensor | None
 
 
 def sees(mask: Mask, in_band: Any, place: Any, key: Any, blocks: Any = None) -> Any:
-    """Return whether a query sees a key: `in_band` is whether causal and window leave it."""
+    """Return whether a query sees a key; `in_band` says whether causal and window leave the key."""
     picked = mask.picks(place, key, blocks)
     return in_band | picked if mask.adds else in_band & picked
 
 
 def _sum_quotients(low: int, high: int, top: int, n: int) -> int:
-    """Return the sum of min(x, top) // n over x from `low`, at least 0, to `high`."""
+    """Return the sum of min(x, top) // n over the integers x from `low` to `high`; `low` is at least 0."""
 
     def up_to(x: int) -> int:
         quotient, rest = divmod(min(x, top) + 1, n)
@@ -392,7 +392,7 @@ def _drawn(share: float, seqlen_k: int) -> Sequence[Sequence[bool]]:
 
 
 def _drawn_row(share: float, row: int, blocks: int) -> list[bool]:
-    """Return which of the first blocks of keys a row of blocks keeps."""
+    """Return, for one row of blocks, which of the first `blocks` blocks of keys are kept."""
     draw = random.Random(row).random
     kept = [draw() < share for _ in range(blocks)]
     if row < blocks:

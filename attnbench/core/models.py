@@ -1,6 +1,6 @@
-"""The attention of published models: heads, head dims, windows, and what attnbench cannot measure of it yet.
+"""The attention of published models: heads, head dims, windows, and the parts that attnbench cannot measure.
 
-The table is models.json, with the values of each model's published configuration. "models" has one object a model:
+The table is models.json, with the values of each model's published configuration. "models" has one object per model:
 
     name                 as --model takes it
     layers               the kinds of its attention layers: "count", and "window": the keys that a query sees, its own
@@ -11,12 +11,12 @@ The table is models.json, with the values of each model's published configuratio
     softcap              the limit of the scores (attn_logit_softcapping); absent where there is none
     scale                the softmax scale, where it is not 1 / sqrt(headdim), and why
     sink                 true where each head has a learnt logit beside the scores
-    latent               of MLA: kv_lora_rank and qk_rope_head_dim, the widths of what its cache holds of a token
+    latent               for MLA: kv_lora_rank and qk_rope_head_dim, the widths of a token's row in the cache
     context              tokens (max_position_embeddings)
-    seqlen               tokens of one call, where the model has a length of its own; "note" says of what
-    step                 of a model that `attnbench step` builds: the sizes of core/step.py, but phase and layers
+    seqlen               tokens of one call, where the model has a fixed length; "note" says of which input
+    step                 for a model that `attnbench step` builds: the sizes of core/step.py without phase and layers
     source               the address of the published configuration
-    read, date           in what form it was read, and when: pages that ask for a login were read as copies
+    read, date           the form in which it was read, and the date: pages that ask for a login were read as copies
 
 A model whose configuration could not be read is not in the table.
 """
@@ -38,7 +38,7 @@ PHASES: Sequence[Phase] = get_args(Phase)
 
 @dataclass(frozen=True)
 class Layers:
-    """The attention layers of a model that are alike."""
+    """Attention layers of a model that are alike."""
 
     count: int
     window: int | None = None  # keys that a query sees, its own included; None: all
@@ -59,7 +59,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Model:
-    """The attention of one model, as its published configuration says."""
+    """The attention of one model by its published configuration; the module's docstring has the fields."""
 
     name: str
     layers: tuple[Layers, ...]
@@ -87,12 +87,12 @@ class Model:
 
     @cached_property
     def shares(self) -> tuple[int, ...]:
-        """The tensor-parallel sizes that divide its heads; where there are fewer key heads, devices share one."""
+        """The tensor-parallel sizes that divide the heads; devices may share a key head."""
         sizes = (n for n in range(1, self.nheads + 1) if self.nheads % n == 0)
         return tuple(n for n in sizes if self.nheads_k % n == 0 or n % self.nheads_k == 0)
 
     def heads(self, tp: int) -> tuple[int, int]:
-        """Return the query and key heads of one of `tp` devices. Raises UserError for a size that does not divide."""
+        """Return the query and key heads of each of `tp` devices. Raises UserError where `tp` does not divide them."""
         if tp not in self.shares:
             sizes = ", ".join(map(str, self.shares))
             raise UserError(
@@ -102,7 +102,7 @@ class Model:
         return self.nheads // tp, max(1, self.nheads_k // tp)
 
     def lacks(self, phase: Phase) -> list[str]:
-        """Return what attnbench cannot measure yet of a phase of this model; nothing where it can measure all."""
+        """Return the reasons why attnbench cannot measure all of a phase of this model; [] where it can."""
         if phase in ("decode", "mixed") and not self.causal:
             return ["it sees all tokens at once"]
         found = []
@@ -112,12 +112,12 @@ class Model:
 
 
 def find(name: str) -> Model:
-    """Return the model of a name, in upper or lower case. Raises UserError for one that is not in the table."""
+    """Return the model of a name, in upper or lower case. Raises UserError for a name that is not in the table."""
     model = MODELS.get(name.strip().lower())
     if model is None:
         if name.strip().lower() == TINY.name:
             raise UserError(
-                f"{TINY.name} is no published model; only attnbench step has it: attnbench step {TINY.name}"
+                f"{TINY.name} is not a published model; only attnbench step has it: attnbench step {TINY.name}"
             )
         raise UserError(f"no model {name.strip()!r}{did_you_mean(name.strip(), MODELS)}")
     return model
@@ -137,6 +137,6 @@ def _read(file: Path) -> dict[str, Model]:
 
 MODELS: Mapping[str, Model] = _read(Path(__file__).with_name("models.json"))
 _SMALL = {"arch": "llama", "hidden": 128, "intermediate": 256, "vocab": 512}
-TINY = Model(  # of `attnbench step` only
+TINY = Model(  # for `attnbench step` only
     "tiny", (Layers(2),), 4, 2, 32, 32, source="none: it is for trying the command", read="", date="", step=_SMALL
 )

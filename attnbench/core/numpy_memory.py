@@ -1,20 +1,20 @@
-"""Refuse numpy and scipy where a limit of memory is too low: their OpenBLAS would end the process, or wait forever."""
+"""Refusal of numpy and scipy under a low limit of memory, where their OpenBLAS would end the process or hang."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-# Bytes that importing both takes, by the limit on them, and beside those of each thread of their two OpenBLAS.
+# Bytes that importing both takes, by the limit that counts them, and bytes per thread of their two OpenBLAS.
 TAKES, EACH_THREAD = {"RLIMIT_AS": 200 * 2**20, "RLIMIT_DATA": 80 * 2**20}, 80 * 2**20
-MOST_THREADS = 64  # of an OpenBLAS
-LEAST = 16 * 2**20  # bytes of RLIMIT_DATA; no command does with less, and hashlib would print tracebacks
+MOST_THREADS = 64  # the most threads of an OpenBLAS
+LEAST = 16 * 2**20  # bytes of RLIMIT_DATA that every command needs; with less, hashlib prints tracebacks
 
 
 def refuse_without_memory() -> None:
-    """Let the import of numpy and scipy raise MemoryError from now on, where a limit is below what it takes.
+    """Make imports of numpy and scipy raise MemoryError where a limit is too low for them.
 
-    Raises MemoryError where the limit is below what any command takes.
+    Raises MemoryError where the limit is too low for any command.
     """
     try:
         import resource

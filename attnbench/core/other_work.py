@@ -1,6 +1,6 @@
-"""How much other work a device does, and from when on figures measured beside it cannot be believed.
+"""Other processes' work on a device, and the amount of it beside which figures cannot be believed.
 
-The doctor, every command that measures and every report ask these functions, so that they agree.
+The doctor, all commands that measure and all reports use these functions, so that they agree.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from attnbench.core.machine import Device
 
-BUSY = 0.02  # of a GPU's time while attnbench lets it idle; a desktop's share is less
-LOADED, OVERLOADED = 0.25, 0.75  # of a CPU's cores, by other processes
+BUSY = 0.02  # share of a GPU's time while attnbench leaves it idle; a desktop uses less
+LOADED, OVERLOADED = 0.25, 0.75  # shares of a CPU's cores used by other processes
 
 
 def core_seconds(stat: Path = Path("/proc/stat")) -> float | None:
-    """Return the seconds for which the cores of this process have worked, for anybody, since the machine's start.
+    """Return the seconds that this process's cores have worked for all processes since the machine's start.
 
-    None where that cannot be read, as outside of Linux. Work of another virtual machine (steal) counts.
+    Work of another virtual machine (steal) counts. None where the system does not tell, as outside of Linux.
     """
     try:
         own, lines = os.sched_getaffinity(0), stat.read_text(encoding="utf-8").splitlines()
@@ -30,29 +30,29 @@ def core_seconds(stat: Path = Path("/proc/stat")) -> float | None:
 
 
 def is_too_busy(device: Device) -> bool:
-    """Return whether other processes used a device so much, before anything was measured, that it was unfit."""
+    """Return whether other processes used a device too much, before anything was measured, for measurements on it."""
     return device.busy is not None and device.busy > (OVERLOADED if device.kind == "cpu" else BUSY)
 
 
 def is_short_of_cores(device: Device, left: float | None) -> bool:
-    """Return whether other processes took so many cores from a CPU's threads that a time may be any amount too long.
+    """Return whether other processes took so many of a CPU's cores that times may be too long by any factor.
 
-    `left` are the cores that they left, on average; None where that is not known. Threads that share a core wait for
-    one another at each barrier, which costs a kernel far more than its share of the core.
+    `left` is the number of cores that they left, on average; None where unknown. Threads that share a core wait for one
+    another at each barrier, which costs a kernel far more than its share of the core.
     """
     return left is not None and device.threads is not None and left < (1 - LOADED) * device.threads
 
 
 def other_work(device: Device) -> str:
-    """Return what was seen of other processes on a device, in a few words: "98% of its time: train (pid 12)"."""
+    """Return other processes' use of a device in a few words: "98% of its time: train (pid 12)"."""
     if device.kind == "cpu":
-        return f"work for {device.busy or 0.0:.0%} of its cores"
+        return f"work on {device.busy or 0.0:.0%} of its cores"
     who = ", ".join(device.users) or "a process that cannot be named here, as in a container"
     return f"{device.busy or 0.0:.0%} of its time: {who}"
 
 
 def refusal(device: Device) -> str:
-    """Return why nothing is measured on a device that other processes use, and what to do; "" where it is free.
+    """Return why nothing is measured on a device that other processes use, and what to do; "" for a free device.
 
     A CPU is never refused, as a laptop is never idle.
     """

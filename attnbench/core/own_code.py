@@ -1,4 +1,4 @@
-"""A person's own code: how --backend and --mask name it, and how its file is loaded."""
+"""A person's own code: its names in --backend and --mask, and the loading of its file."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from typing import Any
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.files import working_folder
 
-NEEDED = (  # what a neighbour of a person's file must not replace: torch, and what it imports, at times in a call
+NEEDED = (  # modules that a neighbour of a person's file must not replace: torch and its imports, some in a call
     *("torch", "triton", "numpy", "sympy", "mpmath", "networkx", "typing_extensions", "filelock", "fsspec", "jinja2"),
 )
-WRITTEN = "attnbench-sources"  # the folder of the files to which the API writes functions (api/subjects.py)
-IN_PROCESS = "attnbench_in_process"  # the module of what is measured in the process that gave it (api/in_process.py)
-MODULE = "attnbench_own_"  # how the name of the module begins that is made of a person's file
+WRITTEN = "attnbench-sources"  # the folder of the files to which the API writes functions: api/subjects.py
+IN_PROCESS = "attnbench_in_process"  # the module of functions measured in a person's process: api/in_process.py
+MODULE = "attnbench_own_"  # the beginning of the module name of a person's file
 STANDARD = os.path.dirname(os.__file__)  # the folder of the standard library
-MAX_SWEEP = 64  # kernels of one sweep, each of which has a process
-MOST_OF_SOURCE = 2**24  # bytes of a file of Python
+MAX_SWEEP = 64  # the most kernels of one sweep, each of which has a process
+MOST_OF_SOURCE = 2**24  # the most bytes of a Python file
 PACKAGES = ("site-packages", "dist-packages")  # folders of installed packages
 _from_source: set[str] = set()  # folders whose modules are loaded from their source
-LOADED: dict[str, bytes] = {}  # path of a person's file that was imported -> its source as it was then
+LOADED: dict[str, bytes] = {}  # path of a person's imported file -> its source at import
 
 
 class _FromSource(machinery.SourceFileLoader):
-    """Loads a module from its source, and keeps that source in LOADED.
+    """Load a module from its source, and keep that source in LOADED.
 
-    The code that Python has kept beside it may be of another source that was written in the same second and is as long.
+    Python's cached bytecode may belong to another source of the same length, written in the same second.
     """
 
     def get_code(self, fullname: str) -> Any:
@@ -45,7 +45,7 @@ class _FromSource(machinery.SourceFileLoader):
 
 
 def _load_from_source(folder: str) -> None:
-    """Have modules of a folder and of what is below it, but for installed packages, loaded from their source."""
+    """Have the modules in a folder and below it, except installed packages, loaded from their source."""
 
     def finder(path: str) -> machinery.FileFinder:
         within = os.path.relpath(path, folder).split(os.sep)
@@ -65,21 +65,22 @@ def _load_from_source(folder: str) -> None:
 
 
 def load_file(path: Path) -> ModuleType:
-    """Import a file of Python, which may import its neighbours. Raises FileNotFoundError and what the import raises.
+    """Import a Python file, which may import its neighbours.
 
-    A neighbour replaces no module of the standard library, which torch may import during a call.
+    A neighbour replaces no module of the standard library, which torch may import during a call. Raises
+    FileNotFoundError, UserError and the errors of the import.
     """
     name = f"{MODULE}{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if spec is None or spec.loader is None or not path.is_file():
         raise FileNotFoundError(f"no such file: {path}")
     if path.stat().st_size > MOST_OF_SOURCE:
-        raise UserError(f"{path} has more than {MOST_OF_SOURCE >> 20} MiB, which no source of Python has")
+        raise UserError(f"{path} has more than {MOST_OF_SOURCE >> 20} MiB; give a file of Python source")
     for library in NEEDED:
         if hides := _in_place_of(library, path.parent):
             raise UserError(f"{hides} would be imported in place of {library}; give it another name")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # pickle and Triton find what a module defines by the name of the module
+    sys.modules[spec.name] = module  # pickle and Triton look up objects by their module's name
     standard = [folder for folder in sys.path if folder.startswith(STANDARD) and "-packages" not in folder]
     others = [folder for folder in sys.path if folder not in standard]
     sys.path[:] = [*standard, folder := str(path.parent.resolve()), *others]
@@ -89,12 +90,12 @@ def load_file(path: Path) -> ModuleType:
 
 
 def _in_place_of(library: str, folder: Path) -> Path | None:
-    """Return the file or package of a folder that would replace a library; None where it has none but the library."""
+    """Return the file or package in a folder that would replace a library; None where there is none."""
     if (file := folder / f"{library}.py").is_file():
         return file
     if not (package := folder / library / "__init__.py").is_file():
         return None
-    with contextlib.suppress(ValueError, OSError):  # of a module without a spec, or not of a file
+    with contextlib.suppress(ValueError, OSError):  # raised for a module without a spec or a file
         spec = importlib.util.find_spec(library)
         if spec and spec.origin and package.samefile(spec.origin):
             return None
@@ -102,16 +103,16 @@ def _in_place_of(library: str, folder: Path) -> Path | None:
 
 
 def functions_of(module: object, attribute: str) -> str:
-    """Return the end of an error line: which function of a module may have been meant."""
+    """Return the end of an error line: the functions of a module that may have been meant."""
     inside = vars(module)
     own = [name for name, found in inside.items() if callable(found) and _is_made_in(found, inside.get("__name__"))]
     return did_you_mean(attribute, own) if own else "; it defines no functions"
 
 
 def _is_made_in(found: object, module: str | None) -> bool:
-    """Whether a module made something that it has, and did not import it.
+    """Return whether a module defines one of its attributes, and did not import it.
 
-    An object that has no module of its own, as a functools.partial or an nn.Module, is taken for one that it made.
+    An object without a module of its own, such as a functools.partial or an nn.Module, counts as defined there.
     """
     if inspect.isroutine(found) or inspect.isclass(found) or "__module__" in getattr(found, "__dict__", {}):
         return getattr(found, "__module__", "") == module
@@ -119,9 +120,9 @@ def _is_made_in(found: object, module: str | None) -> bool:
 
 
 def split_names(text: str) -> list[str]:
-    """Return the names in a text that are separated by commas.
+    """Return the comma-separated names in a text.
 
-    Commas in brackets separate nothing, nor do those in the name of a file of Python that is there.
+    Commas within brackets and within the name of an existing Python file separate nothing.
     """
     parts, names = re.split(r",(?![^\[\]]*\])", text), []
     while parts:
@@ -133,7 +134,7 @@ def split_names(text: str) -> list[str]:
 
 
 def _is_of_a_file(name: str) -> bool:
-    """Whether a name is a file of Python that is there, or "file.py:function"."""
+    """Return whether a name is an existing Python file, or "file.py:function" of one."""
     file, python, rest = name.strip().rpartition(".py")
     return bool(python) and rest[:1] in ("", ":") and os.path.isfile(os.path.expanduser(f"{file}.py"))
 
@@ -145,9 +146,9 @@ def as_written(spec: str) -> str:
 
 
 def sweep(name: str) -> list[str]:
-    """Return one name for each choice of values: "f[a=1;b=3]", "f[a=2;b=3]" of "f[a=1,2;b=3]"; a plain name alone.
+    """Return a name for each choice of values: "f[a=1;b=3]" and "f[a=2;b=3]" for "f[a=1,2;b=3]"; else the name alone.
 
-    Commas may separate parameters too. Raises UserError where the brackets hold something else.
+    Commas may separate parameters too. Raises UserError for other text in the brackets.
     """
     function, bracket, inside = _partition(name)
     if not bracket:
@@ -156,7 +157,7 @@ def sweep(name: str) -> list[str]:
     for part in re.split("[,;]", inside.removesuffix("]")):
         parameter, equals, value = (text.strip() for text in part.rpartition("="))
         if equals and (not parameter.isidentifier() or parameter in values):
-            raise UserError(f"{name}: {parameter!r} is no parameter, or is given twice")
+            raise UserError(f"{name}: {parameter!r} is not a parameter, or is given twice")
         parameter = parameter or next(reversed(values), "")
         if not parameter or not inside.endswith("]") or not re.fullmatch(r"[\w.+-]+", value):
             raise UserError(f"{name}: give parameters and their values as in {function}[block_m=64,128;num_warps=4,8]")
@@ -176,7 +177,7 @@ def parameters_of(name: str) -> tuple[str, Mapping[str, Any]]:
 
 
 def _partition(name: str) -> tuple[str, str, str]:
-    """Return "f", "[" and "a=1]" of "f[a=1]": the bracket behind the name of a file, which may have some itself."""
+    """Split "f[a=1]" into "f", "[" and "a=1]" at the bracket after a file's name, which may contain brackets."""
     file, python, rest = name.rpartition(".py:")
     function, bracket, inside = rest.partition("[")
     return f"{file}{python}{function}", bracket, inside

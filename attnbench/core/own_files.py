@@ -1,4 +1,4 @@
-"""The files that a person's own code is made of, as import statements name them: found without importing any."""
+"""The files of a person's own code, found by their import statements without importing them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 
 from attnbench.core.own_code import LOADED, MODULE, MOST_OF_SOURCE, PACKAGES, STANDARD
 
-INSTALLED = (*PACKAGES, "torchinductor_", ".cache")  # folders that begin so hold no own code
-MOST_NAMED = 50  # files that are looked at for import statements
+INSTALLED = (*PACKAGES, "torchinductor_", ".cache")  # beginnings of names of folders without own code
+MOST_NAMED = 50  # the most files whose import statements are read
 _LIBRARY = Path(STANDARD).resolve()
 
 
 def content_of(path: Path) -> bytes:
-    """Return the content of a file; of one that was imported what it was then. Raises OSError, of a huge source too."""
+    """Return the content of a file, as of its import if it was imported. Raises OSError, also for a huge source."""
     if path.suffix == ".py" and path.stat().st_size > MOST_OF_SOURCE:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     return LOADED.get(str(path)) or path.read_bytes()
 
 
 def named_by(files: Iterable[Path], path: Iterable[str], folders: Collection[Path]) -> set[Path]:
-    """Return files, and those of own modules that their import statements name, those in functions too.
+    """Return files, and the files of own modules that their import statements name, also within functions.
 
-    Modules are looked for on `path`, as on sys.path, those of the last file first; `folders` are those of `is_own`.
-    Of MOST_NAMED files the statements are looked at, found ones included.
+    Modules are looked up on `path`, as on sys.path, for the last file first; `folders` are as for `is_own`. The
+    statements of at most MOST_NAMED files are read, found files included.
     """
     roots = [Path(folder) for folder in path if folder and is_own(Path(folder).resolve() / "x", folders)]
     todo = [*files]
@@ -40,7 +40,7 @@ def named_by(files: Iterable[Path], path: Iterable[str], folders: Collection[Pat
         file = todo.pop()
         with contextlib.suppress(OSError, SyntaxError, ValueError, IndexError, RecursionError):
             named = {place for node in ast.walk(ast.parse(content_of(file))) for place in _places(node, file, roots)}
-            there = {Path(place).resolve() for place in named if os.path.isfile(place)}  # few of those that may be
+            there = {Path(place).resolve() for place in named if os.path.isfile(place)}  # few exist
             own = sorted(path for path in there - found if is_own(path, folders))
             todo += own
             found.update(own)
@@ -48,7 +48,7 @@ def named_by(files: Iterable[Path], path: Iterable[str], folders: Collection[Pat
 
 
 def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[str]:
-    """Yield where the modules may be that an import statement of a file names: in files, or in an archive."""
+    """Yield the possible paths of the modules that an import statement names: files, or files in an archive."""
     if isinstance(node, ast.Import):
         names, within = [alias.name for alias in node.names], roots
     elif isinstance(node, ast.ImportFrom):
@@ -63,15 +63,15 @@ def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[str]:
 
 
 def is_others(name: str) -> bool:
-    """Whether a name is of no module that own code imports: of the standard library, attnbench or load_file."""
+    """Return whether a module's name is not own code: it belongs to the standard library, attnbench or load_file."""
     top = name.partition(".")[0]
     return top in ("attnbench", "__main__") or top in sys.stdlib_module_names or name.startswith(MODULE)
 
 
 def is_own(path: Path, folders: Collection[Path]) -> bool:
-    """Whether a file is a person's: in no folder of what was installed or is made by a compiler.
+    """Return whether a file is a person's own: outside the folders of installed packages and of compilers.
 
-    What is in the `folders` of files that a person named is theirs, wherever those are.
+    Files in the `folders` of files that a person named are own, wherever these folders are.
     """
     within = next((path.relative_to(folder) for folder in path.parents if folder in folders), path)
     return not path.is_relative_to(_LIBRARY) and not any(part.startswith(INSTALLED) for part in within.parts)

@@ -1,11 +1,11 @@
-"""Paged keys and values: the cache, its page table, and where each key lies.
+"""Paged keys and values: the cache, its page table, and the place of each key.
 
 A server keeps the keys and values of its sequences in pages of `Case.page_size` tokens (Kwon et al., "PagedAttention",
 arXiv 2309.06180). k and v are then caches, (pages, page_size, nheads_k, headdim): key j of sequence i lies in page
 page_table[i, j // page_size], at place j % page_size. Here, as in a server that has run for a while:
 
 - The pages of a sequence lie anywhere in the cache, in no order.
-- SPARE of the pages belong to no sequence of the batch, and what is left of a sequence's last page belongs to no key.
+- SPARE of the pages belong to no sequence of the batch, and the rest of a sequence's last page belongs to no key.
   Both hold numbers like all others, so that a kernel which reads them is wrong.
 - Entries of the table beyond a sequence's last page name pages of others.
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SPARE = 1 / 32  # of the pages, at least one
+SPARE = 1 / 32  # share of the pages; at least one page
 
 
 def count_pages(case: Case) -> int:
@@ -42,12 +42,12 @@ def key_dims(case: Case) -> tuple[int, int]:
 
 
 def with_page_table(case: Case, given: Inputs, seed: int) -> Inputs:
-    """Return the inputs of a paged case with a page table, from a seed; those of another case as they are."""
+    """Return the inputs with a page table from a seed where the case is paged, else as they are."""
     return replace(given, page_table=make_page_table(case, given.q.device, seed)) if case.is_paged else given
 
 
 def make_page_table(case: Case, device: torch.device, seed: int) -> Tensor:
-    """Return a page table in which the pages are shuffled, (sequences, most pages of one), int32."""
+    """Return a page table with shuffled pages: (sequences, most pages of a sequence), int32."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -62,7 +62,7 @@ def make_page_table(case: Case, device: torch.device, seed: int) -> Tensor:
 def key_places(case: Case, page_table: Tensor) -> Tensor:
     """Return the place of each key in a cache seen as (pages * page_size, ...), int64.
 
-    The keys are those of the contiguous tensors of the case: (batch, seqlen_k), of a ragged batch (1, total_k).
+    The result has the shape of the keys in contiguous tensors: (batch, seqlen_k), for a ragged batch (1, total_k).
     """
     import torch
 
@@ -83,9 +83,9 @@ def new_key_places(case: Case, page_table: Tensor) -> Tensor:
 
 
 def without_new_keys(case: Case, given: Inputs) -> Inputs:
-    """Return the inputs with the keys and values of the queries apart, and other numbers in their places in the caches.
+    """Return inputs with the queries' keys and values apart, and other numbers at their places in the caches.
 
-    Those of a case that does not append stay as they are. The caches are changed in place.
+    The caches are changed in place. The inputs of a case that does not append are returned as they are.
     """
     if not case.append:
         return given
@@ -99,9 +99,9 @@ def without_new_keys(case: Case, given: Inputs) -> Inputs:
 
 
 def appender(case: Case, given: Inputs) -> Callable[[], None]:
-    """Return a function that writes the keys and values of the queries to their places in the caches, by torch.
+    """Return a function that writes the keys and values of the queries to their places in the caches with torch.
 
-    It does nothing where the case does not append.
+    It does nothing for a case that does not append.
     """
     if given.page_table is None or given.new_k is None or given.new_v is None:
         return lambda: None
@@ -119,7 +119,7 @@ def appender(case: Case, given: Inputs) -> Callable[[], None]:
 
 @contextmanager
 def appended(case: Case, given: Inputs) -> Iterator[None]:
-    """Have the keys and values of the queries in the caches, as after a launch; and what was there again at the end."""
+    """Have the keys and values of the queries in the caches, as after a launch, and restore the caches at the end."""
     if not case.append:
         yield
         return
@@ -135,7 +135,7 @@ def appended(case: Case, given: Inputs) -> Iterator[None]:
 
 
 def in_cache_dtype(case: Case, given: Inputs) -> Inputs:
-    """Return the inputs with the numbers of their caches in the case's cache_dtype, with one factor for each cache."""
+    """Return the inputs with caches in the case's cache_dtype, and one factor for each cache."""
     if case.cache_dtype == "same":
         return given
     k, of_k = fp8.quantize(given.k)
@@ -161,5 +161,5 @@ def cached_seqlens(case: Case, device: torch.device) -> Tensor:
 
 
 def queries(case: Case, t: Tensor) -> Tensor:
-    """Return q, or the new keys or values of the queries, as (sequences, seqlen_q, ...), which have as many each."""
+    """Return q, or the queries' new keys or values, as (sequences, seqlen_q, ...); all have as many queries."""
     return t.view(case.shape.batch, case.shape.seqlen_q, *t.shape[2:])

@@ -1,4 +1,4 @@
-"""Jobs, records and runs: what was planned, how each job ended, and all of it as one run file holds it.
+"""Jobs, records and runs: the plan, the end of each job, and the content of a run file.
 
 A record holds raw samples only; metrics are computed from it when a report is made (results/metrics.py). Units are SI
 without prefixes: seconds, bytes, FLOP/s, bytes/s, Hz, watts.
@@ -18,18 +18,18 @@ from attnbench.core.text import count
 
 Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
 STATUSES: tuple[Status, ...] = get_args(Status)
-NO_ROOM_TO_CHECK = "the check had too little memory, not the call"  # in a reason, of `attnbench capacity`
-LEAVES, MORE = "each call leaves ", " more allocated, until no memory is left"  # around bytes, a note
-WRONG: tuple[Status, ...] = ("wrong", "wrong-kernel")  # measured, but not attention as it was asked for
+NO_ROOM_TO_CHECK = "the check had too little memory, not the call"  # part of a reason, by `attnbench capacity`
+LEAVES, MORE = "each call leaves ", " more allocated, until no memory is left"  # a note, with bytes between
+WRONG: tuple[Status, ...] = ("wrong", "wrong-kernel")  # measured, but not the attention that was asked for
 
 
 @dataclass(frozen=True)
 class Approximation:
     """How far an approximate backend is from exact attention of the same inputs, on a sample of query rows."""
 
-    what: str  # what it computes in the place of attention, as a part of a sentence
+    what: str  # its computation in the place of attention, as a part of a sentence
     error: float  # ||out - exact|| / ||exact||, over the rows compared
-    mass_kept: float | None  # share of exact probability on the pairs that it attends to; None where it has no pairs
+    mass_kept: float | None  # share of exact probability on its pairs; None without pairs
     rows: int  # query rows compared in each head, of seqlen_q
     heads: int  # (batch entry, query head) pairs compared
 
@@ -38,7 +38,7 @@ class Approximation:
 class Forecast:
     """What the plan expects of a job."""
 
-    seconds: float  # of the whole job
+    seconds: float  # wall time of the whole job
     call: float  # seconds of one call
     nbytes: int  # peak memory on the device, in bytes
 
@@ -51,7 +51,7 @@ class Job:
     backend: str
     round: int
     forecast: Forecast
-    skip: str | None = None  # why the job will not run; None where it will
+    skip: str | None = None  # why the job will not run; None for a job that runs
     resumable: bool = False  # it is skipped for lack of time only, so --resume may run it
 
     @property
@@ -65,10 +65,10 @@ class Measurement:
     """Raw samples of one quantity, in the order in which they were taken."""
 
     unit: str  # "s", "B", "Hz", "W", "C" (degrees Celsius), "FLOP/s", "B/s", or "" for a ratio
-    values: Sequence[float]  # a tuple; where a file was read a sequence that takes less memory
+    values: Sequence[float]  # a tuple; from a file, a sequence that takes less memory
 
     def __eq__(self, other: object) -> bool:
-        """Return whether two have one unit and the same samples, in whatever sequence."""
+        """Return whether two measurements have the same unit and samples, in any type of sequence."""
         return isinstance(other, Measurement) and (self.unit, *self.values) == (other.unit, *other.values)
 
 
@@ -76,12 +76,12 @@ class Measurement:
 class TensorError:
     """The error of one result tensor against the high-precision reference, over the elements compared."""
 
-    max_error: float  # max |result - reference|, or what `where` says; NaN where the result has a NaN
-    eager_error: float  # max_error of eager attention in the case's dtype; for fp8 see judge
+    max_error: float  # max |result - reference|, or as `where` says; NaN where the result has a NaN
+    eager_error: float  # max_error of eager attention in the case's dtype; judge/ has fp8
     tolerance: float  # the largest accepted max_error: 2 * eager_error + rounding; see judge/tolerance.py
     relative: float  # ||result - reference|| / ||reference||
-    # The rows or keys whose errors are larger than the tolerance, as in "from query row 128 on"; or "in the root mean
-    # square", where that alone is too large and all errors are root mean squares.
+    # The rows or keys with errors above the tolerance, as in "from query row 128 on"; or "in the root mean square"
+    # where only the root mean square is too large, and all errors here are root mean squares.
     where: str = ""
 
     @property
@@ -91,21 +91,21 @@ class TensorError:
 
 
 def told_apart(a: float, b: float) -> tuple[str, str]:
-    """Return two numbers with three significant digits, or as many as tell them apart."""
+    """Return two numbers with three significant digits, or as many as distinguish them."""
     pairs = ((f"{a:.{n}g}", f"{b:.{n}g}") for n in range(3, 18))
     return next((pair for pair in pairs if pair[0] != pair[1]), (f"{a:.3g}", f"{b:.3g}"))
 
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
-    """The result of checking one case: its errors on a sample of query rows and heads, and what else was wrong."""
+    """The result of checking one case: its errors on a sample of query rows and heads, and other faults."""
 
-    errors: Mapping[str, TensorError]  # by result: "out", "dq", "dk", "dv"
+    errors: Mapping[str, TensorError]  # result ("out", "dq", "dk", "dv") -> its error
     rows: int  # query rows compared, of seqlen_q
     heads: int  # (batch entry, query head) pairs compared
     unwritten: tuple[str, ...] = ()  # names of results that hold a value that is not finite, at any place
     flaws: tuple[str, ...] = ()  # other findings, one sentence each
-    seed: int | None = None  # from which the rows were drawn, by the operating system; None where all were compared
+    seed: int | None = None  # the operating system's seed for drawing rows; None where all were compared
 
     @property
     def ok(self) -> bool:
@@ -113,7 +113,7 @@ class Accuracy:
         return not self.unwritten and not self.flaws and all(e.ok for e in self.errors.values())
 
     def problem(self) -> str:
-        """Return one line that says what is wrong; empty where nothing is."""
+        """Return the fault in one line; "" where there is none."""
         parts = [f"{name} has values that are not finite (NaN, or never written)" for name in self.unwritten]
         parts += [
             f"{name} is off by {error} where {tolerance} is allowed (eager: {e.eager_error:.3g})"
@@ -134,34 +134,34 @@ class Record:
 
     - "time" (s): the samples of the policy's instrument, each the duration of one call
     - "span", "span_events" (s): for a call timed with CUDA events that takes under SPAN_LIMIT (core/policy.py), the
-      same traced calls as CUPTI and as events read them
+      same traced calls as read by CUPTI and by events
     - "enqueue" (s): the host's time to launch one call
     - "first_call" (s): preparation and first launch, with compilation and tuning
-    - "plan" (s): of a backend that has one, building what a batch of these lengths needs once a step, by the host's
-      clock until the device is done
-    - "plan_memory" (B): the most memory in use while that is built
-    - "pairs" (""): of a case with a mask of one's own, the pairs of one head that it leaves
-    - "pairs_computed" (""): of a case with a mask by name, the pairs of one head that a forward computes, by blocks
-    - "attention", "step_traced" (s): of a step of a model, in one traced step: the time in which its attention ran, and
-      that in which anything ran
+    - "plan" (s): for a backend that has one, building the plan that a batch of these lengths needs once a step, by the
+      host's clock until the device is done
+    - "plan_memory" (B): the most memory in use meanwhile
+    - "pairs" (""): for a case with a person's own mask, the pairs of one head that it keeps
+    - "pairs_computed" (""): for a case with a mask by name, the pairs of one head that a forward computes, by blocks
+    - "attention", "step_traced" (s): for a step of a model, in one traced step: the time in which its attention ran,
+      and the time in which anything ran
     - "turns_events", "turns_graph", "turns_cupti" (s): where the instruments were compared, one reading per turn;
-      "turns_traced": what events read of the calls that CUPTI traced
+      "turns_traced" (s): the calls that CUPTI traced, as read by events
     - "call" (s), "memory_inputs" (B): by `attnbench capacity`, one call by the host's clock, and the inputs' memory
     - "memory_peak", "memory_driver" (B): the most memory in use beyond the inputs, by torch's allocator and by the
-      driver; "memory_saved" (B): what a forward keeps for its backward
-    - "clock_held" (Hz): the SM clock while the calls of each batch ran; "clock_before", "clock_after" (Hz): while next
-      to nothing ran, before and after them; "clock_best" (Hz): the highest of "clock_held", rejected batches included;
-      "clock_idle" (Hz): the highest of "clock_before" that this worker has read, in all its cells. By method 1
-      "clock_held" was the clock after each batch, and there were no others
+      driver; "memory_saved" (B): the memory that a forward keeps for its backward
+    - "clock_held" (Hz): the SM clock while the calls of each batch ran; "clock_before", "clock_after" (Hz): the clock
+      before and after them, while next to nothing ran; "clock_best" (Hz): the highest "clock_held", rejected batches
+      included; "clock_idle" (Hz): the highest "clock_before" that this worker has read, in all its cells. In runs of
+      method 1 "clock_held" is the clock after each batch, and the others are missing
     - "clock_sm", "clock_mem" (Hz), "power" (W), "temperature" (C): NVML's readings while sampling
     - "sustained" (s): one call without pauses; "sustained_power" (W) and "sustained_power_error" (a ratio)
-    - of several ranks, "time" is that of the slowest rank, call by call, and "time_rank0", ... (s) that of each;
-      "compute" (s): the same launch without its communication, the slowest rank's, and "clock_compute" (Hz): the SM
-      clock of rank 0 meanwhile; "moved" (B): what one rank sends in a call, at most; "memory_peak" is the largest of
-      the ranks, "memory_ranks" (B) has each; "clock_ranks" (Hz): the median of "clock_held" of each; "ceiling_bus"
-      (B/s): what each rank sends in a large all-to-all
-    - "cores_left" (""): on a CPU, how many of its cores other processes left to the worker while "time" was sampled
-    - "busy" (""): the share of its time that other processes used the GPU after the cell, while this one left it idle;
+    - with several ranks, "time" is the slowest rank's, call by call, and "time_rank0", ... (s) are the ranks' own;
+      "compute" (s): the slowest rank's launch without its communication, and "clock_compute" (Hz): the SM clock of rank
+      0 meanwhile; "moved" (B): the most that one rank sends in a call; "memory_peak" is the largest of the ranks, and
+      "memory_ranks" (B) has each; "clock_ranks" (Hz): the median "clock_held" of each; "ceiling_bus" (B/s): the rate at
+      which each rank sends in a large all-to-all
+    - "cores_left" (""): on a CPU, the cores that other processes left to the worker while "time" was sampled
+    - "busy" (""): the share of time in which other processes used the GPU while this one left it idle, after the cell;
       read in some jobs and in the last
     - "ceiling_matmul" (FLOP/s, in the case's dtype), "ceiling_copy" (B/s), "ceiling_exp" (1/s): the machine's own
       limits, read in some jobs
@@ -177,65 +177,65 @@ class Record:
     timer: str | None = None  # the instrument used: "events", "graph", "cupti", "perf_counter" or "simulated"
     l2: str | None = None  # "cold" or "warm" as verified with that instrument; "unproven" where that failed
     forecast: Forecast | None = None
-    version: str | None = None  # of the backend's library
+    version: str | None = None  # the version of the backend's library
     seconds: float | None = None  # wall time of the whole job
     phases: Mapping[str, float] = field(default_factory=dict)  # phase of the job -> its wall seconds
     resumable: bool = False  # skipped for lack of time only, so --resume may run it
-    limits: tuple[str, ...] = ()  # what limited the clock while sampling, in NVML's names
-    host_bound: bool = False  # the host launched too slowly, so its latency is part of the samples
+    limits: tuple[str, ...] = ()  # limits of the clock while sampling, in NVML's names
+    host_bound: bool = False  # the host launched too slowly, so that samples contain its latency
     kernels: Mapping[str, int] = field(default_factory=dict)  # kernel -> how often it ran in one call; CPU: operators
     others: tuple[str, ...] = ()  # other processes that computed on the GPU at the same time
     ecc_errors: int = 0  # uncorrected memory errors that the GPU counted during the job
-    notes: tuple[str, ...] = ()  # what could not be measured and why, one line each
-    stderr: str | None = None  # where the job failed, the end of the worker's stderr
-    # Which process judged its results: one beside its worker, or the worker itself; "" before there was a choice
+    notes: tuple[str, ...] = ()  # missing measurements and other remarks, one line each
+    stderr: str | None = None  # the end of the worker's stderr, for a failed job
+    # The process that judged the results: one beside the worker, or the worker itself; "" in files without this field
     judge: Literal["", "beside", "within"] = ""
-    approximation: Approximation | None = None  # of an approximate backend, whose accuracy is that of its definition
+    approximation: Approximation | None = None  # for an approximate backend, whose accuracy is against its definition
 
-    def __repr__(self) -> str:  # not the samples, which would flood a notebook
+    def __repr__(self) -> str:  # without the samples, which would flood a notebook
         return f"<Record {self.id}: {self.status}>"
 
     @property
     def id(self) -> str:
-        """The identity of the job that ended so, within its run."""
+        """The identity of the record's job within its run."""
         return f"{self.case.key}/{self.backend}/{self.round}"
 
 
 @dataclass(frozen=True)
 class Search:
-    """What `attnbench capacity` searches, and within which limits."""
+    """The search of an `attnbench capacity` and its limits."""
 
     of: Literal["seqlen", "batch"]
-    call_limit: float  # seconds of one call, beyond which a size is too slow
-    memory: int | None = None  # bytes that a step may take; None: what the device has
-    what: str = ""  # model and phase, as the answer names them; "" where none was given
+    call_limit: float  # seconds of one call above which a size is too slow
+    memory: int | None = None  # bytes that a step may take; None: the device's
+    what: str = ""  # the answer's name of model and phase; "" where none was given
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its file holds it: where and how it was measured, the plan, and a record for each job that has ended."""
+    """A run as its file holds it: machine, software, policy, the plan, and a record for each job that has ended."""
 
     environment: Environment
     suite: str  # name of the suite, or of the command that made the cases
     policy: Policy
     plan: Sequence[Job]
-    records: Sequence[Record] = ()  # the last of each job, in the order in which they ended
+    records: Sequence[Record] = ()  # the last record of each job, in order of their ends
     started: str = ""  # ISO 8601, UTC
     argv: tuple[str, ...] = ()  # the command line
     versions: Mapping[str, str] = field(default_factory=dict)  # backend -> version of its library
     specs: Mapping[str, str] = field(default_factory=dict)  # backend -> "module:object" that it was loaded from
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> path of its Python, where one was chosen
     peak: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s given by --peak; "" for every dtype
-    reduced: bool = False  # a baseline: each measurement holds one value, the one that the gate reads
-    method: int = 1  # of measuring (core/policy.py); figures of unlike methods are not comparable
-    check: int = 1  # of results (core/policy.py): what an earlier check than today's calls wrong may be right
-    search: Search | None = None  # of `attnbench capacity`, whose plan holds the first step of each search
-    turns: str = ""  # identity of an A/B whose two runs took turns by round; their plans hold the first round only
-    replaced: Sequence[Record] = ()  # records of jobs that were measured again
+    reduced: bool = False  # a baseline: each measurement holds one value, for the gate
+    method: int = 1  # number of the measuring method (core/policy.py); unlike methods are not comparable
+    check: int = 1  # number of the check (core/policy.py); results that an old check calls wrong may be right
+    search: Search | None = None  # of `attnbench capacity`, whose plan holds each search's first step
+    turns: str = ""  # identity of an A/B whose two runs took turns by round; a plan holds the first round
+    replaced: Sequence[Record] = ()  # earlier records of jobs that were measured again
 
     @cached_property
     def planned_rounds(self) -> int:
-        """How many rounds it has planned."""
+        """The number of planned rounds."""
         return 1 + max((job.round for job in self.plan), default=-1)
 
     def __repr__(self) -> str:
@@ -244,6 +244,6 @@ class Run:
 
 
 def fit_measurements(call: float, inputs: int, memory: Mapping[str, int]) -> dict[str, Measurement]:
-    """Return the measurements of a step of a search: seconds of a call, bytes of the inputs, and of what is beside."""
+    """Return the measurements of a step of a search: seconds of a call, bytes of the inputs and of other memory."""
     found = {"call": Measurement("s", (call,)), "memory_inputs": Measurement("B", (inputs,))}
     return {**found, **{name: Measurement("B", (value,)) for name, value in memory.items()}}

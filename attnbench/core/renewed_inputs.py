@@ -1,11 +1,11 @@
-"""Changes the inputs of a prepared launch in place, so that a launch which returns earlier results is wrong.
+"""Change of a prepared launch's inputs in place, so that a launch which returns earlier results is found to be wrong.
 
-One in 32 columns of headdim, drawn at random, changes its sign; other ones for each tensor, as those of q and of k
-would undo each other in the scores. That is exact in any dtype, keeps the
-distribution, changes all scores and sums, and is undone by doing it again. It leaves most single elements as they were,
-so a launch that looks at a few of them to recognise its inputs is found too. Of a copy's layout it needs to know only
-that headdim comes last. It bypasses autograd's version counter, so a timed backward keeps its graph. What the forward
-of a timed backward saved belongs to the old q, k and v; so where only the backward is timed, only dout is changed.
+One in 32 columns of headdim, drawn at random, changes its sign. The columns differ between tensors, as changes of the
+same columns in q and k would cancel in the scores. The change is exact in any dtype, keeps the distribution, changes
+all scores and sums, and is undone by a second change. It leaves most single elements as they were, so that a launch
+that recognises its inputs by a few elements is found too. The only condition on a copy's layout is that headdim comes
+last. Autograd's version counter is bypassed, so that a timed backward keeps its graph. The tensors saved by the forward
+of a timed backward belong to the old q, k and v; where only the backward is timed, only dout is changed.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ NAMES = ("q", "k", "v", "dout", "new_k", "new_v", "sink")
 
 @dataclass(frozen=True)
 class Renewal:
-    """Which columns change their sign: other ones by `count`, from a seed."""
+    """The columns that change their sign, drawn from a seed and `count`."""
 
     seed: int
     count: int
 
     def flip(self, tensors: Mapping[str, Tensor]) -> None:
-        """Change the columns of some inputs, by name, in their memory; once more gives what was there."""
+        """Change the signs of columns of inputs, by name, in place; a second call undoes the first."""
         import torch
 
         for name, t in tensors.items():
             signs = _signs(t.shape[-1], self.seed, self.count + NAMES.index(name), t)
-            if t.dtype.itemsize == 1:  # torch cannot multiply fp8
+            if t.dtype.itemsize == 1:  # torch has no product for fp8
                 t.data.view(torch.uint8).bitwise_xor_((signs < 0).to(torch.uint8) << 7)
             else:
                 t.data.mul_(signs.to(t.dtype))
 
     @contextmanager
     def of(self, case: Case, original: Inputs) -> Iterator[Inputs]:
-        """Have the inputs that a launch of a case reads then in the memory of the original ones, which come back."""
+        """Have the changed inputs of a case in the memory of the original ones, and restore these at the end."""
         tensors = {name: original.values[name] for name in renewed(case, original)}
         self.flip(tensors)
         try:
@@ -54,9 +54,9 @@ class Renewal:
 
 
 class InputRenewal:
-    """Changes and restores the tensors that one prepared launch reads: the inputs, or the copies that it names.
+    """Change and restore the tensors that one prepared launch reads: the inputs, or the copies that it names.
 
-    The columns follow from `seed`. `now` is the renewal that is in force, None for the original values.
+    The columns follow from `seed`. `now` is the current renewal, None for the original values.
     """
 
     def __init__(self, case: Case, given: Inputs, prepared: Prepared, seed: int) -> None:
@@ -67,7 +67,7 @@ class InputRenewal:
         self.now: Renewal | None = None
 
     def renew(self) -> None:
-        """Write values that no launch has seen yet."""
+        """Write values that no launch has read before."""
         self.restore()
         self._count += 1
         self.now = Renewal(self._seed, self._count)
@@ -92,7 +92,7 @@ def renewed(case: Case, given: Inputs) -> list[str]:
 
 
 def _signs(n: int, seed: int, count: int, like: Tensor) -> Tensor:
-    """Return n values of 1 or -1 in float32, one in 32 of them -1, on the device of `like`; by `count` other ones."""
+    """Return n signs in float32, one in 32 of them -1, on the device of `like`, drawn from `seed` and `count`."""
     import torch
 
     signs, some = torch.ones(n), (n + 31) // 32

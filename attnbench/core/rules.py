@@ -1,6 +1,6 @@
-"""What no case can be, as data: values of axes that exclude each other, and rules of one axis or several.
+"""The limits of cases, as data: values of axes that exclude each other, and rules of one axis or several.
 
-Each has one sentence, which names the option, says what cannot be and what to do. `Case` evaluates them all.
+Each has one sentence, which names the option, and says what is impossible and what to do. `Case` evaluates them all.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ MOST_RANKS = 64
 
 
 class NotOfCacheError(ValueError):
-    """A case that a cache of pages or latent rows does not have; a product of axes leaves it out."""
+    """A case that is impossible with a cache of pages or latent rows; products of axes leave it out."""
 
 
 class Trait(NamedTuple):
     """A value of an axis that others may exclude."""
 
-    of: Callable[[Case], Any]  # whether a case has it
+    of: Callable[[Case], Any]  # whether a case has this value
     option: str
     noun: str
-    given: str = ""  # as a person gave it, with fields of the case; the option where it is empty
+    given: str = ""  # the text with the case's value; "" for the option's name
 
 
 TRAITS: Mapping[str, Trait] = {
@@ -75,23 +75,23 @@ def _mask(c: Case) -> str:
 
 
 def _step(c: Case) -> str:
-    """Return why a case is not that of its step, "" where it is. Raises ValueError where the step cannot be read."""
+    """Return why a case does not fit its step, "" where it does. Raises ValueError where the step cannot be read."""
     of, s, left = steps.parse(c.step), c.shape, c.window_size[0]
     if c.direction != ("fwd_bwd" if of.phase == "train" else "fwd"):
         return f"{of.phase} is not {c.direction}"
     if s.seqlen_q != (1 if of.phase == "decode" else s.seqlen_k) or s.seqlen_k < 2 or not c.causal:
-        return "it is causal, of two tokens or more, and of one query of each sequence in decode"
+        return "a step is causal, has two tokens or more, and in decode one query per sequence"
     if of.windows and of.windows[0] != (0 if left is None else left + 1):
-        return "the window of the case is that of the first layer"
+        return "the window of the case must be the window of the first layer"
     return ""
 
 
 def _lengths(c: Case) -> str:
     s = c.shape
     if any(len(of) != 3 or min(of) < 1 for of in c.lengths):
-        return "they are (number, seqlen_q, seqlen_k), each at least 1"
+        return "each entry must be (number, seqlen_q, seqlen_k), all at least 1"
     if len({of[1:] for of in c.lengths}) == 1:
-        return "those that are all alike are those of a dense batch"
+        return "all sequences have the same length; leave lengths out for a dense batch"
     numbers, queries, keys = zip(*c.lengths, strict=True)
     found = sum(numbers), max(queries), max(keys)
     return "" if found == (s.batch, s.seqlen_q, s.seqlen_k) else f"{found} is not batch, seqlen_q and seqlen_k of {s}"
@@ -102,18 +102,18 @@ def _split(c: Case) -> str:
     if c.ranks > MOST_RANKS:
         return f"{c.ranks}; at most {MOST_RANKS}, all on one machine"
     if s.seqlen_q != s.seqlen_k:
-        return f"what is split has as many queries as keys, not {s.seqlen_q} and {s.seqlen_k}"
+        return f"a split sequence needs as many queries as keys, not {s.seqlen_q} and {s.seqlen_k}"
     if s.seqlen_k % c.ranks:
-        return f"{s.seqlen_k} tokens are no multiple of {c.ranks}; give other lengths, or 2, 4 or 8 ranks"
+        return f"{s.seqlen_k} tokens are not a multiple of {c.ranks}; give other lengths, or 2, 4 or 8 ranks"
     return ""
 
 
 class Rule(NamedTuple):
-    """What a case must be."""
+    """A condition on cases, with the sentence for a case that breaks it."""
 
     option: str
-    problem: Callable[[Case], Any]  # what is wrong; "" or a false value where nothing is
-    sentence: str = "{problem}"  # with {problem}, and {c} for the case
+    problem: Callable[[Case], Any]  # the fault of a case; a false value where there is none
+    sentence: str = "{problem}"  # {problem} is the fault, {c} the case
 
 
 RULES = (
@@ -122,7 +122,9 @@ RULES = (
     Rule("page-size", lambda c: c.page_size < 0, "{c.page_size} is not at least 1"),
     Rule("lengths", lambda c: c.lengths and _lengths(c)),
     Rule("ranks", lambda c: c.ranks > 1 and _split(c)),
-    Rule("mask", lambda c: c.mask and _mask(c), "{problem}; give --seqlen, --causal and --window so, or another mask"),
+    Rule(
+        "mask", lambda c: c.mask and _mask(c), "{problem}; change --seqlen, --causal or --window, or give another mask"
+    ),
     Rule(
         "mask",
         lambda c: c.mask and c.shape.seqlen_q > c.shape.seqlen_k,
@@ -132,7 +134,7 @@ RULES = (
     Rule(
         "cache-dtype",
         lambda c: c.cache_dtype != "same" and not c.is_paged,
-        "it is that of a cache of pages; give --page-size too",
+        "only a cache of pages has a dtype of its own; give --page-size too",
     ),
     Rule(
         "append",
@@ -153,7 +155,7 @@ RULES = (
 
 
 def check(case: Case) -> None:
-    """Raise ValueError with one sentence where a case cannot be, and NotOfCacheError where a cache has no such case."""
+    """Raise ValueError, with one sentence, for an impossible case; NotOfCacheError where the cause is a cache."""
     for name, others in EXCLUDES.items():
         trait = TRAITS[name]
         other = next((TRAITS[of] for of in others if TRAITS[of].of(case)), None) if trait.of(case) else None

@@ -1,4 +1,4 @@
-"""Tensors in memory that two processes share: by CUDA IPC on a GPU, by a file without a name on a CPU.
+"""Tensors in memory shared by two processes: by CUDA IPC on a GPU, by a file without a name on a CPU.
 
 The owner has an `Arena` and sends descriptions, plain JSON values; another process on the machine opens them with
 `Mapped`. The calls are the CUDA driver's own, so that processes with unlike versions of torch can share memory.
@@ -18,48 +18,48 @@ import mmap
 import os
 import tempfile
 from collections.abc import Mapping
-from ctypes import memmove  # this name, and OPEN and MAP below, which no kernel can replace
+from ctypes import memmove  # bound here, as OPEN and MAP below, so that no kernel can replace it
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-ALIGNED = 512  # bytes; a tensor begins at a multiple, as in torch's allocator
-LEAST = {"cuda": 2**26, "cpu": 2**20}  # bytes of a slab
+ALIGNED = 512  # bytes; tensors begin at multiples, as in torch's allocator
+LEAST = {"cuda": 2**26, "cpu": 2**20}  # the least bytes of a slab
 # The driver maps a slab in another process by pages of 2 MiB only where its size is a multiple. By small pages an
 # H200 reads random rows of 2 KiB in 8 GiB at 61 GB/s in place of 1960, and in sequence at half the speed.
 PAGE = {"cuda": 2**21, "cpu": mmap.PAGESIZE}
-MOST_OPEN = 8  # slabs of a CPU that are kept open
+MOST_OPEN = 8  # the most slabs on a CPU that are kept open
 OPEN, MAP = open, mmap.mmap
-SLABS = itertools.count()  # of this process, in all of its arenas
+SLABS = itertools.count()  # numbers of this process's slabs, in all its arenas
 FLAGS = {} if os.name == "nt" else {"flags": mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)}
-LAZY_PEER_ACCESS = 1  # a flag of cuIpcOpenMemHandle, the only one there is
+LAZY_PEER_ACCESS = 1  # the only flag of cuIpcOpenMemHandle
 
 Description = dict[str, Any]  # {"slabs": {number: {...}}, "tensors": {name: [slab, offset, dtype, size, stride]}}
 
 
 class _Handle(ctypes.Structure):
-    """A handle of CUDA IPC, which calls take by value."""
+    """A handle of CUDA IPC, passed by value."""
 
     _fields_ = [("bytes", ctypes.c_ubyte * 64)]
 
 
 class NotShared(Exception):
-    """Memory cannot be shared here; the message says which call was refused."""
+    """Memory cannot be shared here; the message names the refused call."""
 
 
 class Arena:
-    """The shared memory of one process on one device, in slabs. `reset` gives all of it to new tensors."""
+    """The shared memory of one process on one device, in slabs. `reset` frees all of it for new tensors."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._slabs: list[_OwnSlab] = []
-        self._made = 0  # slabs, so far
-        self._least = LEAST[device.type]  # bytes of the next
+        self._made = 0  # number of slabs made
+        self._least = LEAST[device.type]  # least bytes of the next slab
 
     def reset(self) -> None:
-        """Forget all tensors. On a CPU one slab takes the place of several, so that none grow in number."""
+        """Forget all tensors. On a CPU one slab takes the place of several, so that their number does not grow."""
         if self.device.type == "cpu" and len(self._slabs) > 1:
             self._least = sum(len(slab.bytes) for slab in self._slabs)
             for slab in self._slabs:
@@ -71,7 +71,7 @@ class Arena:
     def place(self, tensors: Mapping[str, Tensor]) -> tuple[Description, dict[str, Tensor]]:
         """Copy tensors into shared memory; return their description and the copies.
 
-        Tensors of one storage, as views of a packed one, are views of one copy. Raises NotShared.
+        Tensors of one storage, such as views of a packed tensor, become views of one copy. Raises NotShared.
         """
         import torch
 
@@ -90,7 +90,7 @@ class Arena:
         return self._described(found)
 
     def reserve(self, like: Mapping[str, Tensor]) -> tuple[Description, dict[str, Tensor]]:
-        """Return the description of tensors of these shapes, strides and dtypes, and the tensors, of any values."""
+        """Return the description of tensors with these shapes, strides and dtypes, and the tensors, uninitialised."""
         found = {}
         for name, t in like.items():
             slab, offset = self._take(extent_bytes(t))
@@ -118,7 +118,7 @@ class Arena:
 
 
 class Mapped:
-    """The slabs of another process, as far as descriptions have named them."""
+    """The slabs of another process that descriptions have named."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -128,7 +128,7 @@ class Mapped:
         """Return the tensors of a description, which lie in the other process's memory. Raises NotShared."""
         for slab in description["slabs"].values():
             if slab["key"] not in self._slabs:
-                if self.device.type == "cpu" and len(self._slabs) >= MOST_OPEN:  # the owner has given the first ones up
+                if self.device.type == "cpu" and len(self._slabs) >= MOST_OPEN:  # the owner has given up the first ones
                     del self._slabs[next(iter(self._slabs))]
                 opened = _open_cuda if self.device.type == "cuda" else _open_file
                 self._slabs[slab["key"]] = opened(slab, self.device)
@@ -145,17 +145,17 @@ class _OwnSlab:
         self.number = number
 
     def close(self) -> None:
-        """Give the memory up, which tensors there keep as long as they are."""
+        """Release the slab; tensors in it keep the memory as long as they exist."""
 
 
 class _FileSlab(_OwnSlab):
-    """A slab in the page cache of a file that has no name, or none for long."""
+    """A slab in the page cache of a file without a name, or with one for a moment only."""
 
     def __init__(self, number: str, nbytes: int, _: torch.device) -> None:
         super().__init__(number)
         try:
             if hasattr(os, "memfd_create"):
-                self._descriptor = os.memfd_create("attnbench")  # open as long as this is: by its path others open it
+                self._descriptor = os.memfd_create("attnbench")  # stays open, as others open it by its path
                 path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
             else:
                 self._descriptor, path = tempfile.mkstemp(prefix="attnbench-")
@@ -163,7 +163,7 @@ class _FileSlab(_OwnSlab):
             os.ftruncate(self._descriptor, nbytes)
             self.bytes = _mapped_file(self._descriptor, nbytes)
         except OSError as error:
-            raise NotShared(f"{nbytes} bytes of memory to share cannot be made: {error}") from None
+            raise NotShared(f"{nbytes} bytes of shared memory cannot be allocated: {error}") from None
         self.described = {"path": path, "nbytes": nbytes, "key": f"{os.getpid()}/{next(SLABS)}"}
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class _FileSlab(_OwnSlab):
 
 
 class _CudaSlab(_OwnSlab):
-    """A slab of a GPU's memory, from the driver: a handle is of a whole allocation, and torch gives out parts."""
+    """A slab of a GPU's memory, allocated by the driver: IPC shares whole allocations, and torch gives out parts."""
 
     def __init__(self, number: str, nbytes: int, device: torch.device) -> None:
         import torch
@@ -197,7 +197,7 @@ def _open_file(slab: Mapping[str, Any], _: torch.device) -> Tensor:
 
 
 def _mapped_file(descriptor: int, nbytes: int) -> Tensor:
-    """Return the bytes of a file, all of its pages in memory, so that no later use of one makes the process grow."""
+    """Return the bytes of a file with all pages in memory, so that later uses do not make the process grow."""
     import torch
 
     return torch.frombuffer(MAP(descriptor, nbytes, **FLAGS), dtype=torch.uint8)
@@ -210,7 +210,7 @@ def _open_cuda(slab: Mapping[str, Any], device: torch.device) -> Tensor:
 
 
 def _driver(device: torch.device) -> Any:
-    """Return the CUDA driver, with torch's context of the device as this thread's."""
+    """Return the CUDA driver, with torch's context of the device current in this thread."""
     import torch
 
     torch.empty(1, device=device)
@@ -227,7 +227,7 @@ def _call(driver: Any, name: str, *arguments: Any) -> None:
 
 
 class _Memory:
-    """Memory of a GPU as torch takes it from other libraries."""
+    """Memory of a GPU in the form in which torch takes it from other libraries."""
 
     def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
@@ -245,16 +245,16 @@ def _tensor_at(address: int, nbytes: int, device: torch.device) -> Tensor:
 
 
 def extent_bytes(t: Tensor) -> int:
-    """Return the bytes from the first element of a tensor to its last, whatever its strides."""
+    """Return the bytes from the first to the last element of a tensor in memory, whatever its strides."""
     last = sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
     return (1 + last) * t.element_size() if t.numel() else 0
 
 
 def copy_bytes(to: Tensor, of: Tensor) -> None:
-    """Copy a tensor of a CPU to one of the same shape and strides, below torch, where no mode or operator is asked."""
+    """Copy a CPU tensor to one of the same shape and strides without torch, so that no mode or operator interferes."""
     import torch
 
-    place = torch._C.TensorBase.data_ptr  # which no kernel can replace
+    place = torch._C.TensorBase.data_ptr  # by the class, so that no kernel can replace it
     memmove(place(to), place(of), extent_bytes(to))
 
 
@@ -263,7 +263,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _view(slab: Tensor, offset: int, dtype: str, size: list[int], stride: list[int]) -> Tensor:
-    """Return a tensor in a slab. It has a version of its own: a change of one is none of what lies beside it."""
+    """Return a tensor in a slab, with its own autograd version: changes of its neighbours do not count as its own."""
     import torch
 
     kind = getattr(torch, dtype)

@@ -18,7 +18,7 @@ from attnbench.core.text import shortened
 
 LARGEST = 2**27
 MOST_SECONDS = 366 * 86400
-MAX_SIZES = 1000  # in one range
+MAX_SIZES = 1000  # the most sizes of one range
 SUFFIX = {"": 1, "k": 2**10, "m": 2**20}
 Window = tuple[int | None, int | None]
 
@@ -26,12 +26,12 @@ Window = tuple[int | None, int | None]
 def parse_size(text: str, what: str = "size") -> int:
     """Return 8192 for "8192" or "8k"; k = 1024, m = 1024^2.
 
-    `what` names the option in error lines. Raises UserError for text that is no size, and outside of 1 to 2^27.
+    `what` names the option in error lines. Raises UserError for text that is not a size, and outside of 1 to 2^27.
     """
     match = re.fullmatch(r"([+-]?\d+)([kKmM]?)", str(text).strip())
     if not match:
         raise UserError(f"{what}: {str(text)!r} is not a size; write 4096, 4k or 1m (k = 1024)")
-    if len(match[1]) > 20:  # Python makes no number of 5000 digits
+    if len(match[1]) > 20:  # Python refuses to parse thousands of digits
         raise UserError(f"{what}: {shortened(text)} is beyond anything that can be measured (largest: 128m)")
     value = int(match[1]) * SUFFIX[match[2].lower()]
     if value < 1:
@@ -53,7 +53,7 @@ def parse_sizes(text: str, what: str = "size") -> tuple[int, ...]:
         if match:
             low, high = parse_size(match[1], what), parse_size(match[2], what)
             if low > high:
-                raise UserError(f"{what}: the range {part.strip()} runs backwards; write {match[2]}-{match[1]}")
+                raise UserError(f"{what}: the range {part.strip()} descends; write {match[2]}-{match[1]}")
             if match[3]:
                 steps = range(low, high + 1, parse_size(match[3], what))
                 if len(steps) > MAX_SIZES:
@@ -79,7 +79,7 @@ def parse_sizes(text: str, what: str = "size") -> tuple[int, ...]:
 
 
 def _no_power_of_two(part: str, ends: Sequence[int], powers: Sequence[int], what: str) -> UserError:
-    """Return the error of a range whose ends are not both powers of two, so that it would leave an end out."""
+    """Return the error for a range with an end that is not a power of two, and would be left out."""
     inner = "-".join(dict.fromkeys(map(format_size, (powers[0], powers[-1]))))
     low, high = ([format_size(end)] if end not in powers else [] for end in ends)
     return UserError(
@@ -111,7 +111,7 @@ def parse_page_sizes(text: str, what: str = "page-size") -> tuple[int, ...]:
 def parse_windows(text: str, what: str = "window") -> tuple[Window | None, ...]:
     """Return the windows of text such as "1k,512/512,none": each (left, right), None for an open side, or None.
 
-    None instead of a pair is no window. A single size is (size, size); under a causal mask the right side has no
+    None instead of a pair means no window. A single size means (size, size); under a causal mask the right side has no
     effect. Raises UserError.
     """
     found: list[Window | None] = []
@@ -139,7 +139,7 @@ def _parse_side(side: str, part: str, what: str) -> int | None:
 
 def _not_a_window(part: str, what: str) -> UserError:
     hint = ""
-    if part == "0":  # as in [256, 0], which is two windows
+    if part == "0":  # [256, 0] is two windows
         hint = " (left and right of one window: 256/0)"
     elif "-1" in part:
         hint = " (flash-attn's -1 is open)"
@@ -149,8 +149,8 @@ def _not_a_window(part: str, what: str) -> UserError:
 def parse_numbers(text: str, what: str, below: float = math.inf, *, zero: bool = True) -> tuple[float, ...]:
     """Return the numbers of text such as "none,30,50.5", where none is 0.
 
-    Raises UserError for a number below 0, or not less than `below`; for 0 itself where `zero` is false, as it would
-    silently be taken for none.
+    Raises UserError for a number below 0 or not less than `below`. With `zero` false it also refuses 0, which would
+    silently mean none.
     """
     found = []
     for part in map(str.strip, str(text).split(",")):

@@ -1,14 +1,14 @@
 """Summaries of samples and the uncertainty of their median, with no assumption on the distribution.
 
 Times of a kernel are skewed (a floor set by the hardware, a tail of disturbances), often multiples of the timer's
-resolution, and sometimes have two modes (two clocks). So the centre is the median, the spread is given by percentiles,
-and the interval of the median is computed from ranks alone.
+resolution, and sometimes bimodal (two clocks). So the centre is the median, the spread is given by percentiles, and the
+interval of the median is computed from ranks alone.
 
 **Percentile**: linear interpolation between the two nearest order statistics, at rank 1 + (n - 1) p / 100: type 7 of
 Hyndman and Fan, "Sample Quantiles in Statistical Packages", The American Statistician 50(4), 1996; numpy's default.
 
-**Interval of the median**: each independent sample falls below the true median with probability 1/2, so the number
-that does is Binomial(n, 1/2) whatever the distribution. The interval from the k-th smallest to the k-th largest value
+**Interval of the median**: each independent sample falls below the true median with probability 1/2, so the number of
+samples below it is Binomial(n, 1/2) for any distribution. The interval from the k-th smallest to the k-th largest value
 misses the median only if fewer than k samples lie below it or fewer than k above it:
 
     P(miss) <= 2 P(Binomial(n, 1/2) <= k - 1)
@@ -32,20 +32,20 @@ LARGEST_EXPONENT = 700.0  # beyond it math.exp raises OverflowError
 
 
 def exp(logarithm: float) -> float:
-    """Return the number of a logarithm; a very large one where it would be too large for a float."""
+    """Return e to the power `logarithm`; above LARGEST_EXPONENT, the value there."""
     return math.exp(min(logarithm, LARGEST_EXPONENT))
 
 
 def expm1(logarithm: float) -> float:
-    """Return the change of a ratio's logarithm, 0.01 for 1 %, as `exp` does."""
+    """Return the relative change of a ratio from its logarithm, 0.01 for 1 %, limited as in `exp`."""
     return math.expm1(min(logarithm, LARGEST_EXPONENT))
 
 
-geomean = statistics.geometric_mean  # for ratios such as speedups, which must be above 0
+geomean = statistics.geometric_mean  # for positive ratios, such as speedups
 
 
 def variance(values: Sequence[float]) -> float:
-    """Return the sample variance (n - 1) of at least two values, in floating point: the standard library's is exact."""
+    """Return the sample variance (n - 1) of at least two values in floating point, as statistics' is slow."""
     mean = math.fsum(values) / len(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
@@ -73,8 +73,8 @@ def median_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[
 def relative_halfwidth(values: Sequence[float]) -> float:
     """Return half the width of the 95 % `median_interval` divided by the median: 0.01 means "within 1 %".
 
-    Values must not be negative. Infinite where the median is 0 and the interval is wider than 0. One sample gives 0,
-    as it shows no spread, so a caller must require a minimum of samples as well.
+    Values must not be negative. Infinite where the median is 0 and the interval is wider than 0. One sample gives 0, as
+    it shows no spread; callers must also require a minimum of samples.
     """
     lo, hi = median_interval(values)
     if lo == hi:
@@ -91,7 +91,7 @@ def coefficient_of_variation(values: Sequence[float]) -> float | None:
     n = len(values)
     if n < 2:
         return None
-    mean = math.fsum(v / n for v in values)  # divided first: the sum of damaged values may be no float
+    mean = math.fsum(v / n for v in values)  # divided first, as the sum of damaged values may overflow
     if mean == 0:
         return None
     return math.hypot(*(v - mean for v in values)) / math.sqrt(n - 1) / mean

@@ -4,20 +4,20 @@
 
     prefill llama-3.1-8b 4/32 arch=llama hidden=4096 intermediate=14336 vocab=128256
 
-phase, model, layers that are kept and layers of the model, then sizes: of dense layers the width of the MLP; of layers
-with experts their number, how many a token takes, how many all tokens share, the width of one, and how many layers at
-the beginning are dense; of MLA the ranks of its projections; `windows` where its layers have unlike ones (keys that a
-query sees, its own included, 0: all), which follow each other in turn. Heads, batch, lengths, dtype, direction and mask
-stand where they stand in any case; the window is that of the first layer.
+The words are the phase, the model, the kept layers and the layers of the model, and sizes: for dense layers the width
+of the MLP; for layers with experts their number, the number that a token takes, the number shared by all tokens, the
+width of one, and the number of dense layers at the beginning; for MLA the ranks of its projections; and, where layers
+have different windows, `windows` (keys that a query sees, its own included, 0: all), which repeat in turn. Heads,
+batch, lengths, dtype, direction and mask are fields of the case; its window is the first layer's.
 
 **Model FLOPs** (Chowdhery et al., "PaLM", arXiv 2204.02311, appendix B: 6 N a token for N parameters, and attention's
-two products beside it; nothing that is computed again counts):
+two products; recomputation does not count):
 
     forward     2 x the parameters that a token is multiplied with x tokens, and the products of attention
     training    3 x the forward
 
-Parameters that are looked up, norms and biases are not counted, of experts those that a token takes. Attention counts
-the pairs that the mask leaves, as everywhere in attnbench, where PaLM counts all. Prefill and decode compute the logits
+Looked-up parameters, norms and biases do not count; of the experts, the ones that a token takes count. Attention counts
+the pairs that the mask leaves, as everywhere in attnbench; PaLM counts all pairs. Prefill and decode compute the logits
 of the last position of each sequence only.
 """
 
@@ -33,8 +33,8 @@ Phase = Literal["prefill", "decode", "train"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 Architecture = Literal["llama", "mistral", "qwen3", "gemma2", "gpt_oss", "deepseek_v3"]
 ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
-MOST_LAYERS, LARGEST = 10_000, 2**48  # of a model; of any size
-WEIGHTS = 8 * 10**9  # bytes of weights, by which layers are cut where --layers does not say how many
+MOST_LAYERS, LARGEST = 10_000, 2**48  # the most layers of a model; the largest of all sizes
+WEIGHTS = 8 * 10**9  # bytes of weights to which layers are cut without --layers
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ class Heads:
 
 @dataclass(frozen=True)
 class Step:
-    """What a step computes beside attention; the module's docstring says how it is spelled."""
+    """The work of a step beside attention; the module's docstring has its spelling."""
 
     phase: Phase
     model: str
-    layers: int  # that are kept
-    depth: int  # of the model
-    arch: Architecture  # transformers' name of it
+    layers: int  # layers that are kept
+    depth: int  # layers of the model
+    arch: Architecture  # the name in transformers
     hidden: int
-    intermediate: int  # the width of a dense layer's MLP, or of an expert where there is no dense layer
+    intermediate: int  # the width of a dense layer's MLP, or of an expert where no layer is dense
     vocab: int
-    tied: int = 0  # 1: the embedding is the last product's matrix too
+    tied: int = 0  # 1: the embedding is also the matrix of the logits
     experts: int = 0
     taken: int = 0  # experts that a token takes
     shared: int = 0  # experts that all tokens take
@@ -67,7 +67,7 @@ class Step:
     dense: int = 0  # layers at the beginning without experts
     q_rank: int = 0
     k_rank: int = 0
-    rope: int = 0  # of the head dim, the part with positions, where that is not all of it
+    rope: int = 0  # the part of the head dim with positions; 0: all of it
     windows: tuple[int, ...] = ()
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Step:
 
     @property
     def cut(self) -> str:
-        """Which layers are kept, "4 of 32 layers"; "all 32 layers"."""
+        """The kept layers, as "4 of 32 layers" or "all 32 layers"."""
         return f"{self.layers} of {self.depth} layers" if self.layers < self.depth else f"all {self.depth} layers"
 
     def window(self, layer: int) -> int:
@@ -93,7 +93,7 @@ class Step:
         return self.windows[layer % len(self.windows)] if self.windows else 0
 
     def layer_weights(self, layer: int, of: Heads, *, active: bool) -> int:
-        """Return the parameters in the products of a layer; with `active` those that one token is multiplied with."""
+        """Return the parameters in the products of a layer; with `active`, only the ones that one token uses."""
         heads = of.nheads * of.headdim
         if self.k_rank:
             found = self.hidden * (self.q_rank + self.k_rank + self.rope) + self.q_rank * heads
@@ -107,7 +107,7 @@ class Step:
         return found + self.hidden * self.experts + each * (self.shared + (self.taken if active else self.experts))
 
     def weights(self, of: Heads, *, layers: int | None = None, active: bool = False) -> int:
-        """Return the parameters of `layers` layers (those that are kept), without norms, biases and what is outside."""
+        """Return the parameters of the first `layers` layers (default: the kept ones), without norms and biases."""
         layers = self.layers if layers is None else layers
         first = min(self.dense, layers)
         rest = (layers - first) * self.layer_weights(self.dense, of, active=active)
@@ -123,7 +123,7 @@ _SIZES: Mapping[str, Any] = {f.name: f for f in fields(Step) if f.name not in ("
 
 
 def parse(text: str) -> Step:
-    """Return the step of a text. Raises ValueError that says what is wrong with it."""
+    """Return the step of a text. Raises ValueError, with the fault of the text."""
     phase, model, layers, *sizes = [*text.split(), "", "", ""][: max(3, len(text.split()))]
     kept, _, depth = layers.partition("/")
     values: dict[str, Any] = {"phase": phase, "model": model}
@@ -141,11 +141,11 @@ def parse(text: str) -> Step:
         raise ValueError(f"step: {text!r} is not PHASE MODEL LAYERS/DEPTH NAME=SIZE ...") from None
     counts = [getattr(step, name) for name in _SIZES if name not in ("arch", "windows")]
     if phase not in PHASES or step.arch not in ARCHITECTURES or str(step) != text:
-        raise ValueError(f"step: {text!r}: no such phase or architecture, or not as attnbench writes it")
+        raise ValueError(f"step: {text!r}: an unknown phase or architecture, or words that attnbench does not write")
     if not 1 <= step.layers <= step.depth or min(counts) < 0 or min(step.hidden, step.intermediate, step.vocab) < 1:
-        raise ValueError(f"step: {text!r}: sizes are positive, and no more layers are kept than there are")
+        raise ValueError(f"step: {text!r}: sizes must be positive, and the kept layers no more than the model's")
     if step.depth > MOST_LAYERS or len(step.windows) > step.depth or max(*counts, *step.windows) > LARGEST:
         raise ValueError(f"step: {shortened(repr(text))}: more layers, or a larger size, than a model can have")
     if any(window < 0 for window in step.windows) or bool(step.experts) != bool(step.taken):
-        raise ValueError(f"step: {text!r}: windows are at least 0, and tokens take experts where there are some")
+        raise ValueError(f"step: {text!r}: windows must be at least 0, and with experts each token must take some")
     return step

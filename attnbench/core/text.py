@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 _SECONDS_OR_BYTES = {"h": 3600.0, "m": 60.0, "s": 1.0, "B": 1.0, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30}
-_ESCAPE_SEQUENCE = re.compile(  # colours and cursor, then titles and links, then two characters
+_ESCAPE_SEQUENCE = re.compile(  # colours and cursor, then titles and links, then sequences of two characters
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b\]|\x9d)[^\x07\x1b\x9c\x9d\n]*(?:\x07|\x1b\\|\x9c)|\x1b[ -/]*[0-~]"
 )
-_OLD_COMMAND = re.compile(r"#(?=#\w*\[)")  # ##[error], ##vso[...]: runners of GitHub and Azure act on it anywhere
+_OLD_COMMAND = re.compile(r"#(?=#\w*\[)")  # GitHub's and Azure's runners act on ##[error] and ##vso[...] anywhere
 _COMMAND = re.compile(r"^([^\S\n]*)::", re.MULTILINE)
-LONGEST = 4000  # characters of a message
+LONGEST = 4000  # the most characters of a message
 _LONG_WORD = re.compile(r"\S{400,}")
 _QUANTITY = re.compile(
-    r"(?<![\w.])(?:\d+h\d+m|\d+m\d+s|\d+(?:\.\d+)?s|"  # as core.sizes writes durations
+    r"(?<![\w.])(?:\d+h\d+m|\d+m\d+s|\d+(?:\.\d+)?s|"  # durations as core/sizes.py writes them
     r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?(?: (?:[KMG]i)?B)?)(?!\w|\.\d)"
 )
 
@@ -27,18 +27,18 @@ def count(n: int, what: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """Return all names as a sentence has them: "", "a", "a and b", "a, b and c"."""
+    """Return all names in the form for a sentence: "", "a", "a and b", "a, b and c"."""
     names = list(names)
     return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def capitalized(text: str, names: Iterable[str] = ()) -> str:
-    """Return text as a sentence begins, with a capital letter, unless its first words are one of the names."""
+    """Return text with a capital letter at its beginning, unless it begins with one of the names."""
     return text if text.startswith(tuple(f"{name} " for name in names)) else text[:1].upper() + text[1:]
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a name is a pattern, or fits it as a glob, which reads brackets in a name of own code otherwise."""
+    """Return whether a name equals a pattern or matches it as a glob, in which brackets have another meaning."""
     return name == pattern or fnmatch.fnmatchcase(name, pattern)
 
 
@@ -55,9 +55,9 @@ def shortened(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Return text that a terminal and a CI's log show as it is: without escape sequences and without commands.
+    """Return text that a terminal and a CI's log show unchanged: without escape sequences and commands.
 
-    A space stands for each other character that is no printable one, such as a line break or a change of direction.
+    A space replaces each other character that cannot be printed, such as a line break or a change of direction.
     """
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " for c in _ESCAPE_SEQUENCE.sub("", text))
@@ -65,28 +65,28 @@ def printable(text: str) -> str:
 
 
 def without_long_words(text: str) -> str:
-    """Return a message whose words have at most some hundred characters each, as long as a path is, and 4,000 in all.
+    """Return a message with words no longer than a path, a few hundred characters, and 4,000 characters in all.
 
-    What a person gives may be a whole file, and a message quotes it.
+    A message quotes a person's input, which may be a whole file.
     """
     text = _LONG_WORD.sub(lambda word: f"{word[0][:200]}...{word[0][-80:]}", text)
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 503]}...{text[-500:]}"
 
 
 def no_command(text: str) -> str:
-    """Return text of which GitHub's runner, which reads what a step prints, takes no line for a command to itself."""
+    """Return text without lines that GitHub's runner, which reads a step's output, takes for commands."""
     return _OLD_COMMAND.sub("# ", _COMMAND.sub(r"\1: :", text))
 
 
-@lru_cache(maxsize=10_000)  # many records have the same reason
+@lru_cache(maxsize=10_000)  # cached, as many records have the same reason
 def one_line(text: str) -> str:
-    """Return text without line breaks and escape sequences; reasons quote libraries, which have both."""
+    """Return text without line breaks and escape sequences, which reasons quoted from libraries have."""
     return " ".join(printable(text).split())
 
 
 @lru_cache(maxsize=10_000)
 def template(reason: str) -> str:
-    """Return a reason with its quantities taken out, equal for reasons that differ in quantities only."""
+    """Return a reason without its quantities: equal for reasons that differ in quantities only."""
     return _QUANTITY.sub("\0", reason)
 
 

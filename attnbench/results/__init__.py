@@ -1,1 +1,1 @@
-"""Run files, and what is derived from them: records, metrics, cells."""
+"""Run files, and the records, metrics and cells that are derived from them."""

@@ -1,7 +1,7 @@
-"""Which numbers and texts a run file can hold: what nobody can have planned or measured makes a line a damaged one.
+"""Bounds of the numbers and texts in a run file: a line with a value that is impossible to plan or measure is damaged.
 
 Beyond these bounds figures overflow formulas, counts fill the memory, and texts fill pictures and pages. NaN and
-infinity may stand among the errors of a result, which may hold them, and nowhere else: no instrument reads them.
+infinity are allowed only among the errors of a result, which may hold them; no instrument reads them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Record, Run
 
-LARGEST, SHORTEST = 1e30, 1e-15  # of any unit; seconds: no clock tells less
-MOST = 2**48  # of what is counted: bytes, tokens, rounds
-UNITS = (  # of the measurements that attnbench makes, by name; what a newer one makes besides has any unit
+LARGEST, SHORTEST = 1e30, 1e-15  # in any unit; in seconds, less than any clock's step
+MOST = 2**48  # of counts: bytes, tokens, rounds
+UNITS = (  # units of attnbench's measurements, by name; further measurements, of a newer attnbench, have any unit
     ("s", r"time(_rank\d+)?|attention|call|compute|enqueue|first_call|plan|span(_events)?|step_traced|sustained"),
     ("s", r"turns_\w+|(new|same)_inputs"),
     ("B", r"memory_\w+|moved|plan_memory"),
@@ -33,22 +33,22 @@ UNITS = (  # of the measurements that attnbench makes, by name; what a newer one
     ("C", "temperature"),
     ("", "busy|cores_left|pairs|pairs_computed|sustained_power_error"),
 )
-MOST_OF_TEXT = 10_000  # characters of a name, a reason or a word of a command line; a stored stderr has 4000
-# Samples that "runs" of value and times may stand for: a damaged file must not fill the memory.
+MOST_OF_TEXT = 10_000  # characters of a name, a reason or a word of a command line; a stored stderr has at most 4000
+# The most samples that "runs" of value and times may stand for: a damaged file must not fill the memory.
 MOST_OF_RECORD = 1_000_000
-MOST_OF_FILE = 5_000_000  # beyond the bytes of its lines
-MOST_BLOCKS = 2**28  # of all unlike random masks of a run, which are drawn to count the pairs of each
-MOST_SEQUENCES = 2**20  # in all unlike lengths of a run, which are compared with each pattern to name them
-ANY = ("seed",)  # fields whose numbers mean nothing
-POSITIVE = ("s", "B/s", "FLOP/s", "1/s")  # units of what takes time
-# Less than 0 where a call frees bytes that were held before it, and where the clocks of other processes read late.
+MOST_OF_FILE = 5_000_000  # more samples than the file's bytes
+MOST_BLOCKS = 2**28  # blocks of all different random masks of a run, which are drawn to count pairs
+MOST_SEQUENCES = 2**20  # in all different lengths of a run, each of which is compared with patterns for its name
+ANY = ("seed",)  # fields with arbitrary numbers
+POSITIVE = ("s", "B/s", "FLOP/s", "1/s")  # units of durations and rates
+# Below 0 where a call frees memory that was held before it, or the clocks of other processes are read late.
 DIFFERENCES = ("memory_saved", "cores_left")
 
 
 def check_record(record: Record) -> None:
-    """Raise ValueError, which names the place, for a number of a record that nothing can have measured.
+    """Raise ValueError, which names the place, for a number in a record that cannot have been measured.
 
-    So for a measurement without samples, and for the status `ok` where the errors of the record say otherwise.
+    A measurement without samples raises it too, and the status `ok` with errors above their tolerance.
     """
     for name, found in record.measurements.items():
         lowest = least(name, found.unit)
@@ -56,15 +56,15 @@ def check_record(record: Record) -> None:
             raise ValueError(f"{name}: no samples")
         for value in found.values:
             if not lowest <= value <= LARGEST:
-                raise ValueError(f"{name}: {value:g} {found.unit} is nothing that can be measured")
+                raise ValueError(f"{name}: {value:g} {found.unit} cannot have been measured")
     check_without_samples(record)
 
 
 def check_without_samples(record: Record) -> None:
-    """Do what `check_record` does, of all but the samples."""
+    """Check a record as `check_record` does, without its samples."""
     _check_case(record.case)
     if record.status == "ok" and record.accuracy and not record.accuracy.ok:
-        raise ValueError(f"its status is ok, and its errors are not: {record.accuracy.problem()}")
+        raise ValueError(f"its status is ok, but its result is wrong: {record.accuracy.problem()}")
     if "pairs" in record.measurements:
         _check_pairs(record.case, max(record.measurements["pairs"].values))
     counts = (record.round, record.ecc_errors, *record.kernels.values())
@@ -98,7 +98,7 @@ def check_without_samples(record: Record) -> None:
 
 
 def check_run(run: Run) -> None:
-    """Raise ValueError, which names the place, for a number of a run that nobody can have planned; not of records."""
+    """Raise ValueError, which names the place, for an impossible number in a run without its records."""
     _check("", {f.name: getattr(run, f.name) for f in fields(run) if f.name not in ("plan", "records", "replaced")})
     for job in run.plan:
         _check_case(job.case)
@@ -108,12 +108,12 @@ def check_run(run: Run) -> None:
 
 
 def _are_counts(numbers: Sequence[float]) -> bool:
-    """Return whether numbers are within all bounds: all at once is faster."""
+    """Return whether all numbers are within the bounds of counts; checking them together is fast."""
     return min(numbers) >= 0 and max(numbers) <= MOST and math.isfinite(sum(numbers))
 
 
 def check_cases(cases: Collection[Case]) -> None:
-    """Raise UserError where the random masks or the lengths of all cases of a run take minutes to count or to name."""
+    """Raise UserError where counting or naming the random masks or lengths of a run's cases would take minutes."""
     drawn = {
         (c.mask, c.shape.seqlen_q, c.shape.seqlen_k, c.causal, c.window_size)
         for c in cases
@@ -123,8 +123,8 @@ def check_cases(cases: Collection[Case]) -> None:
     batches = (sum(of[0] for of in found) for found in {c.lengths for c in cases})
     sequences = sum(batch for batch in batches if batch <= lengths.MOST_SEQUENCES)
     for number, most, what in (
-        (blocks, MOST_BLOCKS, "blocks of unlike random masks"),
-        (sequences, MOST_SEQUENCES, "sequences in unlike lengths"),
+        (blocks, MOST_BLOCKS, "blocks of different random masks"),
+        (sequences, MOST_SEQUENCES, "sequences in different lengths"),
     ):
         if number > most:
             raise UserError(f"{number:,} {what}, more than the {most:,} that a run may have; give fewer of them")
@@ -137,13 +137,13 @@ def _check_case(case: Case) -> None:
 
 @cache
 def unit(name: str) -> str | None:
-    """Return the unit that a measurement has; None for one that is not known here."""
+    """Return the unit of a measurement; None for an unknown measurement."""
     return next((of for of, names in UNITS if re.fullmatch(names, name)), None)
 
 
 @cache
 def least(name: str, of_unit: str) -> float:
-    """Return the least that a measurement can read. Raises ValueError where it has another unit."""
+    """Return the least possible value of a measurement. Raises ValueError for another unit than its own."""
     if (known := unit(name)) not in (None, of_unit):
         raise ValueError(f"{name}: its unit is {known!r}, not {of_unit!r}")
     if of_unit in POSITIVE:
@@ -153,11 +153,11 @@ def least(name: str, of_unit: str) -> float:
 
 
 def _check_pairs(case: Case, most: float) -> None:
-    """Raise ValueError for counted pairs of a case without a mask of one's own, or for more than it can have."""
+    """Raise ValueError for counted pairs of a case without a person's own mask, and for more than the case can have."""
     if not masks.is_own(case.mask):
-        raise ValueError("pairs: the case has no mask of one's own")
+        raise ValueError("pairs: counted only for a person's own mask, which the case lacks")
     if most > case.shape.batch * case.shape.seqlen_q * case.shape.seqlen_k:
-        raise ValueError(f"pairs: {most:g} are more than the case has")
+        raise ValueError(f"pairs: {most:g} are more than the case can have")
 
 
 def _too_long(text: str) -> str:
@@ -168,10 +168,10 @@ def _check(place: str, value: Any) -> None:
     """Raise ValueError for a number that is negative, not finite or too large, anywhere in a value."""
     if isinstance(value, float):
         if not 0 <= value <= LARGEST:
-            raise ValueError(f"{place}: {value:g} is beyond what there can be")
+            raise ValueError(f"{place}: {value:g} is outside the possible range")
     elif isinstance(value, int):
         if not 0 <= value <= MOST:
-            raise ValueError(f"{place}: {value} is beyond what there can be")
+            raise ValueError(f"{place}: {value} is outside the possible range")
     elif isinstance(value, str):
         if len(value) > MOST_OF_TEXT:
             raise ValueError(f"{place}: {_too_long(value)}")

@@ -24,7 +24,7 @@ from attnbench.core.lengths import is_pattern
 from attnbench.core.record import Status
 from attnbench.core.sizes import format_size
 
-BACKEND_ORDER = (  # those that keep their colour in every figure, of which there is room for 32
+BACKEND_ORDER = (  # backends with a fixed colour in all figures; there are 32 colours
     *("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "sdpa-fa3", "sdpa-fa4", "triton"),
     *("flex", "compile", "fa1", "fa2", "fa3", "fa4"),
     *("xformers", "xformers-cutlass", "xformers-fa2", "xformers-fa3", "xformers-splitk"),
@@ -41,9 +41,9 @@ ENDINGS: Mapping[Status, str] = {
     "timeout": "TIMEOUT",
     "skipped": "skip",
 }
-NOTHING = "-"  # measured, but this metric has no value
+NOTHING = "-"  # measured, without a value of this metric
 
-AXES: Mapping[str, Axis] = {  # all that tells two cases apart, in the order of titles and of tables
+AXES: Mapping[str, Axis] = {  # all differences of two cases, in the order of titles and tables
     name: axes.AXES[name]
     for name in (
         *("dtype", "headdim", "causal", *EXTRAS, "lengths"),
@@ -53,18 +53,18 @@ AXES: Mapping[str, Axis] = {  # all that tells two cases apart, in the order of 
 
 
 def backend_rank(name: str) -> tuple[int, str]:
-    """Return a sort key of backends, or of their names from `with_versions`: as in BACKEND_ORDER, then by name."""
+    """Return the sort key of a backend, or of its name from `with_versions`: by BACKEND_ORDER, then by name."""
     plain = name.partition(" ")[0]
     return (BACKEND_ORDER.index(plain) if plain in BACKEND_ORDER else len(BACKEND_ORDER), name)
 
 
 def with_versions(versions: Mapping[str, str], unusual: Collection[tuple[str, str]] = ()) -> dict[str, str]:
-    """Return backend -> its name in a table: with a library's version where others of the run have another of it.
+    """Return backend -> its name in a table: with a library's version where other backends of the run have another.
 
-    `versions` is what each backend says of itself: "torch 2.11.0, flash-attn-4 4.0.0b18". The version that most of a
-    library's backends have is not named. So what differs in a version is not read as what a backend adds: "sdpa-fa4
-    (4.0.0b18)" beside "fa4 (4.0.0b36)". `unusual` has what other runs of a report name (unusual_versions): it is named
-    here too, so that a version has one name.
+    `versions` has each backend's own text: "torch 2.11.0, flash-attn-4 4.0.0b18". The version that most of a library's
+    backends have is not named. A difference of versions is then not mistaken for one of backends: "sdpa-fa4 (4.0.0b18)"
+    beside "fa4 (4.0.0b36)". `unusual` has the versions named in other runs of a report (unusual_versions), which are
+    named here too.
     """
     told = {*unusual, *unusual_versions(versions)}
     named: dict[str, list[str]] = {backend: [] for backend in versions}
@@ -76,7 +76,7 @@ def with_versions(versions: Mapping[str, str], unusual: Collection[tuple[str, st
 
 
 def unusual_versions(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield (library, backend) where the backend has not the version that most of the library's backends have."""
+    """Yield (library, backend) where the backend's version is not the one of most backends of the library."""
     for library, found in _by_library(versions).items():
         usual = [version for version, n in Counter(found.values()).items() if 2 * n > len(found)]
         yield from ((library, backend) for backend, version in found.items() if version not in usual)
@@ -92,9 +92,9 @@ def _by_library(versions: Mapping[str, str]) -> dict[str, dict[str, str]]:
 
 
 def by_version(versions: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str]:
-    """Return (backend, what it says of its version) -> its name in a sentence about several runs.
+    """Return (backend, its text of versions) -> its name in a sentence about several runs.
 
-    What differs is named only where there are several versions of a backend: "fa4 (flash-attn-4 4.0.0b36)".
+    Versions are named only where a backend has several: "fa4 (flash-attn-4 4.0.0b36)".
     """
     parts: dict[str, dict[str, list[str]]] = {}
     for backend, said in versions:
@@ -110,7 +110,7 @@ def by_version(versions: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str
 
 @cache
 def extras(case: Case) -> tuple[str, ...]:
-    """Return the fields at another value than their default that no other name tells: ("softcap 30", "dropout 0.1")."""
+    """Return the fields with unusual values that no other part of a name shows: ("softcap 30", "dropout 0.1")."""
     return tuple(filter(None, (AXES[name].label(case) for name in EXTRAS)))
 
 
@@ -137,8 +137,8 @@ def lengths(case: Case) -> str:
 def case_name(backend: str, case: Case, dtype: bool = False, batch: bool = False) -> str:
     """Return a case on a backend in a few words, with its dtype if asked: triton 16k d128 causal fwd softcap 30.
 
-    Batch and heads are named, triton 1x16k d128 causal fwd b64 h32/8, if asked and where there are not as many queries
-    as keys: no budget of tokens gives them there.
+    Batch and heads are named (triton 1x16k d128 causal fwd b64 h32/8) on request, and where the numbers of queries and
+    keys differ, since no budget of tokens determines them there.
     """
     said = [f"{backend} {lengths(case)} d{headdim(case)} {mask(case)} {case.direction}", *extras(case)]
     if dtype:
@@ -149,7 +149,7 @@ def case_name(backend: str, case: Case, dtype: bool = False, batch: bool = False
 
 
 def span(values: Sequence[int], known: Sequence[int]) -> str:
-    """Return lengths in short: "1k", "1k, 4k", or "1k-64k" where all known lengths between are among them."""
+    """Return lengths in short: "1k", "1k, 4k", or "1k-64k" where no known length between is missing."""
     values, known = sorted(set(values)), sorted(set(known))
     runs: list[list[int]] = []
     for v in values:
@@ -167,8 +167,8 @@ def span(values: Sequence[int], known: Sequence[int]) -> str:
 
 
 def where(ours: Sequence[Case], every: Sequence[Case]) -> str:
-    """Return what sets some cases apart from all: the axes on which they lack a value; "" where they lack none."""
-    axes: tuple[tuple[Callable[[Case], Any], Callable[[Case], str]], ...] = (  # what sorts, and its name
+    """Return how some cases differ from all: their values on the axes where they lack a value; "" where none."""
+    axes: tuple[tuple[Callable[[Case], Any], Callable[[Case], str]], ...] = (  # (sort key, name)
         (lambda c: DTYPES.index(c.dtype), lambda c: c.dtype),
         (lambda c: (c.shape.headdim, c.shape.headdim_v), lambda c: f"d{headdim(c)}"),
         (has_grouped_heads, lambda c: "grouped heads" if has_grouped_heads(c) else ""),
@@ -178,7 +178,7 @@ def where(ours: Sequence[Case], every: Sequence[Case]) -> str:
         (lambda c: DIRECTIONS.index(c.direction), lambda c: c.direction),
     )
     seen = {value: {value(c) for c in ours} for value, _ in axes if value != extras}
-    alike = [c for c in every if all(value(c) in of for value, of in seen.items())]  # but for their extras
+    alike = [c for c in every if all(value(c) in of for value, of in seen.items())]  # alike except for extras
     told = " or ".join(sorted({text.split()[0] for case in alike for text in extras(case)}))
     without = told and f"without {told}"
     lengths_k, known = ({c.shape.seqlen_k for c in cases} for cases in (ours, every))
@@ -191,5 +191,5 @@ def where(ours: Sequence[Case], every: Sequence[Case]) -> str:
 
 
 def full_name(backend: str, case: Case) -> str:
-    """Return a cell's name with all that tells it apart from any other: triton 16k d128 causal fwd bf16 b1 h16."""
+    """Return a name that no other cell has: triton 16k d128 causal fwd bf16 b1 h16."""
     return case_name(backend, case, dtype=True, batch=True)

@@ -1,4 +1,4 @@
-"""A cell: one case on one backend of one device, all its rounds. Reports, gates and comparisons ask cells."""
+"""A cell: all rounds of one case on one backend of one device. Reports, gates and comparisons ask cells."""
 
 from __future__ import annotations
 
@@ -33,36 +33,35 @@ from attnbench.results.uncertainty import (
     uncertainty,
 )
 
-IMPOSSIBLE = 2.0  # times the rate of a large matmul; of all stored cells none has over 1.1
-CLOCK_HELD = 0.985  # of the best clock; what is missing up to it is the gauge's and the boost's own play
-# Where rounds ended differently, a wrong result or kernel outweighs a measured one; then what happened weighs more than
-# what was not tried.
+IMPOSSIBLE = 2.0  # times the rate of a large matmul; measured cells stay below 1.1
+CLOCK_HELD = 0.985  # share of the best clock; smaller differences are the gauge's and the boost's own
+# Where rounds ended differently, a wrong result or kernel outweighs a measured one, and an attempt outweighs a skip.
 _HEAVIEST_FIRST: Sequence[Status] = (*WRONG, "ok", "failed", "timeout", "oom", "skipped")
 assert {*_HEAVIEST_FIRST} == {*STATUSES}
 
 Machine = tuple[str, float | None]  # a model of device and its power limit in watts
-Key = tuple[Case, str]  # what names a cell among those of a device: its case and backend
+Key = tuple[Case, str]  # the identity of a cell on a device: its case and backend
 
 
 def heaviest(statuses: Iterable[Status]) -> Status:
-    """Return the status that tells most of several."""
+    """Return the most important of several statuses."""
     return min(statuses, key=_HEAVIEST_FIRST.index)
 
 
 def machine_of(run: Run) -> Machine:
-    """Return the machine that a run was measured on, which all cards of the model share."""
+    """Return the machine of a run: the model of its device, which all its cards share, and the power limit."""
     return run.environment.device.name, run.environment.power_limit_w
 
 
 def is_of_earlier_check(run: Run, record: Record) -> bool:
-    """Return whether a record is wrong by an earlier check, in a way in which today's check may find no fault."""
+    """Return whether an earlier check called a record wrong in a way that the present check may not."""
     changed = record.status == "wrong-kernel" or (record.status == "wrong" and record.case.dtype == "fp8")
     return changed and run.check < CHECK
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """All rounds of one case on one backend, of one run. Two cells are equal only if they are one object."""
+    """All rounds of one case on one backend in one run. Two cells are equal only if they are one object."""
 
     case: Case
     backend: str
@@ -83,27 +82,27 @@ class Cell:
 
     @property
     def backend_name(self) -> str:
-        """The backend as tables name it: "sdpa-fa4 (4.0.0b18)" where another of the run has another version."""
+        """The backend's name in tables: "sdpa-fa4 (4.0.0b18)" where another backend of the run has another version."""
         return self.source.backend_names.get(self.backend, self.backend)
 
     @property
     def is_exact(self) -> bool:
-        """Whether its backend computes attention itself; what does not is not ranked among those that do."""
+        """Whether its backend computes exact attention; approximations are not ranked among exact backends."""
         return self.backend not in self.source.approximate
 
     @property
     def is_ranked(self) -> bool:
-        """Whether it takes part in a contest: it computes attention, and did so in the time that was measured."""
+        """Whether the cell takes part in contests: it computes exact attention, and did so during the measured time."""
         return self.is_exact and not self.not_computed
 
     @property
     def usual(self) -> tuple[str, ...]:
-        """The metrics that tell most of its case; the latency alone where an approximation computes it as well."""
+        """The most telling metrics of its case; only the latency where some backend approximates the case."""
         return ("latency",) if self.case in self.source.approximated else metrics.usual(self.case)
 
     @property
     def device(self) -> str:
-        """The label of the device that it was measured on."""
+        """The label of its device."""
         return self.source.device
 
     @property
@@ -116,7 +115,7 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        """FLOPs of one call by the run's convention; with a mask of one's own those of the pairs that were counted."""
+        """FLOPs of one call by the run's convention; with a person's own mask, of the counted pairs."""
         return metrics.work((self.ok or self.rows)[0])
 
     @cached_property
@@ -136,13 +135,13 @@ class Cell:
 
     @property
     def reason(self) -> str | None:
-        """The reason of the first round that ended with the cell's status, and where an earlier check gave it."""
+        """The reason of the first round with the cell's status, with a note where an earlier check gave it."""
         reason = next(row.record.reason for row in self.rows if row.record.status == self.status)
-        return f"{reason} (by an earlier check: measure it again)" if self.of_earlier_check else reason
+        return f"{reason} (by an earlier check; measure it again)" if self.of_earlier_check else reason
 
     @property
     def of_earlier_check(self) -> bool:
-        """Whether a round of it is wrong by an earlier check, and may be right by today's."""
+        """Whether an earlier check called a round wrong that the present check may call right."""
         return any(is_of_earlier_check(row.source.run, row.record) for row in self.rows)
 
     @property
@@ -157,18 +156,18 @@ class Cell:
 
     @property
     def bound(self) -> Bound | None:
-        """What bounds the case by the roofline."""
+        """The case's bound by the roofline."""
         return metrics.bound(self.case, self.rates)
 
     def rounds(self, metric: str) -> dict[int, float]:
-        """Return round -> value of a metric, of the rounds that have one."""
+        """Return round -> value of a metric, for the rounds that have one."""
         found = ((row.record.round, metrics.value(metric, row)) for row in self.rows)
         return {number: value for number, value in found if value is not None}
 
     def value(self, metric: str) -> float | None:
         """Return the median of a metric over the rounds; None unless the cell is ok and a round has a value.
 
-        That of `ci` is the uncertainty of the latency's median over the rounds. Raises UserError for an unknown metric.
+        For `ci` it is the uncertainty of the latency's median over the rounds. Raises UserError for an unknown metric.
         """
         if metric not in self._values:
             self._values[metric] = self._value(metric)
@@ -176,7 +175,7 @@ class Cell:
 
     @cached_property
     def _values(self) -> dict[str, float | None]:
-        """Metric -> its value, of those that were asked for."""
+        """Metric -> its value, for the metrics that were asked for."""
         return {}
 
     def _value(self, metric: str) -> float | None:
@@ -189,25 +188,25 @@ class Cell:
 
     @cached_property
     def is_disturbed(self) -> bool:
-        """Whether others used the GPU meanwhile, so that its figures have no uncertainty and win nothing."""
+        """Whether other processes used the GPU meanwhile, so that its figures have no uncertainty and win nothing."""
         return any(row.disturbance for row in self.ok)
 
     @cached_property
     def not_computed(self) -> str:
-        """Why its latency is probably not that of the computation; "" where nothing tells so."""
+        """Why the latency is probably not the time of the computation; "" where no sign of it is found."""
         if self.source.beside and any(versioned(row.record) in self.source.beside.stored for row in self.ok):
             longer = self.value("new_inputs")
             where = f"a call on new inputs takes {times(longer)} as long as the next" if longer else ""
             return f"{where or 'in another run it was slower on new inputs'}: results are probably stored"
         share = (self.value("utilization_ceiling") or 0.0) if self.source.convention == "exact" else 0.0
-        ships = self.run.specs.get(self.backend, "").startswith("attnbench.")  # and stores nothing: the matmul was slow
+        ships = self.run.specs.get(self.backend, "").startswith("attnbench.")  # stores no results: the matmul was slow
         if share <= IMPOSSIBLE or ships:
             return ""
         return f"{times(share)} as fast as a large matmul: results are stored, or other work slowed the matmul"
 
     @cached_property
     def uncertainty(self) -> Uncertainty | None:
-        """The uncertainty of the latency; None where nothing can be said of it."""
+        """The uncertainty of the latency; None where it is unknown."""
         if self.is_disturbed or self.not_computed:
             return None
         rounds = [samples for row in self.ok if (samples := row.samples)]
@@ -215,7 +214,7 @@ class Cell:
         return uncertainty(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None, added)
 
     def uncertainty_of(self, metric: str) -> Uncertainty | None:
-        """Return what is known of how sure `latency`, `sustained_latency` or `joules` is, by parts."""
+        """Return the uncertainty of `latency`, `sustained_latency` or `joules` by parts; None where unknown."""
         if metric not in ("sustained_latency", "joules"):
             return self.uncertainty
         if self.is_disturbed:
@@ -227,21 +226,21 @@ class Cell:
         return of_sustained(rounds, spread, prior)
 
     def half_interval(self, metric: str) -> float | None:
-        """Return the uncertainty of `latency`, `sustained_latency` or `joules`; None where nothing can be said of it.
+        """Return the relative uncertainty of `latency`, `sustained_latency` or `joules`; None where it is unknown.
 
-        What is a constant times or over one of them has the same (Metric.sure_as).
+        A metric that is a constant times or over one of them has the same uncertainty (Metric.sure_as).
         """
         found = self.uncertainty_of(metric)
         return found.total if found else None
 
     def is_hardly_known(self, metric: str = "latency") -> bool:
-        """Whether a figure says of nothing which is best: its uncertainty is unknown, or too large."""
+        """Whether a figure's uncertainty is unknown, or too large to say which cell is best."""
         return hardly_known(self.half_interval(metric))
 
     def is_host_bound(self, metric: str = "latency") -> bool:
-        """Whether a figure holds the time in which the device waited for the host.
+        """Whether a figure contains time in which the device waited for the host.
 
-        Without pauses that is so too where the host takes longer to launch a call than the device to run it.
+        A figure without pauses also does where the host takes longer to launch a call than the device to run it.
         """
         waits = metric != "latency" and self.is_launch_bound
         return waits or any(row.host_bound for row in self.ok)
@@ -252,7 +251,7 @@ class Cell:
         return (self.value("latency") or 0.0) < (self.value("enqueue") or 0.0)
 
     def alike(self, other: Cell, metric: str = "latency") -> bool:
-        """Return whether two measured cells differ by no more than their uncertainties explain (half_interval)."""
+        """Return whether the uncertainties of two measured cells explain their difference (half_interval)."""
         ours, theirs = self.value(metric), other.value(metric)
         if not ours or not theirs:
             return False
@@ -261,22 +260,22 @@ class Cell:
 
     @property
     def cards(self) -> frozenset[str]:
-        """The UUIDs of the devices that computed it, one for each rank, as far as they are known."""
+        """The known UUIDs of the devices that computed it, one for each rank."""
         environment = self.run.environment
         devices = (environment.device, *environment.peers)[: self.case.ranks]
         return frozenset(device.uuid for device in devices if device.uuid)
 
     def between_cards(self, other: Cell) -> float:
-        """Return what sets the cards of two cells apart (uncertainty.between_units); 0 where they share a card.
+        """Return the difference between the cards of two cells (uncertainty.between_units); 0 where they share a card.
 
-        Two runs that do not name their cards are taken to be of two.
+        Runs that do not name their cards count as runs on different cards.
         """
         shared = self.run is other.run or self.cards & other.cards
         return 0.0 if shared else between_units(self.source.spread)
 
     @property
     def latency_interval(self) -> tuple[float, float] | None:
-        """The 95 % interval of the latency over the latency, as (low, high), for other processes on this card."""
+        """The 95 % interval of the latency for other processes on this card, as (low, high) relative to the latency."""
         half = self.uncertainty.total if self.uncertainty else math.inf
         return (math.exp(-half), math.exp(half)) if half < 700 else None
 
@@ -284,15 +283,15 @@ class Cell:
 def _held_down(row: Row) -> bool:
     """Whether the clock of a row was below its best by more than CLOCK_HELD allows.
 
-    While next to nothing runs, the clock shows what the power controller allows, and is compared with the best that the
-    worker has read: before the calls, and after them where a call is longer than a burst, so that no pause within it
-    helps. While the calls run, it is lower by what the kernel draws, and is compared with the cell's own best. Without
-    a gauge NVML's limits tell.
+    While next to nothing runs, the clock is the one that the power controller allows, and is compared with the worker's
+    best reading: before the calls, and also after them where a call is longer than a burst, so that pauses cannot help.
+    While the calls run, the kernel's power lowers the clock, which is compared with the cell's own best. Without a
+    gauge, NVML's limits decide.
     """
     held = row.one_value("clock_held")
     if held is None:
         return bool(row.record.limits)
-    if row.source.run.method == 1:  # where `held` is the clock after the calls
+    if row.source.run.method == 1:  # there `held` is the clock after the calls
         top = row.source.run.environment.clock_max_hz
         short = top is None or held < CLOCK_HELD * top
         return held < CLOCK_HELD * row.source.best_clock or (bool(row.record.limits) and short)
@@ -312,11 +311,11 @@ def cells(
 ) -> list[Cell]:
     """Return the cells of several runs, in the order of a report; the last record of a job wins within a run.
 
-    `beside` has the facts of all runs that they will be compared with: these runs, or with `by_machine` those of them
-    on the same model of device with the same power limit.
+    `beside` has the facts of all runs that they are compared with: by default these runs, or, with `by_machine`, the
+    runs among them on the same model of device with the same power limit.
 
-    Runs share a device label when their figures can stand in one table: nothing in the environment, the timer or the
-    cache state differs, and they measured no cell twice. Otherwise each gets a label of its own.
+    Runs share a device label when their figures can stand in one table: their environment, timer and cache state are
+    the same, and they measured no cell twice. Otherwise each gets a label of its own.
     """
     joined = [(Source(run, convention), _records_by_key(run)) for run in runs]
     whole = together(runs) if beside is None and not by_machine else beside
@@ -348,7 +347,7 @@ def cells(
 def contest_of(
     cells: Iterable[Cell], metric: str = "latency", *, sure_as: str = "latency", higher: bool = False
 ) -> Contest[Cell]:
-    """Return which measured cells have the best value of a metric, whose uncertainty is that of `sure_as`."""
+    """Return which measured cells have the best value of a metric, which has the uncertainty of `sure_as`."""
     return contest(
         cells, lambda c: c.value(metric), lambda c: c.half_interval(sure_as), Cell.between_cards, higher=higher
     )
@@ -370,7 +369,7 @@ def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:
     return {cell.key: cell for cell in cells}
 
 
-# In the label of a device, before the start of the run, or of the first and last run, that tell it from its namesakes
+# Words before the start of a run, or of the first and last run, in labels of devices of one name
 STARTS = ("run of ", "runs of ")
 _Records = Mapping[Key, Mapping[int, Record]]  # cell -> round -> its last record
 
@@ -383,7 +382,7 @@ def _records_by_key(run: Run) -> dict[Key, dict[int, Record]]:
 
 
 def _cells_of(source: Source, keys: _Records) -> list[Cell]:
-    """Return the cells of one run, and give their source what they tell together: ceilings and the best clock."""
+    """Return the cells of one run, and set facts of their source that follow from all: ceilings, best clock."""
     found = [
         Cell(case, backend, tuple(Row(rounds[n], source) for n in sorted(rounds)), source)
         for (case, backend), rounds in keys.items()
@@ -420,14 +419,14 @@ def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[t
     runs = [members[0][0].run for members, *_ in groups]
     names = [run.environment.device.name for run in runs]
     started = [sorted(source.run.started.replace("T", " ") for source, _ in members) for members, *_ in groups]
-    told = [[_started(starts, 16), _started(starts, 19)] for starts in started]  # to the minute, else to the second
+    told = [[_started(starts, 16), _started(starts, 19)] for starts in started]  # to the minute, or to the second
     texts = [[*setup_texts(run).values(), *own] for run, own in zip(runs, told, strict=True)]
     labels = unique_labels(names, texts, "{} ({})")
     return [(label, members) for label, (members, *_) in zip(labels, groups, strict=True)]
 
 
 def _started(starts: Sequence[str], length: int) -> str:
-    """Return when the runs of a group began, in so many characters: "runs of 2026-11-23 17:05 to 2026-11-26 09:19"."""
+    """Return the starts of a group's runs, cut to `length`: "runs of 2026-11-23 17:05 to 2026-11-26 09:19"."""
     one, several = STARTS
     first, last = starts[0][:length], starts[-1][:length]
     return f"{several}{first} to {last}" if len(starts) > 1 else f"{one}{first}"

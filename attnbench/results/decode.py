@@ -1,7 +1,7 @@
-"""Decode the lines of a run file: msgspec for what is as it should be, core.json for the rest.
+"""Decode the lines of a run file: msgspec for regular lines, core.json for the rest.
 
-msgspec is ten times as fast. What it does not take as it stands (a number that JSON has no word for, a field of another
-type) is left to core.json, which reads it or says what is wrong with it.
+msgspec is ten times as fast. Lines that it refuses (with a number that JSON cannot express, or a field of another type)
+are left to core.json, which reads them or names the fault.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from attnbench.results import bounds
 
 
 class Repeated(Sequence[float]):
-    """A sequence of (value, times) pairs as the samples that they stand for.
+    """A sequence of samples, stored as (value, times) pairs.
 
-    Where neighbours are equal, as NVML's readings are, it takes a quarter of the memory.
+    Where neighbours are equal, as in NVML's readings, it takes a quarter of the memory.
     """
 
     __slots__ = ("_runs",)
@@ -38,7 +38,7 @@ class Repeated(Sequence[float]):
         self._runs = runs
 
     def __reduce__(self) -> tuple[type[Repeated], tuple[array[float]]]:
-        """Say how it is made again: without it the older protocols of pickle do not take slots."""
+        """Support pickle, whose older protocols do not take slots."""
         return Repeated, (self._runs,)
 
     def __len__(self) -> int:
@@ -64,16 +64,16 @@ class Samples(Mapping[str, Measurement]):
     __slots__ = ("_numbers", "_places")
 
     def __init__(self, places: Places, numbers: array[float]) -> None:
-        """Take all numbers: how many samples they stand for, where each measurement begins and ends, then these."""
+        """Take all numbers: the count of samples, the beginning and end of each measurement, then the samples."""
         self._places, self._numbers = places, numbers
 
     def __reduce__(self) -> tuple[type[Samples], tuple[Places, array[float]]]:
-        """Say how it is made again, as `Repeated` does."""
+        """Support pickle, as `Repeated` does."""
         return Samples, (self._places, self._numbers)
 
     @property
     def number(self) -> int:
-        """How many samples there are in all."""
+        """The number of samples of all measurements."""
         return int(self._numbers[0])
 
     def __getitem__(self, name: str) -> Measurement:
@@ -95,11 +95,11 @@ class Samples(Mapping[str, Measurement]):
         return len(self._places)
 
 
-DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised for what is no value of ours
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # errors for a value of another format
 
 
 def record(line: bytes) -> Record | None:
-    """Return the record of a line, or None for a line of a type that is not known.
+    """Return the record of a line, or None for a line of an unknown type.
 
     Raises one of DAMAGE for a damaged line.
     """
@@ -123,20 +123,20 @@ def record(line: bytes) -> Record | None:
 
 
 def _check_text(line: bytes) -> None:
-    """Raise ValueError for bytes that are no UTF-8, which msgspec skips in fields that it does not know."""
+    """Raise ValueError for bytes that are not UTF-8, which msgspec skips in unknown fields."""
     if not line.isascii():
         line.decode("utf-8", "surrogatepass")
 
 
 def samples(record: Record) -> int:
-    """Return how many samples a record has."""
+    """Return the number of samples of a record."""
     if isinstance(record.measurements, Samples):
         return record.measurements.number
     return sum(len(found.values) for found in record.measurements.values())
 
 
 def fields(line: bytes) -> dict[str, bytes]:
-    """Return the fields of a JSON object by name, each as JSON. Raises one of DAMAGE where the line is no object."""
+    """Return the fields of a JSON object by name, each as JSON. Raises one of DAMAGE for another line."""
     try:
         return {name: bytes(value) for name, value in _OBJECT.decode(line).items()}
     except msgspec.MsgspecError:
@@ -144,7 +144,7 @@ def fields(line: bytes) -> dict[str, bytes]:
 
 
 def type_of(line: bytes) -> Any:
-    """Return the type of a line, as "record", which is a JSON object; None where it has none."""
+    """Return the type of a line that is a JSON object, such as "record"; None where it has none."""
     return json.loads(fields(line).get("type", b"null"))
 
 
@@ -158,7 +158,7 @@ def run(header: Mapping[str, bytes]) -> Run:
 
 
 def _in_utc(started: str) -> str:
-    """Return a moment in UTC, as attnbench writes it; one without an offset, or what is no moment, as it is."""
+    """Return a time in UTC, as attnbench writes it; a time without an offset, or other text, is returned as it is."""
     try:
         moment = datetime.fromisoformat(started)
         return moment.astimezone(timezone.utc).isoformat() if moment.utcoffset() else started
@@ -187,7 +187,7 @@ def _forecast(text: bytes) -> Forecast:
 def packed(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record's JSON with samples as [value, times] for each run of equal ones, where that is shorter.
 
-    NVML's readings change more slowly than it is asked: half of a record was repetition.
+    NVML's readings change more slowly than they are taken, so that half of a record would be repetition.
     """
     if "measurements" not in data:
         return dict(data)
@@ -195,24 +195,24 @@ def packed(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expanded(runs: Any) -> list[float]:
-    """Return the samples of [value, times] pairs, of which `_check_room` has seen that they are not too many.
+    """Return the samples of [value, times] pairs, whose number `_check_room` has checked.
 
-    Raises ValueError for anything else.
+    Raises ValueError for other values.
     """
     found: list[float] = []
     if not isinstance(runs, list | tuple) or not all(
         isinstance(pair, list | tuple) and len(pair) == 2 for pair in runs
     ):
-        raise ValueError("runs: no list of [value, times]")
+        raise ValueError("runs: not a list of [value, times]")
     for value, times in runs:
         if type(times) is not int or times < 1:
-            raise ValueError(f"runs: {json.dumps(times)} is no number of samples")
+            raise ValueError(f"runs: {json.dumps(times)} is not a number of samples")
         found += [value] * times
     return found
 
 
 def _times(found: Iterable[Any]) -> Iterator[int]:
-    """Yield how many samples each pair stands for in the runs of measurements, of which nothing is known yet."""
+    """Yield the number of samples of each pair in the runs of measurements, which are unchecked."""
     for runs in found:
         for pair in runs if isinstance(runs, list | tuple) else ():
             if isinstance(pair, list | tuple) and len(pair) == 2 and type(pair[1]) is int:
@@ -222,20 +222,20 @@ def _times(found: Iterable[Any]) -> Iterator[int]:
 def _check_room(times: Iterable[int]) -> None:
     """Raise ValueError where the runs of all measurements together stand for too many samples."""
     if (number := sum(times)) > bounds.MOST_OF_RECORD:
-        raise ValueError(f"runs: {json.dumps(number)} is no number of samples")
+        raise ValueError(f"runs: {json.dumps(number)} is not a number of samples")
 
 
 _Sample = Annotated[float, msgspec.Meta(ge=-bounds.LARGEST, le=bounds.LARGEST)]
 
 
-class _Taken(msgspec.Struct, gc=False):  # it holds no reference to itself, so the collector need not look at it
+class _Taken(msgspec.Struct, gc=False):  # not for the collector, as it cannot be in a cycle
     unit: str
     values: list[_Sample] | None = None
     runs: list[tuple[_Sample, Annotated[int, msgspec.Meta(ge=1)]]] | None = None
 
 
 def _samples(found: Mapping[str, _Taken]) -> Samples:
-    """Return the measurements of a record. Raises ValueError for none, and for one that nothing can have measured."""
+    """Return the measurements of a record. Raises ValueError for no samples, and for values that cannot be measured."""
     taken = [*found.values()]
     values = [*map(attrgetter("values"), taken)]
     pairs = tuple([i for i, of in enumerate(values) if of is None])
@@ -247,22 +247,22 @@ def _samples(found: Mapping[str, _Taken]) -> Samples:
     number = len(numbers) - sum(len(values[i]) for i in pairs) + times
     places, least = _places(tuple(found), tuple(map(attrgetter("unit"), taken)), pairs)
     if any(map(lt, map(min, values), least)):
-        raise ValueError("nothing that can be measured")
+        raise ValueError("a value that cannot have been measured")
     return Samples(places, array("d", (number, *ends, *numbers)))
 
 
 @lru_cache(maxsize=4096)
 def _places(names: Sequence[str], units: Sequence[str], pairs: Sequence[int]) -> tuple[Places, Sequence[float]]:
-    """Return the places of measurements, one mapping for all records that have these, and the least number of each.
+    """Return the places of measurements, one mapping for all records with the same names, and each one's least value.
 
-    `pairs` are the places of those with (value, times) pairs. Raises ValueError for a unit that a name has not.
+    `pairs` are the places of measurements with (value, times) pairs. Raises ValueError for a wrong unit of a name.
     """
     each = enumerate(zip(names, units, strict=True))
     places = {intern(name): (place, intern(unit), place in pairs) for place, (name, unit) in each}
     return places, [*map(bounds.least, names, units)]
 
 
-_Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # what tables hold; core.json says what is wrong
+_Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # the range of tables; core.json names the fault
 
 
 class _Job(msgspec.Struct):
@@ -291,7 +291,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 _LINE: list[Any] = [
     *((name, hint, _DEFAULTS.get(name, msgspec.NODEFAULT)) for name, hint in _TYPES.items()),
-    ("type", str),  # last, so that the others stand as the fields of Record do
+    ("type", str),  # last, so that the others are in the order of Record's fields
 ]
 _RECORD: Any = msgspec.json.Decoder(msgspec.defstruct("RecordLine", _LINE, kw_only=True, gc=False))
 _OBJECT: Any = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -312,7 +312,7 @@ def _jobs(plan: bytes) -> tuple[Job, ...]:
 
 
 def _record_by_core_json(line: bytes) -> Record | None:
-    data = json.loads(line.decode("utf-8-sig", "surrogatepass"))  # of bytes it would take UTF-16 too
+    data = json.loads(line.decode("utf-8-sig", "surrogatepass"))  # json.loads would also take bytes in UTF-16
     if data.pop("type") != "record":
         return None
     found = data.get("measurements")
@@ -335,7 +335,7 @@ def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _unpacked(found: Any) -> Any:
-    """Return a measurement's JSON with all its samples; what is no measurement is returned as it is."""
+    """Return a measurement's JSON with all its samples; another value is returned as it is."""
     if not isinstance(found, Mapping) or "values" in found or "runs" not in found:
         return found
     return {**{k: v for k, v in found.items() if k != "runs"}, "values": expanded(found["runs"])}

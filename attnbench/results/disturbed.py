@@ -1,8 +1,8 @@
-"""Whether other processes used the device while a run was measured, by what its file holds.
+"""Signs in a run file that other processes used the device during the measurement.
 
-Of a GPU nothing of such a run can be believed: its kernels took turns with others, so that a latency is any multiple of
-what it is on a free GPU, and the fastest is whoever had more of the turns. Such figures have no uncertainty
-(Cell.uncertainty), so that none of them wins, and whatever shows them says so first (`doubt`).
+On a GPU no figure of such a run can be believed: kernels took turns with other processes, so that a latency may be any
+multiple of its value on a free GPU, and the fastest backend is the one with more turns. Such figures have no
+uncertainty (Cell.uncertainty), so that none of them wins, and all output with them begins with this doubt (`doubt`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from attnbench.core.other_work import BUSY, is_short_of_cores, is_too_busy, othe
 from attnbench.core.record import Record, Run
 from attnbench.core.text import count, some
 
-# Of runs on free H100s and H200s the lowest reading of a large matmul was 1.02 times the quick one before the run, and
-# 0.72 of the datasheet's peak; beside another process it was 0.26 of the peak.
+# In runs on free H100s and H200s a large matmul reads at least 1.02 times the quick reading before the run, and 0.72 of
+# the datasheet's peak; beside another process, 0.26 of the peak.
 SLOWED, FAR_BELOW = 0.7, 0.4
 AGAIN = "Measure again on a free GPU."
 HELD = {"hardware slowdown", "thermal", "hardware thermal", "power brake"}  # limits that explain a slow matmul
 
 
 def doubt(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return the first line of whatever shows these runs: that they cannot be believed, and why; () where they can."""
+    """Return the first line of all output about these runs: why they cannot be believed; () where they can."""
     whole = [(run, why) for run in runs if (why := disturbance(run))]
     if whole:
         run, why = whole[0]
@@ -44,9 +44,9 @@ def doubt(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _doubt_of_cores(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return the first line of figures that a CPU's other work may have slowed by any amount."""
+    """Return the first line where other work on a CPU may have slowed figures by any factor; else ()."""
     measured = [(run, record) for run in runs for record in run.records if record.measurements]
-    figures = {(run.started, record.case, record.backend) for run, record in measured}  # each of several rounds
+    figures = {(run.started, record.case, record.backend) for run, record in measured}  # one figure for all rounds
     slowed = {
         (run.started, record.case, record.backend)
         for run, record in measured
@@ -61,9 +61,9 @@ def _doubt_of_cores(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def load(record: Record, device: Device) -> float:
-    """Return by how much other work on a CPU may have slowed its calls, as a logarithm; infinite for any amount.
+    """Return the logarithm of the factor by which other work on a CPU may have slowed calls; infinite for any factor.
 
-    It is that of the threads over the cores that were left to them.
+    The factor is the threads over the cores that were left to them.
     """
     read = record.measurements.get("cores_left")
     left = read.values[0] if read and read.values else None
@@ -73,7 +73,7 @@ def load(record: Record, device: Device) -> float:
 
 
 def doubt_at_start(environment: Environment) -> tuple[str, ...]:
-    """Return the first line of what was measured there: () where the devices were free when it began."""
+    """Return the first line of output about a measurement in this environment: () where the devices were free."""
     if why := _used_at_start(environment):
         return (f"Nothing here can be believed: {why}. {AGAIN}",)
     device = environment.device
@@ -83,7 +83,7 @@ def doubt_at_start(environment: Environment) -> tuple[str, ...]:
 
 
 def doubt_of_check(device: Device) -> tuple[str, ...]:
-    """Return the first line of a check, which times nothing: () where the device was free when it began."""
+    """Return the first line of a check, which times nothing: () where the device was free at its start."""
     if not is_too_busy(device):
         return ()
     return (
@@ -93,7 +93,7 @@ def doubt_of_check(device: Device) -> tuple[str, ...]:
 
 
 def disturbance(run: Run) -> str:
-    """Return what shows that others used the GPU for all of a run, or for a part of it that is not known; else ""."""
+    """Return the sign that others used the GPU during a run, or an unknown part of it; "" where there is none."""
     if run.environment.device.kind == "cpu":
         return ""
     if why := _used_at_start(run.environment):
@@ -110,7 +110,7 @@ def disturbance(run: Run) -> str:
 
 
 def _used_at_start(environment: Environment) -> str:
-    """Return what was seen of others on the GPUs when a run began; "" where they were free, and on a CPU."""
+    """Return the use of a GPU by others at the start of a run; "" where the GPUs were free, and on a CPU."""
     for device in (environment.device, *environment.peers):
         if device.kind != "cpu" and is_too_busy(device):
             return f"another process used {device} when this began ({other_work(device)})"
@@ -120,8 +120,8 @@ def _used_at_start(environment: Environment) -> str:
 def beside_others(run: Run) -> list[Record]:
     """Return the measured records beside which another process computed on the GPU.
 
-    Where the driver does not tell who computed, records name all that hold memory: they are no load where each record
-    names some, and the GPU was idle before the run and at every look.
+    Where the driver does not tell which processes computed, records name all that hold memory. These do not count as
+    load where each record names some, and the GPU was idle before the run and at every reading.
     """
     measured = [record for record in run.records if record.measurements]
     found, looks = [record for record in measured if record.others], _looks(run)
@@ -134,9 +134,9 @@ def _looks(run: Run) -> list[float]:
 
 
 def _slow_matmuls(run: Run) -> Iterator[str]:
-    """Yield each reading of a large matmul that is far too slow: below the one at the start, or the datasheet's peak.
+    """Yield the readings of a large matmul that are far below the reading at the start, or the datasheet's peak.
 
-    The peak decides only where nothing told of other processes at the start.
+    The peak decides only where other processes at the start are unknown.
     """
     device = run.environment.device
     gpu = gpus.find(device.name, device.memory, device.multiprocessors) if device.kind == "cuda" else None

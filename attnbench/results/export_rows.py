@@ -1,6 +1,6 @@
 """Cells as a table for other programs: one row for each cell and round; columns are the case's fields and all metrics.
 
-Seconds, bytes, hertz, watts, joules and fractions are not scaled; tflops is TFLOP/s and gbps GB/s. What is not known is
+Seconds, bytes, hertz, watts, joules and fractions are not scaled; tflops is TFLOP/s and gbps GB/s. Unknown values are
 None.
 """
 
@@ -35,14 +35,13 @@ _WHOLE = ("window_left", "window_right", *_WHOLE_METRICS)
 def case_columns(case: Case) -> dict[str, Any]:
     """Return a case's fields by the names of CASE_COLUMNS.
 
-    A window's open side is None, "lengths" is a list as --lengths takes it, "model_step" is
-    `Case.step`, "case" is the key.
+    A window's open side is None, "lengths" is a list as for --lengths, "model_step" is `Case.step`, "case" is the key.
     """
     return {**vars(case.shape), **{name: read(case) for name, read in _OF_CASE.items()}, "case": case.key}
 
 
 class MadeRows(Sequence[Mapping[str, Any]]):
-    """Rows that are made anew each time that they are gone through: few formats need them, and all fill the memory."""
+    """Rows that are made again in each iteration: few formats need them, and together they would fill the memory."""
 
     def __init__(self, made: Callable[[], Iterator[Mapping[str, Any]]]) -> None:
         self._made = made
@@ -77,12 +76,12 @@ def table_rows(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
                 "l2": record.l2,
                 "limits": "; ".join(record.limits),
                 "disturbed": row.disturbance,
-                "kernels": intern("; ".join(record.kernels)),  # one text for all rows that have it
+                "kernels": intern("; ".join(record.kernels)),  # one object for equal texts
                 "bound": cell.bound,
                 "flops_convention": cell.source.convention,
                 **(_figures(row) if row.ok else dict.fromkeys(METRICS)),
             }
-            row.values.clear()  # else the rows would keep every figure a second time
+            row.values.clear()  # or the rows would keep every figure a second time
 
 
 def dataframe(cells: Iterable[Cell]) -> pandas.DataFrame:
@@ -91,7 +90,7 @@ def dataframe(cells: Iterable[Cell]) -> pandas.DataFrame:
     import pandas
 
     numbers = METRICS.keys() - {*_WHOLE}
-    columns: dict[str, Any] = {name: array("d") if name in numbers else [] for name in COLUMNS}  # a list has objects
+    columns: dict[str, Any] = {name: array("d") if name in numbers else [] for name in COLUMNS}  # text in lists
     for told in table_rows(cells):
         for name, value in told.items():
             columns[name].append(math.nan if value is None and name in numbers else value)
@@ -102,7 +101,7 @@ def dataframe(cells: Iterable[Cell]) -> pandas.DataFrame:
 
 
 def _figures(row: Row) -> dict[str, float | int | None]:
-    """Return every metric of a row, as an int where it is whole; None beyond 64 bits, which no table holds."""
+    """Return all metrics of a row, counts as int; None for a number beyond 64 bits, which no table holds."""
     found: dict[str, float | int | None] = {name: metric.formula(row) for name, metric in METRICS.items()}
     for name in _WHOLE_METRICS:
         if (value := found[name]) is not None:

@@ -1,4 +1,4 @@
-"""Tell which of some runs are one run that was given again, or copies of one that went on apart."""
+"""Detection of runs given twice, and of copies of a run that were resumed separately."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from attnbench.core.text import count
 
 K = TypeVar("K")
 DIGITS = 1e-6  # a baseline's figures have seven digits
-NOT_TIMED = 3  # what `_recorded` returns of a record beside its time
+NOT_TIMED = 3  # the number of fields before the times in `_recorded`
 
 
 def without_copies(given: Iterable[tuple[K, Run]]) -> list[tuple[K, Run]]:
-    """Return runs with what comes with them, each once; of a run and its baseline the run, which has the samples.
+    """Return the (key, run) pairs with each run once; of a run and its baseline the run, which has the samples.
 
-    A run that is given again, as a copy, as a part of itself, as its own baseline or beside its folder, would look like
-    a second machine or like rounds without noise. The whole takes the place of the first of its parts.
+    A run given twice, as a copy, a part of itself, its own baseline or beside its folder, would look like a second
+    machine or like rounds without noise. The whole run takes the place of the first of its parts.
     """
     found: list[tuple[K, Run]] = []
     for beside, run in given:
@@ -39,9 +39,9 @@ def without_copies(given: Iterable[tuple[K, Run]]) -> list[tuple[K, Run]]:
 
 
 def went_on_apart(given: Iterable[tuple[K, Run]]) -> Iterator[str]:
-    """Yield a sentence for each two runs that share records, as copies of one that were resumed each by itself.
+    """Yield a sentence for each pair of runs that share records, as copies of a run that were resumed separately.
 
-    No run is among them twice (`without_copies`). What comes with a run is its name.
+    `given` has (name, run) pairs, each run once (`without_copies`).
     """
     for of in grouped(given, lambda pair: pair[1].started).values():
         recorded = cache(lambda i, of=of: _recorded(of[i][1]))
@@ -52,12 +52,12 @@ def went_on_apart(given: Iterable[tuple[K, Run]]) -> Iterator[str]:
             if timed := [record for record in recorded(i) & recorded(j) if len(record) > NOT_TIMED]:
                 yield (
                     f"{name} and {other_name} are copies of one run that went on apart: {count(len(timed), 'record')} "
-                    "of them are the same, and are no two measurements"
+                    "of them are the same, and count as one measurement"
                 )
 
 
 def _is_part(run: Run, whole: Run) -> bool:
-    """Return whether a run is the other, or what was measured of it when it was copied, or a baseline of it."""
+    """Return whether a run is the other, an earlier state of it, or its baseline."""
     if run.started != whole.started or (whole.reduced and not run.reduced):
         return False
     if not run.reduced:
@@ -71,27 +71,27 @@ def _is_part(run: Run, whole: Run) -> bool:
 
 
 def _planned(run: Run) -> Run:
-    """Return a run as it was before it was measured, without rounds that were added."""
+    """Return a run in its state before measurement, without added rounds."""
     return replace(run, plan=[job for job in run.plan if not job.round], records=(), replaced=())
 
 
 def _is_within(run: Run, whole: Run) -> bool:
-    """Return whether the other run has all records of a run. One without records is a part of none that has some."""
+    """Return whether `whole` has all records of a run; false for a run without records, if `whole` has some."""
     some, every = _recorded(run), _recorded(whole)
     return some <= every and bool(some or not every)
 
 
 def _recorded(run: Run) -> Set[tuple[object, ...]]:
-    """Return what tells each record of a run from others: NOT_TIMED fields, then the samples of its time.
+    """Return the identity of each record of a run: NOT_TIMED fields, then the samples of its time.
 
-    Errors are none of it, as they may be NaN and then equal nothing.
+    Errors are left out, as NaN equals nothing.
     """
     records = [(r, r.measurements.get("time")) for r in (*run.records, *run.replaced)]
     return {(r.id, r.status, r.seconds, *(time.values if time else ())) for r, time in records}
 
 
 def _kept(run: Run) -> tuple[str, tuple[str, str | None], dict[str, float]]:
-    """Return what a baseline keeps of a run: its suite, its device, and the time of each job."""
+    """Return the parts of a run that its baseline keeps: suite, device, and the time of each job."""
     device = run.environment.device
     taken = ((r.id, r.measurements["time"].values) for r in run.records if "time" in r.measurements)
     return run.suite, (device.name, device.uuid), {job: stats.median(values) for job, values in taken if values}

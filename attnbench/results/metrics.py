@@ -3,16 +3,17 @@
 Records hold raw samples in seconds, bytes and hertz; everything here is derived from them when a report is made. Values
 keep the unit of their metric (seconds, bytes, TFLOP/s, fractions of 1); only `format` scales them for a reader.
 
-**Utilisation** is throughput as a share of one of three: the datasheet's peak; that peak scaled to the clock that was
-held, so that power does not count against the kernel; and what a large matmul reached in the same run.
+**Utilisation** is throughput as a share of one of three rates: the datasheet's peak; that peak at the clock held, so
+that the power limit does not count against the kernel; and the rate of a large matmul in the same run.
 
 **Roofline** (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009): no implementation takes less than
-max(FLOPs / peak, bytes / bandwidth), by the datasheet, with exact FLOPs and ideal traffic whatever the convention. The
-larger term is what bounds the case. With a warm L2 the traffic need not cross the bus, and a share may exceed 1.
+max(FLOPs / peak, bytes / bandwidth), by the datasheet, with exact FLOPs and ideal traffic for any convention of FLOPs.
+The larger term bounds the case. With a warm L2 the traffic need not cross the bus, and a share may exceed 1.
 
-**Cross-check.** The instruments took turns, so readings of one turn saw the same clock: they are compared turn by turn,
-and the median of the ratios counts. CUPTI's spans are compared with what events read of the same calls, because tracing
-itself slows some kernels; by how much is the events' reading of traced calls over that of others.
+**Cross-check.** The instruments take turns, so that the readings of one turn have the same clock: they are compared
+turn by turn, and the median of the ratios counts. CUPTI's spans are compared with the events' readings of the same
+calls, because tracing itself slows some kernels; its toll is the events' reading of traced calls over their reading of
+other calls.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Sure = Literal["latency", "sustained_latency", "joules"]  # the metrics whose un
 
 @dataclass(frozen=True)
 class Metric:
-    """A figure that is derived of a row: its name, its unit ("" for a ratio), how it is written and what it is."""
+    """A figure derived from a row, with its name, unit ("" for a ratio), format and line of help."""
 
     name: str
     title: str
@@ -48,14 +49,14 @@ class Metric:
     better: Literal["higher", "lower"] | None
     doc: str
     formula: Formula
-    format: Callable[[float], str]  # 3 significant digits; with a unit of its own where the prefix adapts
+    format: Callable[[float], str]  # 3 significant digits; with the unit where its prefix adapts
     clocked: bool = False  # whether it depends on the GPU's clock
-    sure_as: Sure | None = None  # the metric whose uncertainty it has: it is a constant times or over that, or its part
-    whole: bool = False  # whether it is a count, so a whole number
+    sure_as: Sure | None = None  # the metric with the same relative uncertainty
+    whole: bool = False  # whether it is a count, and a whole number
 
     @property
     def heading(self) -> str:
-        """Title and unit, the unit left out where every figure carries its own."""
+        """Title and unit; without the unit where each figure has its own."""
         return self.title if self.unit in ("", "s", "B", "Hz", "J") else f"{self.title}, {self.unit}"
 
 
@@ -72,9 +73,10 @@ def metric(
     sure_as: Sure | None = None,
     whole: bool = False,
 ) -> Callable[[Formula], Formula]:
-    """Declare the decorated function a metric of its name; its docstring is the line of help.
+    """Declare the decorated function as the metric of its name; its docstring is the line of help.
 
-    A row keeps what other metrics ask for; the rest is asked for once, by a cell, which keeps the median of its rounds.
+    A row keeps the values that other metrics ask for. A cell asks for the rest once, and keeps the median of its
+    rounds.
     """
 
     def declare(formula: Formula) -> Formula:
@@ -111,19 +113,19 @@ def value(name: str, row: Row) -> float | None:
 
 
 def work(row: Row) -> float:
-    """Return the FLOPs of a row's case, with a mask of one's own those of the pairs that were counted."""
+    """Return the FLOPs of a row's case; with a person's own mask, of the counted pairs."""
     seen, expected = row.one_value("pairs"), flops(row.case, row.source.convention)
     return expected if seen is None else expected * seen * row.case.shape.batch / pairs(row.case)
 
 
 def clock(row: Row) -> float | None:
-    """Return the SM clock in Hz while the row was measured: by the exact gauge, else as NVML saw it."""
+    """Return the SM clock in Hz while the row was measured: by the exact gauge, else by NVML."""
     held = clock_held(row)
     return clock_sm(row) if held is None else held
 
 
 def bound(case: Case, rates: Rates) -> Bound | None:
-    """Return what bounds a case by the roofline; None where peak or bandwidth is not known."""
+    """Return the bound of a case by the roofline; None where peak or bandwidth is unknown."""
     least = _roofline_of(case, rates)
     return least.bound if least else None
 
@@ -132,19 +134,17 @@ USUAL = ("tflops", "gbps", "tokens_per_second", "latency", "attention_share")  #
 
 
 def usual(case: Case) -> tuple[str, ...]:
-    """Return the metrics that tell most of a case: of a step of generation the bandwidth and the latency, of a model's
-    step its tokens and the share of attention.
-    """
+    """Return the most telling metrics of a case, such as bandwidth and latency for a step of generation."""
     if case.step:
         return ("tokens_per_second", "latency", "attention_share")
     return ("gbps", "latency") if case.is_decode else ("tflops",)
 
 
 def share_of_limit(name: str, value_of: Callable[[str], float | None], *, memory_bound: bool) -> float | None:
-    """Return what stands beside tflops and gbps: the share of what the datasheet allows; None where that is unknown.
+    """Return the share of the datasheet's limit that is shown beside tflops and gbps; None where it is unknown.
 
-    A copy, which writes as much as it reads, is no limit for a kernel that reads. `value_of` gives the values of
-    metrics by name.
+    The measured copy is not used, as it writes as much as it reads, and a kernel that reads may exceed it. `value_of`
+    returns a metric's value by name.
     """
     if name == "tflops":
         return value_of("roofline" if memory_bound else "utilization")
@@ -152,7 +152,7 @@ def share_of_limit(name: str, value_of: Callable[[str], float | None], *, memory
 
 
 def turn_ratios(row: Row, instrument: str) -> tuple[float, ...]:
-    """Return an instrument's readings over those of the events, turn by turn, where it can be of the same calls."""
+    """Return an instrument's readings over the events', turn by turn, of the same calls where possible."""
     readings = row.measured(f"turns_{instrument}")
     traced = row.measured("turns_traced") if instrument == "cupti" else ()
     pairs = zip(readings, traced or row.measured("turns_events"), strict=False)
@@ -188,8 +188,8 @@ def latency_p99(row: Row) -> float | None:
 
 @metric("Uncertainty of the latency", "", "lower", formats.percent)
 def ci(row: Row) -> float | None:
-    """Half the 95 % interval of the latency for other processes on this card, over the latency: from rounds, else
-    within this process and what sets processes apart by a table (docs/measuring.md).
+    """Half the 95 % interval of the latency for other processes on this card, over the latency: from rounds, else from
+    this process's samples and a table of the differences between processes (docs/measuring.md).
     """
     found = None if row.disturbance else uncertainty([row.samples], row.source.spread, added=row.added)
     return found.total if found else None
@@ -197,7 +197,7 @@ def ci(row: Row) -> float | None:
 
 @metric("Uncertainty within the process", "", "lower", formats.percent)
 def ci_within(row: Row) -> float | None:
-    """Half the 95 % interval of the median of the samples, over the median; or, if more, what sets two speeds apart."""
+    """Half the 95 % interval of the median of the samples, over it; or, if larger, the distance of two speeds."""
     return within_process(row.samples)
 
 
@@ -209,14 +209,14 @@ def cov(row: Row) -> float | None:
 
 @metric("Drift of the latency", "", None, formats.percent)
 def drift(row: Row) -> float | None:
-    """How far the samples' median moved from the first third to the last; 0 where noise explains it."""
-    time = row.measured("time")  # the instrument's own samples: there are more of them than spans, in order of time
+    """Relative change of the samples' median from the first third to the last; 0 where noise explains it."""
+    time = row.measured("time")  # the instrument's own samples, as they are in order of time and more than the spans
     return stats.drift(time) if time else None
 
 
 @metric("Samples", "", None, formats.whole_number, whole=True)
 def samples(row: Row) -> float | None:
-    """Timed calls that the latency is the median of."""
+    """Number of timed calls, of which the latency is the median."""
     return float(len(row.samples))
 
 
@@ -233,8 +233,8 @@ def launch_gap(row: Row) -> float | None:
 
 @metric("Latency in a CUDA graph", "s", "lower", formats.duration, clocked=True)
 def graph_latency(row: Row) -> float | None:
-    """Median time of one call replayed in a CUDA graph, without what the host takes to launch it; taken by the
-    cross-check (run --cross-check), and the time itself with --timer graph.
+    """Median time of one call replayed in a CUDA graph, without the host's time of launching; taken by the cross-check
+    (run --cross-check), and the latency itself with --timer graph.
     """
     readings = row.measured("turns_graph")
     if not readings and row.record.timer == "graph":
@@ -250,7 +250,7 @@ def enqueue(row: Row) -> float | None:
 
 @metric("Throughput", "TFLOP/s", "higher", formats.digits, clocked=True, sure_as="latency")
 def tflops(row: Row) -> float | None:
-    """FLOPs of the case over the latency; with several ranks, those of each."""
+    """FLOPs of the case over the latency; with several ranks, FLOPs per rank."""
     return _over(_throughput(row), 1e12)
 
 
@@ -262,7 +262,7 @@ def utilization(row: Row) -> float | None:
 
 @metric("Utilisation at the clock held", "", "higher", formats.share, sure_as="latency")
 def utilization_clock(row: Row) -> float | None:
-    """Throughput as a share of the datasheet peak scaled to the clock held (clock_held, else clock_sm)."""
+    """Throughput as a share of the datasheet peak at the clock held (clock_held, else clock_sm)."""
     held, rates = clock(row), row.rates
     if rates.peak is None or rates.clock is None or held is None:
         return None
@@ -271,13 +271,13 @@ def utilization_clock(row: Row) -> float | None:
 
 @metric("Utilisation of the measured matmul", "", "higher", formats.share, clocked=True, sure_as="latency")
 def utilization_ceiling(row: Row) -> float | None:
-    """Throughput as a share of the median that a large matmul of the dtype reached in the same run."""
+    """Throughput as a share of the median rate of a large matmul of the dtype in the same run."""
     return _over(_throughput(row), row.rates.ceiling)
 
 
 @metric("Bandwidth", "GB/s", "higher", formats.digits, clocked=True, sure_as="latency")
 def gbps(row: Row) -> float | None:
-    """Ideal traffic (each operand once) over the latency: a lower bound of what was moved; of each rank."""
+    """Ideal traffic (each operand once) over the latency: a lower bound of the real traffic; per rank."""
     return _over(_traffic(row), 1e9)
 
 
@@ -289,7 +289,7 @@ def bandwidth_utilization(row: Row) -> float | None:
 
 @metric("Bandwidth utilisation of the measured copy", "", "higher", formats.share, clocked=True, sure_as="latency")
 def bandwidth_ceiling(row: Row) -> float | None:
-    """Ideal traffic over the latency, as a share of the median that a large copy reached in the same run."""
+    """Ideal traffic over the latency, as a share of the median rate of a large copy in the same run."""
     return _over(_traffic(row), row.rates.copy)
 
 
@@ -310,80 +310,80 @@ def speedup(row: Row) -> float | None:
 
 @metric("Peak memory added by one call", "B", "lower", formats.size, whole=True)
 def memory_peak(row: Row) -> float | None:
-    """The most that one call takes from torch's allocator, over its inputs."""
+    """The most memory that one call takes from torch's allocator, beyond its inputs."""
     return row.one_value("memory_peak")
 
 
 @metric("Peak memory of one call with its inputs", "B", "lower", formats.size, whole=True)
 def memory_total(row: Row) -> float | None:
-    """The most that one call takes from torch's allocator, and its inputs; with several ranks, of each."""
+    """The most memory that one call takes from torch's allocator, with its inputs; with several ranks, per rank."""
     added = memory_peak(row)
     return None if added is None else added + input_bytes(row.case) // row.case.ranks
 
 
 @metric("Peak memory added by one call, as the driver sees it", "B", "lower", formats.size, whole=True)
 def memory_driver(row: Row) -> float | None:
-    """The most that one call takes from the driver, over its inputs: what libraries take past torch counts too."""
+    """The most memory that one call takes from the driver, beyond its inputs, with libraries' own allocations."""
     return row.one_value("memory_driver")
 
 
 @metric("Memory kept for backward", "B", "lower", formats.size, whole=True)
 def memory_saved(row: Row) -> float | None:
-    """What the forward pass leaves allocated: its output and what it keeps for backward."""
+    """Memory that the forward pass leaves allocated: its output and the tensors kept for the backward."""
     return row.one_value("memory_saved")
 
 
 @metric("First call", "s", "lower", formats.duration)
 def first_call(row: Row) -> float | None:
-    """Time of preparation and first launch, with compiling and tuning; --fresh-caches makes it compile everything."""
+    """Time of preparation and first launch, with compilation and tuning; with --fresh-caches everything is compiled."""
     return row.one_value("first_call")
 
 
 @metric("Plan", "s", "lower", formats.duration)
 def plan(row: Row) -> float | None:
-    """Time to build what a batch of these lengths needs once a step (offsets, masks, a library's plan), by the host's
-    clock until the device is done; not part of the latency. A note says how often it waits.
+    """Time to build the parts that a batch of these lengths needs once a step (offsets, masks, a library's plan), by
+    the host's clock until the device is done; not part of the latency. A note says how often it waits.
     """
     return row.one_value("plan")
 
 
 @metric("Peak memory of the plan", "B", "lower", formats.size, whole=True)
 def plan_memory(row: Row) -> float | None:
-    """The most that building the plan takes from torch's allocator: of a mask by name, that of building the mask."""
+    """The most memory that building the plan, or a mask by name, takes from torch's allocator."""
     return row.one_value("plan_memory")
 
 
 @metric("Block efficiency", "", "higher", formats.share)
 def block_efficiency(row: Row) -> float | None:
-    """Of a mask by name: pairs that the mask leaves over those that are computed, block by block."""
+    """With a mask by name: the pairs that the mask leaves over the pairs that are computed, block by block."""
     left = row.one_value("pairs")
     return _over(pairs(row.case) / row.case.shape.batch if left is None else left, row.one_value("pairs_computed"))
 
 
 @metric("Throughput of computed pairs", "TFLOP/s", "higher", formats.digits, clocked=True, sure_as="latency")
 def tflops_computed(row: Row) -> float | None:
-    """Throughput with the FLOPs of all pairs that are computed, where blocks that the mask leaves in part are whole."""
+    """Throughput with the FLOPs of all computed pairs, including the masked pairs of blocks that are computed."""
     return _over(tflops(row), block_efficiency(row))
 
 
 @metric("Tokens per second", "tokens/s", "higher", formats.digits, clocked=True, sure_as="latency")
 def tokens_per_second(row: Row) -> float | None:
-    """Of a step of a model: the tokens that it computes (in decode one of each sequence) over the latency."""
+    """For a step of a model: the tokens that it computes (in decode one per sequence) over the latency."""
     return _over(float(row.case.shape.batch * row.case.shape.seqlen_q), latency(row)) if row.case.step else None
 
 
 @metric("Attention in the step", "s", "lower", formats.duration)
 def attention_time(row: Row) -> float | None:
-    """Of a step of a model: its attention, with making masks, by the trace of one step. Tracing slows kernels: where
-    the traced step has more of them than the latency, their time is scaled to it.
+    """For a step of a model: the time of its attention, with the making of masks, by the trace of one step. Tracing
+    slows kernels: where the kernels of the traced step take longer than the latency, their time is scaled to it.
     """
     return _over(_product(row.one_value("attention"), latency(row)), _most(row.one_value("step_traced"), latency(row)))
 
 
 @metric("Idle in the step", "s", "lower", formats.duration)
 def idle_time(row: Row) -> float | None:
-    """Of a step of a model: its latency less the time in which kernels ran in one traced step, where that is less: the
-    device waited for the host.
+    """For a step of a model: its latency less the time in which kernels ran in one traced step, if positive: the device
+    waited for the host.
     """
     seconds, busy = latency(row), row.one_value("step_traced")
     return None if seconds is None or busy is None else max(0.0, seconds - busy)
@@ -397,13 +397,13 @@ def attention_share(row: Row) -> float | None:
 
 @metric("Time to measure", "s", None, formats.duration)
 def seconds(row: Row) -> float | None:
-    """Wall time of the whole job: checks, memory, samples and trace. A report of it adds where the time went."""
+    """Wall time of the whole job: checks, memory, samples and trace. A report with it adds a table of the parts."""
     return row.record.seconds
 
 
 @metric("Error", "", "lower", formats.digits)
 def error(row: Row) -> float | None:
-    """Largest error over what is allowed, of all results; above 1 is wrong."""
+    """Largest error of all results over its tolerance; above 1 is wrong."""
     errors = row.record.accuracy.errors.values() if row.record.accuracy else ()
     shares = (e.max_error / e.tolerance if e.tolerance else (math.inf if e.max_error else 0.0) for e in errors)
     return max(shares, default=None)
@@ -411,8 +411,8 @@ def error(row: Row) -> float | None:
 
 @metric("Relative error", "", "lower", formats.percent)
 def relative_error(row: Row) -> float | None:
-    """Norm of the error against the high-precision reference over the reference's, of the result where it is
-    largest; in fp8 the reference is of the inputs before they were rounded.
+    """Norm of the error against the high-precision reference over the norm of the reference, for the result where it is
+    largest; in fp8 the reference uses the inputs before rounding.
     """
     errors = row.record.accuracy.errors.values() if row.record.accuracy else ()
     return max((e.relative for e in errors), default=None)
@@ -420,41 +420,41 @@ def relative_error(row: Row) -> float | None:
 
 @metric("Approximation error", "", "lower", formats.percent)
 def approximation_error(row: Row) -> float | None:
-    """Of an approximate backend: norm of out less exact attention's over the norm of that, on a sample of rows."""
+    """For an approximate backend: norm of its error over the norm of exact attention, on a sample of rows."""
     found = row.record.approximation
     return found.error if found else None
 
 
 @metric("Attention mass kept", "", "higher", formats.percent)
 def mass_kept(row: Row) -> float | None:
-    """Of an approximate backend that attends to some keys: exact attention's probability on those, mean over rows."""
+    """For an approximate backend that attends to some keys: exact attention's probability on them, mean over rows."""
     found = row.record.approximation
     return found.mass_kept if found else None
 
 
 @metric("SM clock held", "Hz", None, formats.megahertz)
 def clock_held(row: Row) -> float | None:
-    """Median clock of the multiprocessors while calls ran, from the cycles that they count themselves; in runs by
-    method 1, right after each batch of calls.
+    """Median clock of the multiprocessors while calls ran, from their own counters of cycles; in runs of method 1,
+    right after each batch of calls.
     """
     return row.one_value("clock_held")
 
 
 @metric("SM clock", "Hz", None, formats.megahertz)
 def clock_sm(row: Row) -> float | None:
-    """Median clock of the multiprocessors while measuring, as NVML saw it: up to 0.1 s late."""
+    """Median clock of the multiprocessors while measuring, by NVML, whose readings are up to 0.1 s late."""
     return row.one_value("clock_sm")
 
 
 @metric("Memory clock", "Hz", None, formats.megahertz)
 def clock_mem(row: Row) -> float | None:
-    """Median clock of the memory while measuring, as NVML saw it."""
+    """Median clock of the memory while measuring, by NVML."""
     return row.one_value("clock_mem")
 
 
 @metric("Temperature", "C", "lower", formats.whole_number)
 def temperature(row: Row) -> float | None:
-    """Median temperature of the GPU while measuring, as NVML saw it."""
+    """Median temperature of the GPU while measuring, by NVML."""
     return row.one_value("temperature")
 
 
@@ -466,22 +466,20 @@ def cores_left(row: Row) -> float | None:
 
 @metric("New over same inputs", "", None, formats.times)
 def new_inputs(row: Row) -> float | None:
-    """On a CPU: median time of calls on new inputs over that of the calls after them, where each of them is slower."""
+    """On a CPU: median time of calls on new inputs over the median of the calls after them, if all are slower."""
     new, same = row.one_value("new_inputs"), row.one_value("same_inputs")
     return None if new is None or not same else new / same
 
 
 @metric("Latency without pauses", "s", "lower", formats.duration, sure_as="sustained_latency")
 def sustained_latency(row: Row) -> float | None:
-    """Mean time of one call in a long run without pauses, once power and clock are steady; L2 is as the last call
-    left it.
-    """
+    """Mean time of one call in a long run without pauses, once power and clock are steady; L2 is not flushed."""
     return row.one_value("sustained")
 
 
 @metric("Throughput without pauses", "TFLOP/s", "higher", formats.digits, sure_as="sustained_latency")
 def sustained_tflops(row: Row) -> float | None:
-    """FLOPs of the case over the latency without pauses; with several ranks, those of each."""
+    """FLOPs of the case over the latency without pauses; with several ranks, FLOPs per rank."""
     return _over(_work_of_rank(row) / 1e12, sustained_latency(row))
 
 
@@ -493,40 +491,40 @@ def sustained_utilization(row: Row) -> float | None:
 
 @metric("Power without pauses", "W", "lower", formats.digits, sure_as="joules")
 def sustained_power(row: Row) -> float | None:
-    """Mean power by NVML's energy counter over the seconds of the latency without pauses: the whole board's."""
+    """Mean power of the whole board during the latency without pauses, by NVML's energy counter."""
     watts = row.one_value("sustained_power")
     return watts if watts is not None and watts > 0 else None
 
 
 @metric("Energy of one call", "J", "lower", formats.energy, sure_as="joules")
 def joules(row: Row) -> float | None:
-    """Power without pauses times the latency without pauses: the whole board's."""
+    """Power times latency, both without pauses: the whole board's energy."""
     watts, seconds = sustained_power(row), sustained_latency(row)
     return watts * seconds if watts is not None and seconds is not None else None
 
 
 @metric("Efficiency", "TFLOP/s/W", "higher", formats.digits, sure_as="joules")
 def tflops_per_watt(row: Row) -> float | None:
-    """FLOPs of the case over the energy of one call; with several ranks, those of each."""
+    """FLOPs of the case over the energy of one call; with several ranks, FLOPs per rank."""
     return _over(_work_of_rank(row) / 1e12, joules(row))
 
 
 @metric("Uncertainty of the power without pauses", "", "lower", formats.percent)
 def power_error(row: Row) -> float | None:
-    """Uncertainty of the times at which the energy counter was read, over the time between; that of joules too."""
+    """Uncertainty of the times at which the energy counter was read, over the time between them; for joules too."""
     return row.one_value("sustained_power_error")
 
 
 @metric("Disagreement of the instruments", "", "lower", formats.percent)
 def disagreement(row: Row) -> float | None:
-    """Largest |ratio - 1| of the readings of CUPTI or CUDA graph to those of events; median over turns."""
+    """Largest |ratio - 1| of CUPTI's or CUDA graph's readings to the events'; median over turns."""
     apart = [abs(stats.median(found) - 1) for name in INSTRUMENTS[1:] if (found := turn_ratios(row, name))]
     return max(apart, default=None)
 
 
 @metric("Toll of tracing", "", "lower", formats.percent)
 def tracing(row: Row) -> float | None:
-    """How much longer CUDA events read a call while CUPTI traces it; median over the turns of a cross-check."""
+    """Relative increase of a call's time by events while CUPTI traces it; median over turns of a cross-check."""
     pairs = zip(row.measured("turns_traced"), row.measured("turns_events"), strict=False)
     ratios = [traced / plain for traced, plain in pairs if plain]
     return stats.median(ratios) - 1 if ratios else None
@@ -534,9 +532,9 @@ def tracing(row: Row) -> float | None:
 
 @metric("Communication exposed", "", "lower", formats.share, sure_as="latency")
 def exposed(row: Row) -> float | None:
-    """With several ranks: the share of the latency that the same launch without its communication does not take.
+    """With several ranks: the share of the latency that communication adds to the same launch without it.
 
-    In clock cycles where the clocks of both are known, since a GPU at its power cap runs the two at different ones.
+    In clock cycles where both clocks are known, since a GPU at its power cap runs the two at different clocks.
     """
     seconds, alone = latency(row), row.one_value("compute")
     if alone is None or not seconds:
@@ -547,27 +545,27 @@ def exposed(row: Row) -> float | None:
 
 @metric("Sent by each rank", "GB/s", "higher", formats.digits, sure_as="latency")
 def bus_gbps(row: Row) -> float | None:
-    """With several ranks: the bytes that one rank sends in a call, at most, over the latency."""
+    """With several ranks: the most bytes that one rank sends in a call, over the latency."""
     moved = row.one_value("moved")
     return None if moved is None else _over(moved / 1e9, latency(row))
 
 
 @metric("Share of the bus", "", "higher", formats.share, sure_as="latency")
 def bus_share(row: Row) -> float | None:
-    """With several ranks: what each sends over the latency, as a share of its bytes/s in a large all-to-all."""
+    """With several ranks: the bytes that each sends over the latency, as a share of its rate in a large all-to-all."""
     most = row.one_value("ceiling_bus")
     return None if most is None else _over(_product(bus_gbps(row), 1e9), most)
 
 
 @metric("Cycles", "cycles", "lower", formats.megacycles, sure_as="latency")
 def cycles(row: Row) -> float | None:
-    """Latency times the SM clock held: independent of what power and heat did to the clock."""
+    """Latency times the SM clock held: independent of the effects of power and heat on the clock."""
     seconds, held = latency(row), clock_held(row)
     return seconds * held if seconds is not None and held is not None else None
 
 
 def _throughput(row: Row) -> float | None:
-    """Return FLOP/s of each rank."""
+    """Return the FLOP/s of each rank."""
     return _over(_work_of_rank(row), latency(row))
 
 
@@ -576,7 +574,7 @@ def _work_of_rank(row: Row) -> float:
 
 
 def _traffic(row: Row) -> float | None:
-    """Return bytes/s of ideal traffic of each rank."""
+    """Return the bytes/s of ideal traffic of each rank."""
     return _over(ideal_bytes(row.case) / row.case.ranks, latency(row))
 
 

@@ -1,9 +1,9 @@
-"""The noise of a cell between rounds: its own variance, moderated by what all cells have in common; and between runs.
+"""The noise of a cell between rounds, its own variance moderated by the common variance, and between runs.
 
 The gate's tests and the uncertainty of a figure (uncertainty.py) use it.
 
-Five rounds a side give a cell's variance 8 degrees of freedom only, two rounds give 2. The cells of one metric are
-alike enough to help each other: their variances are taken as draws from
+Five rounds a side give a cell's variance only 8 degrees of freedom, two rounds give 2. The cells of one metric are
+alike enough to share information: their variances are taken as draws from
 
     sigma^2 ~ d0 s0^2 / chi2(d0)
 
@@ -12,24 +12,24 @@ degrees of freedom, and each cell gets the mean of its own and the common varian
 
     (d0 s0^2 + d s^2) / (d0 + d)    with d0 + d degrees of freedom,
 
-with which its t statistic again has Student's distribution. Where cells differ much in noise d0 is small, and each cell
-counts for itself; where they are alike d0 is large. Smyth, "Linear Models and Empirical Bayes Methods for Assessing
-Differential Expression in Microarray Experiments", Statistical Applications in Genetics and Molecular Biology 3(1),
-2004, sections 3 and 6.2 (limma).
+with which its t statistic again has Student's distribution. Where cells differ much in noise, d0 is small, and each
+cell counts for itself; where they are alike, d0 is large. Smyth, "Linear Models and Empirical Bayes Methods for
+Assessing Differential Expression in Microarray Experiments", Statistical Applications in Genetics and Molecular Biology
+3(1), 2004, sections 3 and 6.2 (limma).
 
-With one round a side no cell has a variance. What takes its place is how differently the cells changed: the normal
-spread (1.4826 times the median absolute deviation) of their log ratios, with 3 degrees of freedom because cells differ
-in noise; or, if that is more, the spread at which a tenth of Student's distribution lies as far out as a tenth of the
-cells. Of two runs on an H200 90 % of 307 cells are then within their intervals. Real changes widen it, so it errs on
-the safe side, but a disturbance of one cell alone cannot be told from a change of that cell.
+With one round a side no cell has a variance. The spread of the cells' changes takes its place: the normal spread
+(1.4826 times the median absolute deviation) of their log ratios, with 3 degrees of freedom because cells differ in
+noise; or, if larger, the spread at which a tenth of Student's distribution lies as far out as a tenth of the cells. For
+two runs on an H200, 90 % of 307 cells are then within their intervals. Real changes widen the spread, so it errs on the
+safe side, but a disturbance of one cell alone cannot be distinguished from a change of that cell.
 
 **Between runs** a cell may be off by an amount that all rounds of a run share (another layout of memory, another day),
-so that no round shows it. Where at least a third of the cells did not change, or changed alike, the scatter of the
-changes does: the shortest interval that holds a third of them is as long as 2 x 0.4307 standard deviations, and knows
-nothing of the others (as with half of them: Rousseeuw and Leroy, "A robust scale estimator based on the shortest half",
-Statistica Neerlandica 42(2), 1988). What that is above the errors of these changes is between runs. It makes cells
-slower and faster alike; so it is taken to be no larger than what the changes in the other direction show, by their 16 %
-quantile (one standard deviation), and where cells only got slower there is none.
+so that rounds do not show it. The scatter of the changes does, where at least a third of the cells did not change, or
+changed alike: the shortest interval that holds a third of the changes is 2 x 0.4307 standard deviations long, and does
+not depend on the others (as with half of them: Rousseeuw and Leroy, "A robust scale estimator based on the shortest
+half", Statistica Neerlandica 42(2), 1988). The part of this scatter above the errors of these changes is between runs.
+It makes cells slower and faster alike; so it is limited to the scatter of changes in the other direction, by their 16 %
+quantile (one standard deviation), and is 0 where cells only got slower.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ if TYPE_CHECKING:
 
     Floats = NDArray[numpy.float64]
 
-MIN_CELLS = 20  # with fewer, a fit of the common variance means too little
-MAX_FREEDOM = 50.0  # of the prior: no sample as small as this supports more
-SPREAD_FREEDOM = 3.0  # of prior_from_changes
-MIN_SCATTER = 10  # cells, to see from their changes how much runs differ
-SHORTEST = 1.2  # over the root of the cells: by so much the shortest of all intervals is too short (normal, simulated)
-CELL_FREEDOM = 0.28  # degrees of freedom of between_runs a cell (likewise)
+MIN_CELLS = 20  # a fit of the common variance needs as many cells
+MAX_FREEDOM = 50.0  # degrees of freedom of the prior: samples of this size support no more
+SPREAD_FREEDOM = 3.0  # degrees of freedom of prior_from_changes
+MIN_SCATTER = 10  # the least cells whose changes show the difference of runs
+SHORTEST = 1.2  # over the root of the cells: the shortest interval's relative bias (normal values, simulated)
+CELL_FREEDOM = 0.28  # degrees of freedom of between_runs per cell (simulated)
 TIE = 1e-20  # a variance of logarithms below this is rounding, not noise
 
 
 @dataclass(frozen=True)
 class Prior:
-    """The variance of one round's logarithm that the cells of a metric have in common, with its degrees of freedom.
+    """The common variance of one round's logarithm in the cells of a metric, with its degrees of freedom.
 
-    0 degrees of freedom: nothing is known.
+    With 0 degrees of freedom nothing is known.
     """
 
     variance: float = 0.0
@@ -70,10 +70,10 @@ class Prior:
 def prior_from_variances(variances: ArrayLike, freedoms: ArrayLike, most: float = MAX_FREEDOM) -> Prior:
     """Fit the prior to the cells' variances, each with its degrees of freedom, by the moments of their logarithms.
 
-    It has `most` degrees of freedom at most.
+    It has at most `most` degrees of freedom.
 
     Variances of 0 (values that tie) have no logarithm and are left out, which makes the fit larger: the safe side.
-    Where they are the majority the metric has no noise, or a coarse clock, and the prior is empty.
+    Where they are the majority, the metric has no noise, or a coarse clock, and the prior is empty.
     """
     import numpy as np
     from scipy import special  # type: ignore[import-untyped]
@@ -93,7 +93,7 @@ def prior_from_variances(variances: ArrayLike, freedoms: ArrayLike, most: float 
 def prior_from_changes(changes: Sequence[float], weights: Sequence[float]) -> Prior:
     """Return the prior of cells with one round a side, from the spread of their log ratios.
 
-    `weights`: for each cell 1 / n + 1 / m of its rounds.
+    `weights`: 1 / n + 1 / m for each cell, with its n and m rounds on the two sides.
     """
     if len(changes) < MIN_CELLS:
         return Prior()
@@ -107,9 +107,9 @@ def prior_from_changes(changes: Sequence[float], weights: Sequence[float]) -> Pr
 
 
 def between_runs(changes: Floats, variances: Floats) -> tuple[float, float]:
-    """Return the variance between two runs that cells have beyond their rounds: of those slower, of those faster.
+    """Return the variance between two runs beyond the rounds' own, for slower cells and for faster cells.
 
-    `changes`: of the cells, as logarithms; `variances`: of these changes, as rounds show them.
+    `changes` are logarithms, one per cell; `variances` are the variances of these changes by rounds.
     """
     import numpy as np
     from scipy import special
@@ -135,7 +135,7 @@ N = TypeVar("N", float, "Floats")
 def moderated(variance: N, freedom: N, prior: Prior) -> tuple[N, N]:
     """Return a cell's variance joined with the prior, and its degrees of freedom; 0 where nothing is known.
 
-    Both may be arrays, of one cell each.
+    Both arguments may be arrays with an entry per cell.
     """
     total = prior.freedom + freedom
     return (prior.freedom * prior.variance + freedom * variance) / (total + (total == 0)), total

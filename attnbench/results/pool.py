@@ -1,32 +1,32 @@
-"""One value of each cell from all cards that measured it, and how much of it is theirs: a mixed model.
+"""One value of each cell from all cards that measured it, by a mixed model of cells and cards.
 
-With y the logarithm of what card k measured of cell c, the median over its n rounds (latency or energy),
+With y the logarithm of card k's value of cell c, the median over its n rounds (latency or energy),
 
     y(c, k) = cell(c) + card(k) + load(c) loaded_card(k, kind of c) + rest(c, k).
 
-- **cell** is what is asked: a case on one backend, of one version and measuring method.
-- **card** and **loaded_card** are normal with mean 0, and shared by all cells of a card whatever their backend: how it
-  differs in any work, and how besides in work that the power limit slows, where a chip that draws less runs faster. The
-  **load** of a cell is 0 up to LOADED_FROM of the datasheet's rate, 1 from LOADED_TO on, and linear between. Of the
-  H200s and H100s in results/ cards differ by 0.2 % in any work and by 0.8 % more under full load. What has no known
-  rate counts as full load, and so does decode, of which no cell there was measured on two cards; as memory bounds it,
-  it is a kind of its own, of which a card's other cells tell nothing.
-- **rest** is how a card differs in this cell alone, by more under load, and the noise of n processes: that of one over
-  n, times pi / 2 for a median of more than two.
+- **cell** is the wanted value: a case on one backend, of one version and measuring method.
+- **card** and **loaded_card** are normal with mean 0, and shared by all cells of a card on any backend: the card's
+  difference in all work, and its further difference in work that the power limit slows, where a chip that draws less
+  power runs faster. The **load** of a cell is 0 up to LOADED_FROM of the datasheet's rate, 1 from LOADED_TO on, and
+  linear between. The H200s and H100s in results/ differ by 0.2 % in all work and by 0.8 % more under full load. Cells
+  without a known rate count as full load, and so does decode, as results/ has no cell of it from two cards. Decode is
+  bound by memory, so its load is a kind of its own, about which a card's other cells say nothing.
+- **rest** is the card's difference in this cell alone, which is larger under load, and the noise of n processes: the
+  variance of one over n, times pi / 2 for a median of more than two.
 
 Cells are fixed effects, cards random ones. Cells and cards are estimated together by Henderson's mixed model equations
 (Henderson, "Best Linear Unbiased Estimation and Prediction under a Selection Model", Biometrics 31(2), 1975), with the
-cells absorbed, so that what is solved is as large as three times the number of cards. A cell that only a fast card
-measured is so corrected by what that card shows in cells that others measured too. Where no cell was measured by two
-cards the value is that card's own.
+cells absorbed, so that the system's size is three times the number of cards. A cell measured only by a fast card is
+thus corrected by this card's results in cells that other cards measured too. Where no cell was measured by two cards,
+the value is the card's own.
 
-The variances are those of the table by device (uncertainty.py), or where LEAST_CARDS cards or more measured cells in
-common, estimated from these by restricted maximum likelihood (Patterson and Thompson, "Recovery of inter-block
+The variances are taken from the table by device (uncertainty.py). Where LEAST_CARDS cards or more measured common
+cells, they are estimated from these by restricted maximum likelihood (Patterson and Thompson, "Recovery of inter-block
 information when block sizes are unequal", Biometrika 58(3), 1971) and joined with the table's (noise.py). Cells that
-may hold something else than the card's speed (`Reading.informs`) take no part in that.
+may show something else than the card's speed (`Reading.informs`) take no part in the estimate.
 
-Any sum of cells is linear in y, with the weights of `Pool.weights`: a card's effect enters a geometric mean of a
-hundred cells of one card as it enters one of them.
+Any sum of cells is linear in y, with the weights of `Pool.weights`: a card's effect is the same in a geometric mean of
+a hundred cells of the card as in one of them.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ if TYPE_CHECKING:
     Floats = NDArray[numpy.float64]
     Integers = NDArray[numpy.int64]
 
-LOADED_FROM, LOADED_TO = 0.3, 0.6  # of the datasheet's rate
-LEAST_CARDS = 10  # that measured cells in common, to estimate variances: of 6, intervals hold the truth in 92 %
-KINDS = ("any work", "under load", "under load by memory")  # of the effects of a card
-LEAST = 1e-4  # of processes, to weigh cards: also where they are all alike, as of a simulated device
+LOADED_FROM, LOADED_TO = 0.3, 0.6  # shares of the datasheet's rate
+LEAST_CARDS = 10  # with common cells, to estimate variances; with 6 cards intervals hold the truth in 92 %
+KINDS = ("any work", "under load", "under load by memory")  # kinds of a card's effects
+LEAST = 1e-4  # deviation of processes, so that alike cards, as of a simulated device, have weights
 
 K = TypeVar("K", bound=Hashable)
 
 
 class Card(NamedTuple):
-    """One device; those of a model that no file names count as one."""
+    """One device; all unnamed devices of a model count as one."""
 
     model: str
     uuid: str | None
@@ -66,34 +66,34 @@ class Card(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What the cards of one machine measured of a cell, as natural logarithms."""
+    """The values of a cell by the cards of one machine, as natural logarithms."""
 
-    rounds: Mapping[Card, Mapping[int, float]]  # card -> round -> value; a round is of one process a backend
-    process: Hashable = None  # cells with one in common ran in one process in each round, as those of a backend
+    rounds: Mapping[Card, Mapping[int, float]]  # card -> round -> value; a round is one process per backend
+    process: Hashable = None  # cells with the same value share a process in each round, as the cells of a backend do
     load: float = 1.0  # from 0 to 1
-    by_memory: bool = False  # whether its load is on memory, so that a card's load in other work tells nothing of it
-    informs: bool = True  # whether it tells how its cards differ
+    by_memory: bool = False  # whether memory is loaded, so that a card's other cells say nothing about it
+    informs: bool = True  # whether it shows the differences of its cards
 
 
 @dataclass(frozen=True)
 class Variances:
-    """What cards of a machine differ by."""
+    """The differences between the cards of a machine, as standard deviations."""
 
     deviations: Cards
-    quantile: float = NORMAL  # of half a 95 % interval over these standard deviations
-    estimated: bool = False  # from the cards at hand
+    quantile: float = NORMAL  # half a 95 % interval over these standard deviations
+    estimated: bool = False  # whether from the cards at hand
 
 
 class _Rounds(NamedTuple):
-    """Rounds of cells: of each the pair, the number of its process, and by how much it moves a weight of 1."""
+    """Rounds of cells: the pair of each, the number of its process, and its effect on a sum with weight 1."""
 
     pair: Integers
     number: Integers
     moves: Floats
-    card: Integers  # of each number
+    card: Integers  # the card of each process number
 
     def of_cards(self, which: NDArray[numpy.bool_]) -> Integers:
-        """Return how many processes of each card some entries are of."""
+        """Return the number of processes of each card among some entries."""
         import numpy as np
 
         counted = np.bincount(self.number[which], minlength=len(self.card)) > 0
@@ -125,8 +125,8 @@ class Pool(Generic[K]):
     def weights(self, weights: Mapping[K, float]) -> Floats:
         """Return the weights of `pairs` in a weighted sum of cells.
 
-        Those of the pairs of a cell add up to the weight of the cell; those of cells that are not in the sum, which
-        tell of its cards, add up to 0.
+        The weights of a cell's pairs add up to the cell's weight; for cells outside the sum, which inform about its
+        cards, they add up to 0.
         """
         import numpy as np
 
@@ -137,14 +137,14 @@ class Pool(Generic[K]):
         return found if self._unconnected else found - self._cards_of @ (found @ self._loads)
 
     def of_processes(self, weights: Mapping[K, float]) -> float:
-        """Return half the 95 % interval of a weighted sum of cells that other processes on these cards would give.
+        """Return half the 95 % interval of a weighted sum of cells for other processes on these cards.
 
-        Round r of a card, where cells have several, moves the sum by the sum over them of its weight / n
-        x sqrt(n / (n - 1)) x what it is from the card's mean (x sqrt(pi / 2) for a median of more than two). A round is
-        the unit of replication (Liang and Zeger, "Longitudinal data analysis using generalized linear models",
-        Biometrika 73(1), 1986). The degrees of freedom of the cards' variances together are Satterthwaite's (Biometrics
-        Bulletin 2(6), 1946). Where a card has a single round of a cell, the table's deviation of processes counts,
-        which moves the cells of a process alike.
+        Round r of a card moves the sum by the total, over the cells with several rounds, of its weight / n x sqrt(n /
+        (n - 1)) x its distance from the card's mean (x sqrt(pi / 2) for a median of more than two). A round is the unit
+        of replication (Liang and Zeger, "Longitudinal data analysis using generalized linear models", Biometrika 73(1),
+        1986). The degrees of freedom of the cards' variances together are Satterthwaite's (Biometrics Bulletin 2(6),
+        1946). Where a card has a single round of a cell, the table's deviation of processes counts; it moves the cells
+        of a process alike.
         """
         import numpy as np
 
@@ -162,18 +162,18 @@ class Pool(Generic[K]):
         return math.hypot(half, NORMAL * self.spread.processes * float(np.linalg.norm(of_table)))
 
     def rounds_of(self, key: K) -> list[int]:
-        """Return in how many rounds each card measured a cell."""
+        """Return the number of rounds in which each card measured a cell."""
         return [len(rounds) for rounds in self.readings[key].rounds.values()]
 
     def is_of_one_card(self, key: K) -> bool:
-        """Return whether the value of a cell is that of a single card, without what other cells tell of it."""
+        """Return whether the value of a cell is a single card's own, uncorrected by other cells."""
         import numpy as np
 
         return bool(np.count_nonzero(self.weights({key: 1.0})) == 1)
 
     @cached_property
     def variances(self) -> Variances:
-        """Those of the table, or of the cards at hand and the table."""
+        """The standard deviations of the table, or of the cards at hand joined with the table's."""
         table, number = self.spread.cards, self._cards_in_common
         if number < LEAST_CARDS:
             return Variances(table)
@@ -184,10 +184,10 @@ class Pool(Generic[K]):
 
     @property
     def _cards_in_common(self) -> int:
-        """The number of cards that measured a cell which another measured too."""
+        """The number of cards that measured a cell in common with another card."""
         return len({card for reading in self.readings.values() if _tells(reading) for card in reading.rounds})
 
-    # ---- The model as arrays, an entry for each pair.
+    # ---- The model as arrays with an entry for each pair.
 
     @cached_property
     def _unconnected(self) -> bool:
@@ -202,7 +202,7 @@ class Pool(Generic[K]):
 
     @cached_property
     def _rounds(self) -> _Rounds:
-        """The rounds of the pairs that have several."""
+        """The rounds of the pairs with several rounds."""
         import numpy as np
 
         numbers, cards = dict[tuple[Card, int], int](), {card: i for i, card in enumerate(self.cards)}
@@ -220,7 +220,7 @@ class Pool(Generic[K]):
 
     @cached_property
     def _alone(self) -> tuple[Integers, Integers]:
-        """The pairs of a single round, and the number of the process that each is of."""
+        """The pairs with a single round, and the number of each one's process."""
         import numpy as np
 
         numbers = dict[tuple[Hashable, int], int]()
@@ -255,7 +255,7 @@ class Pool(Generic[K]):
 
     @cached_property
     def _loads(self) -> Floats:
-        """Pairs x effects: how much of an effect is in each pair; for each of KINDS those of all cards."""
+        """Pairs x effects: the part of each effect in each pair; for each of KINDS the effects of all cards."""
         import numpy as np
 
         by_memory = np.array([self.readings[key].by_memory for key, _ in self.pairs])
@@ -263,7 +263,7 @@ class Pool(Generic[K]):
 
     @cached_property
     def _precision(self) -> Floats:
-        """One over the variance of each pair, without what its card's cells share."""
+        """One over the variance of each pair, without the effects that a card's cells share."""
         import numpy as np
 
         noise = np.array([of_median(len(self.readings[key].rounds[card])) for key, card in self.pairs])
@@ -280,7 +280,7 @@ class Pool(Generic[K]):
 
     @cached_property
     def _cards_of(self) -> Floats:
-        """What multiplies `_y` to give the effects of cards: pairs x effects."""
+        """The matrix (pairs x effects) by which `_y` is multiplied to give the effects of cards."""
         import numpy as np
 
         informs = np.array([self.readings[key].informs for key, _ in self.pairs])
@@ -289,7 +289,7 @@ class Pool(Generic[K]):
 
 
 def of_cards(*sides: tuple[Pool[K], Mapping[K, float]]) -> float:
-    """Return half the 95 % interval that cards add to the difference of two weighted sums of cells, each of a pool.
+    """Return half the 95 % interval that cards add to the difference of two weighted sums of cells, each from a pool.
 
     A card that measured both sides moves them alike.
     """
@@ -313,18 +313,21 @@ def of_cards(*sides: tuple[Pool[K], Mapping[K, float]]) -> float:
 
 
 def load(utilization: float | None) -> float:
-    """Return the load of a cell that reaches a share of the datasheet's rate; the full load where that is not known."""
+    """Return the load, 0 to 1, of a cell that reaches a share of the datasheet's rate; 1 where the share is unknown."""
     share = 1.0 if utilization is None else (utilization - LOADED_FROM) / (LOADED_TO - LOADED_FROM)
     return min(1.0, max(0.0, share))
 
 
 def of_median(rounds: int) -> float:
-    """Return the variance of the median of normal values, over that of one of them; of one or two it is the mean."""
+    """Return the variance of the median of normal values over the variance of one value.
+
+    The median of one or two values is their mean.
+    """
     return (MEDIAN**2 if rounds > 2 else 1.0) / rounds
 
 
 def _median(rounds: Mapping[int, float]) -> float:
-    """Return the logarithm of the median over rounds, which is what a report shows."""
+    """Return the logarithm of the median over rounds, as reports show it."""
     return math.log(stats.median([math.exp(log) for log in rounds.values()]))
 
 
@@ -333,7 +336,7 @@ def _tells(reading: Reading) -> bool:
 
 
 def _of_effects(known: Cards, cards: int) -> Floats:
-    """Return the standard deviation of each effect of so many cards, in the order of KINDS."""
+    """Return the standard deviation of each effect of `cards` cards, in the order of KINDS."""
     import numpy as np
 
     return np.repeat((known.all, known.loaded, known.loaded), cards)
@@ -367,15 +370,15 @@ def _mixed_model(cell: Integers, effects: Floats, precision: Floats) -> tuple[Fl
 
 
 def _joined(found: float, table: float, freedom: float) -> float:
-    """Return a standard deviation that times t(FREEDOM + freedom) is half of a 95 % interval."""
+    """Return a standard deviation whose product with t(FREEDOM + freedom) is half a 95 % interval."""
     prior = Prior((NORMAL * table / student(FREEDOM)) ** 2, FREEDOM)
     return math.sqrt(moderated(found**2, freedom, prior)[0])
 
 
 def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
-    """Return the standard deviations that make what several cards measured of the same cells most likely.
+    """Return the most likely standard deviations, given the values of several cards for the same cells.
 
-    That of processes is estimated beside them.
+    The deviation of processes is estimated with them.
     """
     import numpy as np
     from scipy import optimize  # type: ignore[import-untyped]
@@ -387,7 +390,7 @@ def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
     load = np.array([reading.load for _, reading in pairs])
     cell = np.repeat(np.arange(len(told)), [len(reading.rounds) for reading in told])
     loads = _loads_of([card for card, _ in pairs], load, np.array([reading.by_memory for _, reading in pairs]))
-    y -= (np.bincount(cell, y) / np.bincount(cell))[cell]  # which changes nothing but how it is rounded
+    y -= (np.bincount(cell, y) / np.bincount(cell))[cell]  # changes only the rounding
 
     def unlikely(logs: Floats) -> float:
         """Return minus the logarithm of the restricted likelihood, without its constant."""

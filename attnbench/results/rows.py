@@ -1,4 +1,4 @@
-"""A row: one record beside what is known of the machine that it was measured on; metrics.py derives its figures."""
+"""A row: one record with the facts of its machine; metrics.py derives its figures."""
 
 from __future__ import annotations
 
@@ -23,44 +23,44 @@ from attnbench.results.uncertainty import Spread
 
 @dataclass(frozen=True)
 class Rates:
-    """What throughput is compared with, for one dtype on one machine; None where it is not known."""
+    """The rates with which throughput is compared, for one dtype on one machine; None for an unknown rate."""
 
     peak: float | None = None  # FLOP/s of the dtype: given with --peak, else the datasheet's
-    clock: float | None = None  # Hz at which the datasheet's peak holds; None for a peak that was given
+    clock: float | None = None  # Hz at which the datasheet's peak holds; None for a given peak
     bandwidth: float | None = None  # bytes/s by the datasheet
     ceiling: float | None = None  # FLOP/s of a large matmul of the dtype, measured in the run
     copy: float | None = None  # bytes/s of a large copy, read plus write, measured in the run
-    exp: float | None = None  # exponentials per second of a kernel of them, measured in the run
+    exp: float | None = None  # exponentials per second, measured in the run
 
 
 @dataclass(eq=False, repr=False)
 class Source:
-    """A run as its rows see it, and what all of them share. cells.py fills the fields with a default."""
+    """A run with the facts that all its rows share. cells.py fills the fields with a default."""
 
     run: Run
-    convention: Convention = "exact"  # by which FLOPs are counted
+    convention: Convention = "exact"  # of counting FLOPs
     device: str = ""  # the label of its device, unique among devices and settings that are not comparable
-    unusual_versions: frozenset[tuple[str, str]] = frozenset()  # (library, backend) whose version is to be named
-    several_dtypes: bool = False  # not all cells that are reported together have one dtype
-    alike: frozenset[Case] = frozenset()  # cases that differ from another of these in batch or heads alone
+    unusual_versions: frozenset[tuple[str, str]] = frozenset()  # (library, backend) with a version to be named
+    several_dtypes: bool = False  # the cells of a report have several dtypes
+    alike: frozenset[Case] = frozenset()  # cases that differ from another only in batch or heads
     matmul_ceilings: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s, median over the run
     copy_ceiling: float | None = None  # bytes/s, median over the run
     exp_ceiling: float | None = None  # exponentials per second, median over the run
-    best_clock: float = 0.0  # Hz, the highest that was held for a cell
+    best_clock: float = 0.0  # Hz, the highest held for a cell
     rows: Sequence[Sequence[Row]] = ()  # the rounds of each cell
-    beside: Together | None = None  # facts of all runs beside it; None for a record that stands alone
+    beside: Together | None = None  # facts of all runs compared; None for a single record
     eager: Mapping[Case, Mapping[int, float]] = field(default_factory=dict)  # case -> round -> seconds of eager
     _rates: dict[str, Rates] = field(default_factory=dict)
 
     @cached_property
     def backend_names(self) -> Mapping[str, str]:
-        """Backend -> its name in a table, with a version where it is not that of others (case_names.with_versions)."""
+        """Backend -> its name in a table, with a version where it differs from others' (case_names.with_versions)."""
         named = with_versions(self.run.versions, self.unusual_versions)
         return named | {backend: f"{named.get(backend, backend)} (approx.)" for backend in self.approximate}
 
     @cached_property
     def approximate(self) -> frozenset[str]:
-        """The backends of the run that do not compute attention itself."""
+        """The backends of the run that approximate attention."""
         return frozenset(record.backend for record in self.run.records if record.approximation)
 
     @cached_property
@@ -69,7 +69,7 @@ class Source:
         return frozenset(record.case for record in self.run.records if record.backend in self.approximate)
 
     def rates(self, dtype: str) -> Rates:
-        """Return what the datasheet and the run's own ceilings say for a dtype."""
+        """Return the datasheet's rates and the run's own ceilings for a dtype."""
         if dtype not in self._rates:
             device = self.run.environment.device
             gpu = gpus.find(device.name, device.memory, device.multiprocessors)
@@ -86,7 +86,7 @@ class Source:
 
     @cached_property
     def disturbance(self) -> str:
-        """What shows that others used the GPU during the run, so that no figure counts; "" where nothing does."""
+        """The sign that others used the GPU during the run, so that no figure counts; "" where there is none."""
         return disturbed.disturbance(self.run)
 
     @cached_property
@@ -96,12 +96,12 @@ class Source:
 
     @cached_property
     def spread(self) -> Spread:
-        """What sets processes and cards of its device apart."""
+        """The differences between processes and between cards of its device."""
         return uncertainty.spread(self.run.environment.device)
 
     @cached_property
     def prior(self) -> Prior:
-        """What the latencies of its cells have in common between rounds; the table's where there are too few cells."""
+        """The common noise of its cells' latencies between rounds; the table's where there are too few cells."""
         rounds = ([stats.median(row.samples) for row in rows if row.ok and row.samples] for rows in self.rows)
         logs = [[*map(math.log, seconds)] for seconds in rounds if len(seconds) > 1 and min(seconds) > 0]
         found = prior_from_variances([*map(stats.variance, logs)], [len(of) - 1 for of in logs]) if logs else None
@@ -110,16 +110,16 @@ class Source:
     def eager_seconds(self, case: Case, number: int) -> float | None:
         """Return eager's latency on a case in round `number`, else the median of all rounds; None without any.
 
-        Within one round, a clock that drifted between rounds cancels.
+        Within one round, a drift of the clock between rounds cancels.
         """
         rounds = self.eager.get(case)
         return rounds.get(number, stats.median([*rounds.values()])) if rounds else None
 
 
-SLOWED, GAP_GROWS = 0.02, 0.3e-6  # what tracing may always add: a share of the call, and seconds of its launch gap
-IDLE = 0.03  # of a latency, up to which the device did not wait for the host
+SLOWED, GAP_GROWS = 0.02, 0.3e-6  # tolerated toll of tracing: a share of the call, and seconds of its launch gap
+IDLE = 0.03  # idle share of a latency below which the device did not wait for the host
 
-# How the samples of a measurement become one value. A measurement that is not named here gives their median.
+# How the samples of a measurement become one value: by the median where it is not named here.
 ONE_VALUE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "memory_peak": max,
     "memory_driver": max,
@@ -129,13 +129,13 @@ ONE_VALUE: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 def launch_matters(enqueue: Sequence[float], seconds: float | None) -> bool:
-    """Return whether a call of `seconds` can hold a time in which the device waited for the host to launch it."""
+    """Return whether, in a call of `seconds`, the device can have waited for the host's launch."""
     return not enqueue or not seconds or max(enqueue) > IDLE * seconds
 
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One record and its source. `values` holds the metrics that others were derived of, by name."""
+    """One record and its source. `values` holds, by name, the metrics from which others were derived."""
 
     record: Record
     source: Source
@@ -145,7 +145,7 @@ class Row:
         return f"<Row of {self.record!r}>"
 
     def __reduce__(self) -> tuple[type[Row], tuple[Record, Source, dict[str, float | None]]]:
-        """Say how it is made again: without it the older protocols of pickle do not take slots."""
+        """Support pickle, whose older protocols do not take slots."""
         return Row, (self.record, self.source, self.values)
 
     @property
@@ -158,17 +158,17 @@ class Row:
 
     @property
     def disturbance(self) -> str:
-        """Why its figures cannot be believed: another process used the GPU; "" where nothing says so."""
+        """Why its figures cannot be believed: another process used the GPU; "" where there is no sign of it."""
         if self.source.disturbance or self.record.id not in self.source.beside_others:
             return self.source.disturbance
         return f"another process used the GPU meanwhile: {', '.join(self.record.others)}"
 
     @property
     def host_bound(self) -> bool:
-        """Whether its latency holds the time in which the device waited for the host.
+        """Whether its latency contains time in which the device waited for the host.
 
-        The host also waits where the queue of launches is full. A step in which kernels ran nearly all the time waited
-        for nothing, and a call waits no longer than the host takes to launch it.
+        A long time of launching is not enough, as the host also waits where the queue of launches is full. A step in
+        which kernels ran nearly all the time did not wait, and a call waits at most as long as its launch takes.
         """
         if not self.record.host_bound:
             return False
@@ -178,7 +178,7 @@ class Row:
 
     @property
     def toll(self) -> float:
-        """By how much tracing lengthened its latency, which is a span read meanwhile; 0 for what it may always add."""
+        """The relative increase of its latency, a traced span, by tracing; 0 within the tolerated toll."""
         if not self.uses_span or self.host_bound:
             return 0.0
         traced, plain = self.one_value("span_events"), self.one_value("time")
@@ -188,17 +188,17 @@ class Row:
 
     @property
     def load(self) -> float:
-        """The part of the uncertainty of its latency that other work on a CPU makes (disturbed.load)."""
+        """The part of its latency's uncertainty from other work on a CPU (disturbed.load)."""
         return disturbed.load(self.record, self.source.run.environment.device)
 
     @property
     def added(self) -> float:
-        """The part of the uncertainty of its latency that other work on a CPU makes, or tracing."""
+        """The part of its latency's uncertainty from other work on a CPU, or from tracing."""
         return math.hypot(self.load, self.toll)
 
     @property
     def rates(self) -> Rates:
-        """What throughput is compared with; nothing for an approximation, as the FLOPs are those of attention."""
+        """The rates with which throughput is compared; none for an approximation, as FLOPs are exact attention's."""
         return Rates() if self.record.approximation else self.source.rates(self.case.dtype)
 
     def measured(self, name: str) -> Sequence[float]:
@@ -207,13 +207,13 @@ class Row:
         return found.values if found else ()
 
     def one_value(self, name: str) -> float | None:
-        """Return what a measurement's samples come to (ONE_VALUE); None where it was not taken."""
+        """Return the one value of a measurement's samples (ONE_VALUE); None where it was not taken."""
         found = self.measured(name)
         return found[0] if len(found) == 1 else ONE_VALUE.get(name, stats.median)(found) if found else None
 
     @property
     def events(self) -> float | None:
-        """Seconds of the call as CUDA events read it; None where another instrument timed it."""
+        """Seconds of the call by CUDA events; None where another instrument timed it."""
         return self.one_value("time") if self.record.timer == "events" else None
 
     @property
@@ -227,5 +227,5 @@ class Row:
 
     @property
     def samples(self) -> Sequence[float]:
-        """Seconds of each timed call: as the run's instrument read them, or the kernels' spans in a short case."""
+        """Seconds of each timed call: by the run's instrument, or the kernels' spans in a short case."""
         return self.measured("span" if self.uses_span else "time")

@@ -1,13 +1,13 @@
 """Run files: results/*.jsonl, one line for the run, then one for each record, flushed as it is made.
 
-So an interrupted run is a shorter run. A truncated last line, as a crash leaves it, is dropped; a damaged line
-elsewhere is reported with its number and the rest is read. A gzipped file, known by its first bytes and not by its
-name, is read as the file in it; a run is written plain, since gzip cannot be appended and flushed record by record.
+An interrupted run is therefore a shorter run. A truncated last line, as a crash leaves it, is dropped; a damaged line
+elsewhere is reported with its number, and the rest is read. A gzipped file, recognised by its first bytes and not by
+its name, is read as the file in it; a run is written plain, since gzip cannot be appended and flushed record by record.
 
 Schema 1 (attnbench 0.1): {"type": "run", "schema": 1, ...the fields of Run but its records}, {"type": "record", ...}.
-Schema 2: a measurement may have "runs", [value, times] each, in place of "values". A file of schema 1 is read as it
-stands and stays one when it is resumed, so that what wrote it can read it still. {"type": "rounds", "rounds": 9} among
-the records says that so many rounds are planned in all; an attnbench that does not know it reads the records alone.
+Schema 2: a measurement may have "runs", [value, times] each, in place of "values". A file of schema 1 keeps its schema
+when it is resumed, so that the attnbench that wrote it can still read it. A line {"type": "rounds", "rounds": 9} among
+the records sets the number of planned rounds; an attnbench that does not know it reads only the records.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from attnbench.core.text import count, without_long_words
 from attnbench.results import bounds, decode
 
 SCHEMA = 2
-_OF_RECORDS = ("records", "replaced")  # fields of a run that its first line has not
-_FIRST = b'{"type":"run",'  # what each begins with
-MOST_JOBS = 50_000  # of a plan; to make and store them takes five seconds
-_RUN = re.compile(rb'"type"\s*:\s*"run"')  # in any spelling of a first line; within a string its quotes are escaped
-MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # of a file, unpacked; of one of its lines
+_OF_RECORDS = ("records", "replaced")  # fields of a run that its first line lacks
+_FIRST = b'{"type":"run",'  # the beginning of a first line
+MOST_JOBS = 50_000  # jobs of a plan; making and storing them takes five seconds
+_RUN = re.compile(rb'"type"\s*:\s*"run"')  # in any spelling of a first line; within strings the quotes are escaped
+MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # bytes of an unpacked file; of a line
 _PIECE = 2**18  # bytes read at once
-LONGEST_STEM = 60  # characters that a copy takes of a file's name, each of up to four bytes
+LONGEST_STEM = 60  # characters of a file's name in a copy's name, each of up to four bytes
 DAMAGED = "damaged line left out"
-INTERRUPTED = "truncated last line dropped (an interrupted write)"  # no damage: the run is shorter
-MOST_OF_WHY = 400  # characters of what is said of one
-MOST_DAMAGED = 1000  # lines of a file that is read
-MOST_OTHERS = 100_000  # lines that are no records: of rounds, and of types that a newer attnbench may write
-_GZIP = b"\x1f\x8b"  # what a gzip file begins with
-_CONFLICT = (b"<<<<<<< ", b"=======\n", b">>>>>>> ", b"||||||| ")  # git's markers
+INTERRUPTED = "truncated last line dropped (an interrupted write)"  # not counted as damage: the run is shorter
+MOST_OF_WHY = 400  # characters of a damaged line's reason
+MOST_DAMAGED = 1000  # damaged lines of a file that is still read
+MOST_OTHERS = 100_000  # lines of rounds, and of types that a newer attnbench may write
+_GZIP = b"\x1f\x8b"  # the beginning of a gzip file
+_CONFLICT = (b"<<<<<<< ", b"=======\n", b">>>>>>> ", b"||||||| ")  # git's markers of a conflict
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
 class ForeignFileError(UserError):
-    """A file is another program's: its first line is a JSON object of another kind."""
+    """A file of another program: its first line is a JSON object of another kind."""
 
 
 class RunFile:
@@ -69,14 +69,14 @@ class RunFile:
         self.path = path
         self._file = file
         self._schema = schema
-        self._content = bytearray(_whole(file))  # what it holds, unless another program changes it
-        self.lost = False  # whether another program took the file away
+        self._content = bytearray(_whole(file))  # the content, unless another program changes it
+        self.lost = False  # whether another program removed the file
 
     @classmethod
     def create(cls, path: Path, run: Run) -> RunFile:
         """Create a run file, which has its first line from the start.
 
-        Raises UserError where it cannot, where a file is already, and for a run that `read` would refuse.
+        Raises UserError where this fails, where the file exists, and for a run that `read` would refuse.
         """
         line = _head(run)
         if len(line) > MOST_OF_LINE:
@@ -87,12 +87,12 @@ class RunFile:
         try:
             bounds.check_run(run)
         except ValueError as error:
-            raise UserError(f"{error}; no run file holds that") from None
+            raise UserError(f"{error}; a run file cannot hold it") from None
         return cls.begin(path, line)
 
     @classmethod
     def begin(cls, path: Path, line: bytes) -> RunFile:
-        """Create a run file with a first line as it is. Raises UserError where it cannot, and for one that is there."""
+        """Create a run file with a given first line. Raises UserError where this fails, and for an existing file."""
         aside = path.with_name(f".attnbench-{secrets.token_hex(8)}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +118,7 @@ class RunFile:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFile:
-        """Open a run file for appending; a truncated last line is cut off. Raises UserError where it is no run file."""
+        """Open a run file for appending, without a truncated last line. Raises UserError where it is not one."""
         try:
             file = open(path, "r+b", buffering=0, opener=_appending)  # noqa: SIM115  (it stays open)
         except OSError as error:
@@ -136,21 +136,21 @@ class RunFile:
             file.close()
             raise
         last = content.rfind(b"\n") + 1
-        if is_whole(content[last:]):  # an editor or a copy took its end
+        if is_whole(content[last:]):  # an editor or a copy removed the line's end
             file.write(b"\n")
         else:
             file.truncate(last)
         return cls(path, file, schema)
 
     def append(self, record: Record) -> None:
-        """Append a record; the file has it when this returns.
+        """Append a record, which is in the file when this returns.
 
-        Raises UserError where the disk is full, and where the file is not at its path any more.
+        Raises UserError where the disk is full, and where the file is no longer at its path.
         """
         self.add_lines(_record(record, self._schema))
 
     def add_rounds(self, rounds: int) -> None:
-        """Append that so many rounds are planned in all. Raises UserError as `append` does."""
+        """Append the number of all planned rounds. Raises UserError as `append` does."""
         self.add_lines(_line({"type": "rounds", "rounds": rounds}))
 
     def add_lines(self, lines: bytes) -> None:
@@ -160,12 +160,12 @@ class RunFile:
             self._put(lines)
         except OSError as error:
             raise UserError(
-                f"cannot write {self.path}: {_what(error)}; what was measured before is in it; "
+                f"cannot write {self.path}: {_what(error)}; it has all earlier records; "
                 f"make room, then {self._going_on(self.path)}"
             ) from None
 
     def close(self) -> None:
-        """Close the file. Raises UserError where it is not at its path any more, unless `append` has said so."""
+        """Close the file. Raises UserError where it is no longer at its path, unless `append` has raised it."""
         try:
             if not self.lost:
                 self._check_place(closing=True)
@@ -173,9 +173,9 @@ class RunFile:
             self._file.close()
 
     def _check_place(self, closing: bool = False) -> None:
-        """Raise UserError where another program deleted, moved, replaced or changed the file; it names a copy.
+        """Raise UserError, which names a copy, where another program deleted, moved, replaced or changed the file.
 
-        A change that leaves its size is seen at the end.
+        A change that keeps the size is found when the file is closed.
         """
         try:
             there = os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno()))
@@ -191,7 +191,7 @@ class RunFile:
         raise UserError(f"another program {what} {self.path} during the measurement; {self._copied()}")
 
     def _copied(self) -> str:
-        """Write what was written to a file of another name, and say where it is."""
+        """Write the content to a file of another name, and return a phrase that names it."""
         for folder in (self.path.parent, Path(tempfile.gettempdir())):
             with contextlib.suppress(OSError):
                 handle, name = tempfile.mkstemp(".jsonl", f"{self.path.stem[:LONGEST_STEM]}-kept-", folder)
@@ -201,10 +201,10 @@ class RunFile:
         return "its content could not be kept"
 
     def _going_on(self, path: Path) -> str:
-        """Return what goes on with a file of this content."""
+        """Return the command that continues with a file of this content."""
         try:
             run = _header(path, bytes(self._content.partition(b"\n")[0]))
-        except UserError:  # of a newer attnbench
+        except UserError:  # written by a newer attnbench
             return f"attnbench run --resume {shlex.quote(str(path))}"
         return "start attnbench ab anew" if run.turns else resume_command(run, path)
 
@@ -231,7 +231,7 @@ def _appending(path: str, flags: int) -> int:
 
 
 def _name(aside: Path, path: Path) -> None:
-    """Give a file its name, which no other has. Raises OSError."""
+    """Give a file its name, which no other file may have. Raises OSError."""
     try:
         os.link(aside, path)
     except FileExistsError:
@@ -254,9 +254,9 @@ def _not_created(path: Path, error: OSError) -> UserError:
 
 
 def there_already(path: Path) -> UserError:
-    """Return the error for a new run whose file is there already."""
+    """Return the error for a new run whose file already exists."""
     if path.exists() and not path.is_file():
-        return UserError(f"{path} is no plain file, and a run is written to one; choose another --out")
+        return UserError(f"{path} is not a plain file, and a run is written to one; choose another --out")
     again = f", or --resume {shlex.quote(str(path))}" if begins_as_one(path) else ""
     return UserError(f"{path} is there already and is not overwritten; choose another --out{again}")
 
@@ -296,7 +296,7 @@ def _lock(path: Path, file: IO[bytes]) -> None:
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Keep Python's cyclic collector off, which would look at every record again and again: none is in a cycle."""
+    """Keep Python's cyclic collector off, which would visit all records repeatedly, though none is in a cycle."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -308,9 +308,9 @@ def without_collector() -> Iterator[None]:
 
 @without_collector()
 def read(path: Path) -> tuple[Run, list[str]]:
-    """Return a run and what is wrong with its file, one phrase for each damaged line.
+    """Return a run and the faults of its file, one phrase for each damaged line.
 
-    Raises UserError when it is no run file, and for several files joined into one.
+    Raises UserError where it is not a run file, and for several files joined into one.
     """
     problems, gzip_cut_off = list[str](), list[str]()
     found = lines(path, gzip_cut_off)
@@ -318,10 +318,10 @@ def read(path: Path) -> tuple[Run, list[str]]:
     if not first.endswith(b"\n"):
         raise _cut_off(path, first)
     run, records, repeated, others, rounds = _header(path, first), list[Record](), 0, 0, 0
-    jobs = max(1, jobs_with(run, 1))  # of a round
+    jobs = max(1, jobs_with(run, 1))  # jobs of a round
     planned = {} if run.search else {(job.case, job.backend): job.forecast for job in run.plan}
     for number, line in enumerate(found, start=2):
-        is_empty = not line.strip()  # as editors leave lines
+        is_empty = not line.strip()  # editors leave empty lines
         _check_not_joined(path, number, line)
         if not is_empty and not line.endswith(b"\n") and not is_whole(line):  # the last write did not finish
             problems += [] if gzip_cut_off else [f"{path}:{number}: {INTERRUPTED}"]
@@ -334,25 +334,25 @@ def read(path: Path) -> tuple[Run, list[str]]:
                 _check_of_run(record, run, planned)
                 repeated += max(0, decode.samples(record) - len(line))
                 if repeated > bounds.MOST_OF_FILE:
-                    raise ValueError("the file repeats more samples than fit the memory")
+                    raise ValueError("the file has more repeated samples than fit the memory")
                 records.append(record)
             elif decode.type_of(line) == "rounds":
                 rounds = max(rounds, _rounds(line, MOST_JOBS // jobs))
         except decode.DAMAGE as error:
-            why = without_long_words(str(error))[:MOST_OF_WHY]  # which may quote a line of any length
+            why = without_long_words(str(error))[:MOST_OF_WHY]  # the error may quote a line of any length
             problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {why})")
             if len(problems) > MOST_DAMAGED:
                 raise UserError(f"{path}: over {MOST_DAMAGED:,} of its lines are damaged; restore the file") from None
         else:
             others += record is None
             if others > MOST_OTHERS:
-                raise UserError(f"{path}: over {MOST_OTHERS:,} of its lines are no records; restore the file")
+                raise UserError(f"{path}: over {MOST_OTHERS:,} of its lines are not records; restore the file")
     problems = [*gzip_cut_off, *problems]
     run = with_rounds(run, rounds)
-    if planned and not run.turns:  # whose plans hold the first round
+    if planned and not run.turns:  # a plan with turns holds only the first round
         most = run.planned_rounds
         if beyond := sum(record.round >= most for record in records):
-            problems.append(f"{path}: {count(beyond, 'record')} of rounds that its plan has not left out")
+            problems.append(f"{path}: {count(beyond, 'record')} of unplanned rounds left out")
             records = [record for record in records if record.round < most]
     try:
         bounds.check_cases({job.case for job in run.plan} | {record.case for record in records})
@@ -362,7 +362,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
 
 
 def is_whole(line: bytes) -> bool:
-    """Whether a line without its end lacks nothing else: no part of an object is one."""
+    """Return whether a line lacks only its end: it is a whole JSON object, which no part of an object is."""
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
@@ -370,7 +370,7 @@ def is_whole(line: bytes) -> bool:
 
 
 def with_records(run: Run, records: Sequence[Record]) -> Run:
-    """Return the run with these records; of several of a job the last counts, but in a search, which repeats steps."""
+    """Return the run with these records; the last record of a job counts, except in a search, which repeats steps."""
     if run.search:
         return replace(run, records=tuple(records))
     last = {*{record.id: i for i, record in enumerate(records)}.values()}
@@ -380,13 +380,13 @@ def with_records(run: Run, records: Sequence[Record]) -> Run:
 
 
 def _check_of_run(record: Record, run: Run, planned: Mapping[tuple[Case, str], Forecast]) -> None:
-    """Raise ValueError for a record without its time, and for one of another run.
+    """Raise ValueError for a record without its time, and for a record of another run.
 
-    Another run has other cells, or forecasts from other rates of a device. The seconds of a job are not compared: the
-    first job of a round is forecast to take longer.
+    Another run has other cells, or other forecasts, as the rates of its device differ. The forecast seconds of a job
+    are not compared, because the first job of a round takes longer.
     """
     if record.status == "ok" and "time" not in record.measurements and not run.search:
-        raise ValueError("its status is ok, and it has no time")
+        raise ValueError("its status is ok, but it has no time")
     if not planned:
         return
     if not (plan := planned.get((record.case, record.backend))):
@@ -396,17 +396,17 @@ def _check_of_run(record: Record, run: Run, planned: Mapping[tuple[Case, str], F
 
 
 def _rounds(line: bytes, most: int) -> int:
-    """Return how many rounds a line plans. Raises ValueError for more than a plan may have."""
+    """Return the number of rounds that a line plans. Raises ValueError for more than a plan may have."""
     rounds = json.loads(line)["rounds"]
     if not isinstance(rounds, int) or rounds > most:
-        raise ValueError("no number of rounds")
+        raise ValueError("not a number of rounds")
     return rounds
 
 
 def with_rounds(run: Run, rounds: int) -> Run:
-    """Return the run with so many rounds planned in all, if it has fewer.
+    """Return the run with `rounds` planned rounds, if it has fewer.
 
-    The further ones have the jobs of the first: the cases in another random order each, and so the backends of a case.
+    Each further round has the jobs of the first, with the cases, and the backends of a case, in another random order.
     """
     plan, first = list(run.plan), dict[Case, list[Job]]()
     for job in plan:
@@ -420,14 +420,14 @@ def with_rounds(run: Run, rounds: int) -> Run:
 
 
 def jobs_with(run: Run, rounds: int) -> int:
-    """Return how many jobs the plan of a run would have with so many rounds."""
+    """Return the number of jobs that the plan of a run has with `rounds` rounds."""
     return sum(not job.round for job in run.plan) * rounds
 
 
 def _check_not_joined(path: Path, number: int, line: bytes) -> None:
-    """Raise UserError for a line behind the first that begins another run, or that a merge left there."""
+    """Raise UserError for a later line that begins another run, or that a merge left there."""
     if line.startswith(_CONFLICT):
-        raise UserError(f"{path}:{number}: a conflict of a merge that was not resolved; restore one of its two files")
+        raise UserError(f"{path}:{number}: an unresolved conflict of a merge; restore one of its two files")
     if b'"run"' not in line or not _RUN.search(line) or (is_whole(line) and decode.type_of(line) != "run"):
         return
     file = shlex.quote(str(path))
@@ -448,40 +448,42 @@ def head(path: Path) -> Run:
 
 
 def lines(path: Path, cut_off: list[str] | None = None) -> Iterator[bytes]:
-    """Yield the lines of a file, unpacked if it is gzipped, one or more; no more than one line is held at a time.
+    """Yield the lines of a file, at least one, unpacked if it is gzipped; one line is held at a time.
 
-    A gzip file that is cut off gives what it has, and `cut_off` gets a phrase. Raises UserError for a file that cannot
-    be read, for one or a line that is too large, for a gzip file of something else, and for a damaged one: what it
-    unpacks to cannot be trusted.
+    A gzip file that is cut off yields its remaining lines, and `cut_off` gets a phrase. Raises UserError for a file
+    that cannot be read, for a file or a line that is too large, for a gzip file of another kind of file, and for a
+    damaged one, whose content cannot be trusted.
     """
-    total, held = 0, io.BytesIO()  # bytes so far; the line that is not whole yet
+    total, held = 0, io.BytesIO()  # bytes so far; the incomplete line
     is_first = True
     try:
         if path.is_char_device():  # /dev/zero has no end
             raise _not_ours(path, "it is a device")
         with path.open("rb") as plain:
             file = gzip.GzipFile(fileobj=plain) if plain.peek(2).startswith(_GZIP) else plain
-            while piece := file.read1(_PIECE):  # piece by piece, so that a file that is cut off gives what it has
+            while piece := file.read1(_PIECE):  # piece by piece, so that a file that is cut off yields its rest
                 piece = piece if total else piece.removeprefix(codecs.BOM_UTF8)
                 if not total and piece.lstrip()[:1] not in (b"", b"{"):
-                    raise _not_ours(path, content=piece)  # before it fills the memory: it may be anything
+                    raise _not_ours(path, content=piece)  # before it fills the memory, as it may be any file
                 total += len(piece)
                 for part in io.BytesIO(piece):
                     held.write(part)
                     if max(total / MOST_BYTES, held.tell() / MOST_OF_LINE) > 1:
-                        raise UserError(f"{path} has more than 1 GiB, or 32 MiB in a line; no run has that much")
+                        raise UserError(f"{path} has more than 1 GiB, or 32 MiB in a line, so it is not a run file")
                     if part.endswith(b"\n"):
                         yield held.getvalue()
                         held, is_first = io.BytesIO(), False
     except EOFError:
         if cut_off is not None:
             cut_off.append(f"{path}: the gzip file is cut off; the whole lines before the cut were read")
-        if is_first and not held.tell():  # it is cut in gzip's header
+        if is_first and not held.tell():  # the cut is in gzip's header
             held.write(_FIRST)
     except (gzip.BadGzipFile, zlib.error) as error:
-        raise UserError(f"{path} is a damaged gzip file ({error}); restore it, its figures cannot be trusted") from None
+        raise UserError(
+            f"{path} is a damaged gzip file ({error}), whose figures cannot be trusted; restore it"
+        ) from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        if os.path.isdir(path):  # of a name that is too long Path.is_dir raises
+        if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
             raise UserError(f"{path} is a folder; give its run files: {path / '*.jsonl*'}") from None
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if is_first or held.tell():
@@ -489,9 +491,9 @@ def lines(path: Path, cut_off: list[str] | None = None) -> Iterator[bytes]:
 
 
 def begins_as_one(path: Path) -> bool:
-    """Return whether a file begins as one that `read` takes, plain or gzipped, or as one that was cut off."""
+    """Return whether a file begins as a run file, plain or gzipped, or as a run file that was cut off."""
     try:
-        if not path.is_file():  # a pipe gives nothing until another process writes to it
+        if not path.is_file():  # reading a pipe would wait for another process
             return False
         with path.open("rb") as file:
             start = file.peek().removeprefix(codecs.BOM_UTF8)
@@ -529,7 +531,7 @@ def _fields(path: Path, line: bytes) -> dict[str, bytes]:
 def _schema(path: Path, header: Mapping[str, bytes]) -> int:
     """Return the schema that a first line names.
 
-    Raises ForeignFileError where it is of no run, and UserError where it is newer than what is read here.
+    Raises ForeignFileError where it is not of a run, and UserError for a newer schema than SCHEMA.
     """
     try:
         kind, schema = json.loads(header["type"]), int(json.loads(header["schema"]))
@@ -544,9 +546,9 @@ def _schema(path: Path, header: Mapping[str, bytes]) -> int:
 
 def _not_ours(path: Path, why: str = "its first line does not say so", content: bytes = b"") -> UserError:
     if content.startswith(_POINTER):
-        return UserError(f"{path} is a pointer of Git LFS, and the run file is not here; git lfs pull brings it")
+        return UserError(f"{path} is a pointer of Git LFS, not the run file; fetch that by git lfs pull")
     if content.startswith(_CONFLICT):
-        return UserError(f"{path} has a conflict of a merge that was not resolved; restore one of its two files")
+        return UserError(f"{path} has an unresolved conflict of a merge; restore one of its two files")
     return UserError(f"{path} is not an attnbench run file ({why})")
 
 
@@ -555,22 +557,22 @@ def _cut_off(path: Path, content: bytes) -> UserError:
     if content[: len(_FIRST)] == _FIRST:
         if b"\r" in content:
             return UserError(f"{path} has lines that end with a carriage return alone; convert it by tr '\\r' '\\n'")
-        return UserError(f"{path} is cut off in its first line: there is no result in it; delete it and run again")
+        return UserError(f"{path} is cut off in its first line and has no result; delete it and run again")
     return _not_ours(path) if content else _not_ours(path, "it is empty")
 
 
 def _damaged(path: Path, why: str = "it is not JSON") -> UserError:
-    return UserError(f"{path}:1: damaged first line ({why}); restore the file, its records cannot be read without it")
+    return UserError(f"{path}:1: damaged first line ({why}), without which records cannot be read; restore the file")
 
 
 def resume_command(run: Run, path: Path | str | None) -> str:
-    """Return the command that measures what a run lacks, which says that own code and interpreters may be run."""
+    """Return the command that measures a run's missing jobs, with the option that allows own code and interpreters."""
     words = ["attnbench", "capacity" if run.search else "run", "--resume", str(path), *trust(run)]
     return shlex.join(words)
 
 
 def trust(*runs: Run) -> list[str]:
-    """Return the option that lets a command run the own code and the interpreters that runs name, if they name any."""
+    """Return the option that allows a command to run own code and interpreters named by runs, if they name any."""
     for run in runs:
         own = any(not of.startswith("attnbench.") for of in run.specs.values())
         if own or run.interpreters or masks.own_of(job.case.mask for job in run.plan):
@@ -579,7 +581,7 @@ def trust(*runs: Run) -> list[str]:
 
 
 def missing(run: Run) -> list[Job]:
-    """Return the planned jobs that have no final record: none, or a skip for want of time. The last record counts."""
+    """Return the planned jobs without a final record: without any, or with a skip for lack of time as the last."""
     return [job for job, _ in unfinished(run)]
 
 

@@ -1,4 +1,4 @@
-"""The setup of a run: its device, software and how it was measured; what differs between two, and labels by it."""
+"""The setup of a run (device, software, method of measuring), differences of two setups, and labels."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from attnbench.core.formats import size
 from attnbench.core.record import Run
 from attnbench.core.text import shortened
 
-# The parts of `setup` in which run files must agree that a person names as one machine.
+# The parts of `setup` that must be equal in run files that a person names as one machine.
 OF_ONE_MACHINE = ("device kind", "device name", "device memory", "power_limit_w", "timer", "l2", "method")
 VARIABLE = "variable "  # before the names of environment variables
 
 
 def seconds_started(run: Run) -> float | None:
-    """Return when a run was started, in seconds since 1970; None where it does not say so."""
+    """Return a run's start in seconds since 1970; None where it is unknown."""
     try:
         started = datetime.fromisoformat(run.started)
         started = started if started.tzinfo else started.replace(tzinfo=timezone.utc)
-        return started.astimezone(timezone.utc).timestamp()  # beyond the years that a date can have it raises
+        return started.astimezone(timezone.utc).timestamp()  # raises outside of the years of a date
     except (ValueError, OverflowError):
         return None
 
 
 def setup(run: Run) -> dict[str, Any]:
-    """Return what must be equal in two runs for their figures to stand in one table, by name; None where not known.
+    """Return the parts that must be equal in runs that share a table, by name; None for an unknown part.
 
-    Free memory, quick readings and the unit of the device (`uuid`) do not count. Memory counts as it is shown: a
-    CPU's changes by some KiB from boot to boot. An attention library has its own name.
+    Free memory, quick readings and the card (`uuid`) do not count. Memory counts as rounded text, as a CPU's changes by
+    some KiB from boot to boot. Each attention library is a part under its own name.
     """
     environment, device = run.environment, run.environment.device
     return {
@@ -53,24 +53,24 @@ def setup(run: Run) -> dict[str, Any]:
 
 
 def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return name -> (our value, their value) of all that differs; None stands for what one of them lacks."""
+    """Return name -> (our value, their value) for all differences; None for a part that one of them lacks."""
     pairs = {name: (ours.get(name), theirs.get(name)) for name in (*ours, *theirs)}
     return {name: (our, their) for name, (our, their) in pairs.items() if our != their}
 
 
 def differences(one: Run, other: Run) -> list[str]:
-    """Return what differs between the setups of two runs, each as a phrase: "driver was 580.82 and is 590.10"."""
+    """Return the differences between the setups of two runs as phrases: "driver was 580.82 and is 590.10"."""
     return [phrase(name, *values) for name, values in differing(setup(one), setup(other)).items()]
 
 
 def phrase(name: str, before: Any, after: Any) -> str:
-    """Return a difference as messages say it."""
+    """Return a difference as a phrase for messages."""
     form = shortened if name.startswith(VARIABLE) else str
     was, now = ("not there" if value in (None, "") else form(value) for value in (before, after))
     return f"{name} was {was} and is {now}"
 
 
-# How a part of the setup reads in a line of text or a label, in the order in which a reader would ask for it.
+# The text of each part of the setup in a line or a label, the most asked-for part first.
 _TEXTS: Mapping[str, Callable[[Any], str]] = {
     "power_limit_w": "{:g} W".format,
     "torch": "torch {}".format,
@@ -87,16 +87,16 @@ _TEXTS: Mapping[str, Callable[[Any], str]] = {
 
 
 def setup_texts(run: Run) -> dict[str, str]:
-    """Return parts of the setup as text, such as "500 W" for power_limit_w; "" for what is not known."""
+    """Return parts of the setup as text, such as "500 W" for power_limit_w; "" for an unknown part."""
     variables = (f"{name}={shortened(value)}" for name, value in run.environment.variables.items())
     found = {**setup(run), "variables": " ".join(variables)}
     return {name: text(found[name]) if found[name] else "" for name, text in _TEXTS.items()}
 
 
 def unique_labels(names: Sequence[str], parts: Sequence[Sequence[str]], form: str = "{} {}") -> list[str]:
-    """Return each name, with those of its `parts` behind it that tell it from its namesakes; the rest is numbered.
+    """Return each name with the `parts` that distinguish it from equal names; labels still equal are numbered.
 
-    `parts` has for each name equally many texts, the most telling first. `form` joins a label and a text.
+    `parts` has the same number of texts for each name, the most telling first. `form` joins a label and a text.
     """
     labels = list(names)
     for name in dict.fromkeys(names):

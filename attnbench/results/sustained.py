@@ -1,8 +1,8 @@
-"""Where bursts and runs without pauses rank two backends differently.
+"""Pairs of backends that rank differently in bursts and in runs without pauses.
 
-A burst is short enough that the power cap does not act; without pauses it does, and the kernel that draws less power
-keeps the higher clock. So the two are two figures, and so is who is fastest. Cells in which the device waits for the
-host are left out: there power has no part in it.
+A burst is too short for the power cap to act; without pauses it acts, and the kernel that draws less power keeps the
+higher clock. The two latencies, and the fastest backends, may therefore differ. Cells in which the device waits for the
+host are left out, since power does not explain their times.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class RankChange:
 
     in_bursts: Cell
     sustained: Cell
-    lead_in_bursts: float  # by how much the first is faster in bursts: 0.02 is 2 %
-    lead_sustained: float  # by how much the second is faster without pauses
+    lead_in_bursts: float  # the first's advantage in bursts: 0.02 is 2 %
+    lead_sustained: float  # the second's advantage without pauses
 
 
 def rank_changes(cells: Iterable[Cell]) -> list[RankChange]:
-    """Return all pairs of cells of one case and device that change their rank, the largest changes first."""
+    """Return all pairs of cells of one case and device whose ranks change, the largest changes first."""
     rivals: dict[tuple[str, Case], list[Cell]] = {}
     for cell in cells:
         measured = cell.value("latency") and cell.value("sustained_latency")
@@ -44,5 +44,5 @@ def rank_changes(cells: Iterable[Cell]) -> list[RankChange]:
 
 
 def _lead(first: Cell, second: Cell, metric: str) -> float:
-    """Return by how much the first is faster than the second; below 0 it is slower."""
+    """Return the relative advantage of the first over the second; negative where the first is slower."""
     return (second.value(metric) or 0.0) / (first.value(metric) or 1.0) - 1

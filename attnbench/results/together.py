@@ -1,4 +1,4 @@
-"""Facts of all runs that are shown or compared together, which hold in each of them."""
+"""Facts that follow from all runs shown or compared together, and hold for each of them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Versioned = tuple[Case, str, str | None]  # a case, and a backend with its versi
 class Together(NamedTuple):
     """Facts of some runs.
 
-    `stored` are kernels that were slower on new inputs (worker/kernel_trace.py), so that results are probably stored. A
-    run on a busy machine may miss it.
+    `stored` has the kernels that were slower on new inputs (worker/kernel_trace.py), which probably store results. A
+    run on a busy machine may miss this.
     """
 
-    by_span: TimedBySpan = frozenset()  # the cells whose latency is a span, so that a case has one method everywhere
+    by_span: TimedBySpan = frozenset()  # the cells timed by spans, the same in all runs
     stored: frozenset[Versioned] = frozenset()
 
 
@@ -37,5 +37,5 @@ def together(runs: Iterable[Run]) -> Together:
 
 
 def versioned(record: Record) -> Versioned:
-    """Return the case, the backend and its version, which records of several rounds and runs share."""
+    """Return the case, the backend and its version, by which records of several rounds and runs are joined."""
     return record.case, record.backend, record.version

@@ -1,38 +1,38 @@
 """The uncertainty of a latency or an energy: within a process, between processes, between cards.
 
-What is stated is half a 95 % interval, relative to the figure (strictly, of its logarithm): the cell's latency, as many
-fresh processes on this card would find it, lies within that of the figure. Two figures of one card differ with 95 %
-confidence where they are further apart than both together, in quadrature (`apart`): where both are equally sure, 1.4
-times as far as either.
+An uncertainty is half a 95 % interval, relative to the figure (strictly, of its logarithm): the mean of many fresh
+processes on this card lies within it. Two figures of one card differ with 95 % confidence where their distance exceeds
+both uncertainties, added in quadrature (`apart`): 1.4 times either one, if they are equal.
 
-**One round** shows what happened within one process: the interval of the median of its samples, from ranks
-(core/stats.py), below 6 samples Student's t on their logarithms. Where the samples are at two speeds
-(`_between_speeds`), the median is that of the more frequent one, and another process may be at the other, so the
-interval reaches it. What sets processes apart (memory layout, clocks, heat) it cannot show, and that is four times as
-much on an H200. So there is a table by device, spreads.json: the standard deviation `processes` of a latency's
+**One round** shows the variation within one process: the interval of the median of its samples, from ranks
+(core/stats.py), or, below 6 samples, Student's t on their logarithms. Where the samples have two speeds
+(`_between_speeds`), the median is at the more frequent one, and another process may run at the other, so the interval
+includes it. One round cannot show the differences between processes (memory layout, clocks, heat), which are four times
+as large on an H200. They are in a table by device, spreads.json: the standard deviation `processes` of a latency's
 logarithm between fresh processes of one card. It is measured where tests/statistics/spreads.py has run files of the
-device, and an assumption, which is named, where not. Both parts are added in quadrature; the table's holds what is
-typical within a process too, so the sum is rather too large.
+device, else an assumption, which is named. Both parts are added in quadrature; as the table's part contains the typical
+variation within a process, the sum is rather too large.
 
-**Several rounds**, each a fresh process, show it themselves. With s^2 their variance, moderated by a prior as in the
-gate (noise.py), with d degrees of freedom together, a mean of n is known to
+**Several rounds**, each a fresh process, show these differences themselves. With their variance s^2, moderated by a
+prior as in the gate (noise.py), and d degrees of freedom in all, a mean of n is known to
 
     t(d, 97.5 %) s / sqrt(n).
 
 The prior is fitted to the run's own cells where there are enough, else it is the table's: FREEDOM degrees of freedom,
 and a variance such that for one round, without a variance of its own, the interval is 1.96 `processes`: t(4) sqrt(1/2).
-A median of more than two rounds is less sure than their mean, by at most sqrt(pi / 2) for normal values.
+A median of more than two rounds has a larger uncertainty than their mean, by at most sqrt(pi / 2) for normal values.
 
 **Other work on a CPU.** Where other processes left fewer cores than torch has threads while a cell was timed, the
 latency may be too large by their ratio. Its logarithm is a part of the uncertainty, in one round or several. Where more
-than a quarter was taken, nothing can be said: threads that wait for one another lose far more (core/other_work.py).
+than a quarter was taken, the uncertainty is unknown: threads that wait for one another lose far more
+(core/other_work.py).
 
-**Units.** The table has the standard deviation between cards of one model as well. It counts where two figures that are
-compared were measured on unlike cards (`between_units`): no number of rounds shows it.
+**Units.** The table also has the standard deviation between cards of one model. It counts where two compared figures
+were measured on different cards (`between_units`), as no number of rounds shows it.
 
-A standard deviation of all cells, times 1.96, covers about 95 % of them also where cells differ in noise: a mixture of
-normal distributions has about as much within twice its standard deviation as one of them. Over all pairs of fresh runs
-in results/ that is a test (tests/statistics/test_spreads.py).
+A standard deviation of all cells, times 1.96, covers about 95 % of them even where cells differ in noise: a mixture of
+normal distributions has about the same share within twice its standard deviation as a normal distribution.
+tests/statistics/test_spreads.py checks this on all pairs of fresh runs in results/.
 """
 
 from __future__ import annotations
@@ -51,33 +51,33 @@ from attnbench.core.machine import Device
 from attnbench.core.text import some
 from attnbench.results.noise import N, Prior, moderated
 
-MIN_SAMPLES_INTERVAL = 6  # below, not even the whole range is a 95 % interval of the median
+MIN_SAMPLES_INTERVAL = 6  # with fewer samples, their whole range is less than a 95 % interval of the median
 NORMAL = 1.96  # 97.5 % quantile of the normal distribution
 MIN_SAMPLES_SPEEDS = 10
-SPEED_GAP = 0.02  # of the logarithm; less is within what clocks do
-FREEDOM = 4.0  # of the table's prior; from it follows the variance
+SPEED_GAP = 0.02  # of the logarithm; clocks make smaller ones
+FREEDOM = 4.0  # degrees of freedom of the table's prior
 MEDIAN = math.sqrt(math.pi / 2)
-HARDLY_KNOWN = math.log(1.5)  # half of a 95 % interval so wide that the figure would tie with nearly any other
+HARDLY_KNOWN = math.log(1.5)  # half a 95 % interval so wide that the figure ties with nearly any other
 NONE_KNOWN = "no latency is known to better than a factor of 1.5"
-STEADY = 0.005  # of a time without pauses: its halves differ by at most twice that (worker/measure/energy.py)
+STEADY = 0.005  # of a latency without pauses, whose halves differ by at most twice this (worker/measure/energy.py)
 
 Rival = TypeVar("Rival")
 
 
 class Cards(NamedTuple):
-    """What cards of a model differ by, as standard deviations of the logarithm of a latency (pool.py)."""
+    """The differences between cards of a model, as standard deviations of a latency's logarithm (pool.py)."""
 
-    all: float = 0.0  # in all work alike
-    loaded: float = 0.0  # besides, in all work under full load
-    cell: float = 0.0  # in each cell for itself, without load
-    loaded_cell: float = 0.0  # and under full load
+    all: float = 0.0  # common to all work
+    loaded: float = 0.0  # further, common to all work under full load
+    cell: float = 0.0  # of a single cell without load
+    loaded_cell: float = 0.0  # of a single cell under full load
 
     def units(self, load: float) -> float:
-        """Return what two cards differ by in one cell at a load from 0 to 1, over the root of 2."""
+        """Return the standard deviation of a card in one cell at a load from 0 to 1."""
         return math.hypot(self.all, self.loaded * load, self.of_cell(load))
 
     def of_cell(self, load: N) -> N:
-        """Return what a cell at a load from 0 to 1 has for itself."""
+        """Return the part of a single cell at a load from 0 to 1."""
         return self.cell + (self.loaded_cell - self.cell) * load
 
 
@@ -86,18 +86,18 @@ NO_CARDS = Cards()
 
 @dataclass(frozen=True)
 class Spread:
-    """What sets processes and cards of one device apart: standard deviations of the logarithm of a latency."""
+    """The differences of processes and of cards of a device: standard deviations of a latency's logarithm."""
 
     device: str
     processes: float  # between processes of one card
-    units: float  # between cards of one model, beyond that, in the cells of a comparison
+    units: float  # further, between cards of one model, in the cells of a comparison
     source: str
     measured: bool
     cards: Cards = NO_CARDS
 
     @cached_property
     def prior(self) -> Prior:
-        """The variance of one round, such that t(FREEDOM) times its root is NORMAL times `processes`; empty for 0."""
+        """The variance of one round, whose root times t(FREEDOM) is NORMAL times `processes`; empty where that is 0."""
         return Prior() if not self.processes else Prior((NORMAL * self.processes / student(FREEDOM)) ** 2, FREEDOM)
 
     def __str__(self) -> str:
@@ -109,14 +109,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """The parts of the uncertainty of a latency: half of 95 % intervals, relative to it."""
+    """The parts of the uncertainty of a latency: halves of 95 % intervals, relative to the latency."""
 
-    within: float | None  # of one process's samples; None of several rounds, whose scatter holds it
-    processes: float  # what other processes on this card would find beyond that
-    units: float  # what another card of the model adds to that
+    within: float | None  # of one process's samples; None for several rounds, whose scatter contains it
+    processes: float  # further, of other processes on this card
+    units: float  # further, of other cards of the model
     rounds: int
     spread: Spread
-    added: float = 0.0  # what other work on a CPU, or tracing, may have added, of the median over rounds
+    added: float = 0.0  # possible addition by other work on a CPU, or by tracing, to the median over rounds
 
     @property
     def total(self) -> float:
@@ -130,7 +130,7 @@ class Uncertainty:
 
 
 def spread(device: Device) -> Spread:
-    """Return what is known, or else assumed, of a device."""
+    """Return the measured spread of a device, or an assumed one."""
     gpu = gpus.find(device.name, device.memory, device.multiprocessors)
     return MEASURED.get(gpu.name if gpu else device.name) or ASSUMED[device.kind]
 
@@ -140,8 +140,9 @@ def uncertainty(
 ) -> Uncertainty | None:
     """Return the uncertainty of a latency, the median over rounds of the medians of these samples, in seconds.
 
-    `prior` is that of several rounds, where it is not the table's; `added` is the part of other work on a CPU, or of
-    tracing. None where nothing can be said: a single sample, a latency of 0, or one that may be any amount too large.
+    `prior` is for several rounds, by default the table's; `added` is the part of other work on a CPU, or of tracing.
+    None where the uncertainty is unknown: for a single sample, a latency of 0, or one that may be too large by any
+    factor.
     """
     if added == math.inf:
         return None
@@ -160,7 +161,8 @@ def uncertainty(
 def of_sustained(rounds: Sequence[float], of: Spread, prior: Prior | None = None) -> Uncertainty | None:
     """Return the uncertainty of a latency without pauses, from the mean of each round, in seconds.
 
-    That of one round within its process is STEADY. What sets processes apart is taken to be that of bursts.
+    Within the process of one round it is STEADY. The differences between processes are assumed to be the same as in
+    bursts.
     """
     if len(rounds) > 1:
         return uncertainty([[seconds] for seconds in rounds], of, prior)
@@ -172,9 +174,10 @@ def of_energy(
 ) -> Uncertainty | None:
     """Return the uncertainty of the energy of one call, from the joules of each round.
 
-    `errors` are the relative uncertainties of the rounds' power (worker/measure/energy.py). One round has that of its
-    time without pauses and of its power, in quadrature; the scatter of several holds both. What sets processes and
-    cards apart is taken to be that of latencies. None of one round whose power has no known uncertainty.
+    `errors` are the relative uncertainties of the rounds' power (worker/measure/energy.py). One round has the
+    uncertainties of its time without pauses and of its power, in quadrature; the scatter of several contains both. The
+    differences between processes and cards are assumed to be the same as for latencies. None for one round whose power
+    has no known uncertainty.
     """
     if len(rounds) > 1:
         return uncertainty([[joules] for joules in rounds], of, prior)
@@ -186,8 +189,8 @@ def of_energy(
 def of_sum(parts: Sequence[tuple[float, float | None]]) -> float | None:
     """Return the uncertainty of a sum of latencies of one card, from (latency, its uncertainty); None where unknown.
 
-    What moves one kernel of a process, as a clock does, may move the other alike, so their errors add up and not in
-    quadrature: it is rather too large.
+    A cause such as the clock may affect all kernels of a process alike, so the errors are added, and not in quadrature;
+    the result is rather too large.
     """
     total = sum(latency for latency, _ in parts)
     halves = [latency * half for latency, half in parts if half is not None]
@@ -197,15 +200,15 @@ def of_sum(parts: Sequence[tuple[float, float | None]]) -> float | None:
 def half_interval(variance: float, freedom: float, weight: float, prior: Prior) -> float:
     """Return half the 95 % interval of a mean or sum of logarithms over rounds.
 
-    `variance` is the sum's, with `freedom` degrees of freedom; `weight` is what it would be if that of one round were
-    1. Both say how much the prior counts.
+    `variance` is the sum's, with `freedom` degrees of freedom; `weight` is the sum's variance if one round had variance
+    1. `freedom` and `weight` determine the influence of the prior.
     """
     joined, total = moderated(variance, freedom, Prior(prior.variance * weight, prior.freedom))
     return student(total) * math.sqrt(joined) if joined > 0 else 0.0
 
 
 def within_process(samples: Sequence[float]) -> float | None:
-    """Return half the 95 % interval of the median of samples over that median; None of one sample."""
+    """Return half the 95 % interval of the median of samples over that median; None for one sample."""
     samples = sorted(samples)
     if len(samples) >= MIN_SAMPLES_INTERVAL:
         half = max(stats.relative_halfwidth(samples), _between_speeds(samples))
@@ -217,16 +220,16 @@ def within_process(samples: Sequence[float]) -> float | None:
 
 
 def _between_speeds(samples: Sequence[float]) -> float:
-    """Return how far apart two speeds of samples are, as a logarithm; 0 where they have not two.
+    """Return the distance of two speeds of samples, as a logarithm; 0 where there is one speed.
 
-    They have where a tenth or more lies on either side of a gap of over SPEED_GAP that is larger than four times the
-    median deviation on either side. Of 7,471 measured cells in results/, that is 23.
+    There are two where a tenth or more lies on either side of a gap of over SPEED_GAP that is larger than four times
+    the median deviation on either side. Few measured cells have two, 23 of 7,471 in results/.
     """
     least = max(2, math.ceil(0.1 * len(samples)))
     if len(samples) < MIN_SAMPLES_SPEEDS or min(samples) <= 0:
         return 0.0
     ordered = sorted(samples)
-    if math.log(ordered[-least]) - math.log(ordered[least - 1]) <= SPEED_GAP:  # as in most cells: it saves the rest
+    if math.log(ordered[-least]) - math.log(ordered[least - 1]) <= SPEED_GAP:  # most cells end here
         return 0.0
     logs = [*map(math.log, ordered)]
     gap, at = max((logs[i] - logs[i - 1], i) for i in range(least, len(logs) - least + 1))
@@ -239,8 +242,8 @@ def _between_speeds(samples: Sequence[float]) -> float:
 def apart(one: float, other: float, of_one: float | None, of_other: float | None, units: float = 0.0) -> bool:
     """Return whether two figures above 0 differ by more than their uncertainties, in quadrature, explain.
 
-    `units` is what sets their cards apart (`between_units`). They do where an uncertainty is not known, so that nothing
-    is called alike without a reason.
+    `units` is the difference of their cards (`between_units`). True where an uncertainty is unknown, so that figures
+    are called alike only for a reason.
     """
     if of_one is None or of_other is None or one <= 0 or other <= 0:
         return one != other
@@ -248,7 +251,7 @@ def apart(one: float, other: float, of_one: float | None, of_other: float | None
 
 
 def between_units(of: Spread) -> float:
-    """Return half the 95 % interval of the ratio of two figures that is due to their being of two cards of a model."""
+    """Return half the 95 % interval that two different cards of a model add to the ratio of two figures."""
     return math.sqrt(2) * NORMAL * of.units
 
 
@@ -259,17 +262,17 @@ def hardly_known(half: float | None) -> bool:
 
 @dataclass(frozen=True)
 class Contest(Generic[Rival]):
-    """The rivals that can be the best: the best of those known well, and what may be better but is hardly known.
+    """The rivals that can be the best: the best well-known ones, and hardly known ones that may be better.
 
-    Where none is known well, all are doubtful.
+    Where none is well known, all are doubtful.
     """
 
-    known: tuple[Rival, ...]  # the best, then those that tie with it and all others that read better
+    known: tuple[Rival, ...]  # the best, then all that tie with it and with each better one
     doubtful: tuple[Rival, ...]  # hardly known, and not apart from the best of `known`, or better
 
     @property
     def winners(self) -> tuple[Rival, ...]:
-        """The best rival, then those that tie with it; none where what may be better is hardly known."""
+        """The best rival, then the rivals that tie with it; none where a hardly known one may be better."""
         return () if self.doubtful else self.known
 
 
@@ -283,9 +286,9 @@ def contest(
 ) -> Contest[Rival]:
     """Return which rivals have the least figure, or the highest.
 
-    `half` is the uncertainty of a figure, `units` what sets the cards of two rivals apart, 0 for one card. What is
-    hardly known is left out only where it reads worse than the best by more than their uncertainties explain. One of
-    which nothing is known may be the best whatever it reads.
+    `half` is the uncertainty of a figure, `units` the difference of two rivals' cards, 0 for one card. A hardly known
+    rival is left out only where it is worse than the best by more than their uncertainties explain. A rival of unknown
+    uncertainty may be the best, whatever its figure.
     """
     sign = -1.0 if higher else 1.0
     found = [(sign * (figure(one) or 0.0), one) for one in rivals]
@@ -325,7 +328,7 @@ def doubt(
 
 @lru_cache(maxsize=256)
 def student(freedom: float) -> float:
-    """Return the 97.5 % quantile of Student's t; for the freedom that every report asks for, without loading scipy."""
+    """Return the 97.5 % quantile of Student's t; scipy is not loaded for FREEDOM, which every report needs."""
     if freedom == FREEDOM:
         return 2.7764451051977987
     from scipy import special  # type: ignore[import-untyped]

@@ -1,4 +1,7 @@
-"""Where each backend gave right results: where_tried.json, which `python tests/results/where_tried.py` computes."""
+"""The devices on which each backend gave right results, from where_tried.json.
+
+`python tests/results/where_tried.py` computes that file.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ UNVERIFIED = "not verified on hardware"
 class Trial:
     """A device and a version of a backend's library, and the features of the cases that were right there."""
 
-    device: str  # its model, as "NVIDIA H100"; "2 NVIDIA H100" where the sequence was split over two
+    device: str  # its model, such as "NVIDIA H100"; "2 NVIDIA H100" where two split the sequence
     version: str
-    forward: tuple[str, ...]  # as `features` names them, the plainest first
-    backward: tuple[str, ...]  # those of which a backward was right too
+    forward: tuple[str, ...]  # names of `features`, the plainest first
+    backward: tuple[str, ...]  # features with a right backward too
 
 
 def features(case: Case) -> tuple[str, ...]:
-    """Return what a case has beyond a plain dense one, or DENSE. Window, softcap and head dims do not count."""
+    """Return the features of a case beyond a plain dense one, or DENSE. Window, softcap and head dims do not count."""
     fp8 = ("fp8",) if case.dtype == "fp8" else ()
     return (*fp8, *(axis.kind for axis in AXES.values() if axis.kind and axis.label(case))) or (DENSE,)
 

@@ -1,1 +1,1 @@
-"""The parent process, from a request to a run file: suite, selected backends, plan, workers."""
+"""The parent process, from a request to a run file: suite, selection of backends, plan, workers."""

@@ -1,7 +1,7 @@
-"""The A/A test: two processes measure one implementation in turns, so every difference between them is error.
+"""The A/A test: two processes measure one implementation in turns, so that every difference between them is error.
 
-It measures with the default policy and through the same pool of workers as a run, so whatever spoils a run spoils the
-test too. The processes swap their order every turn. analysis/doctor/resolution.py says what the differences mean.
+It uses the default policy and the pool of workers of a run, so that all causes that disturb a run disturb the test too.
+The processes swap their order every turn. analysis/doctor/resolution.py judges the differences.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from attnbench.run.workers import WorkerPool
 
 PAIR = ("a", "b")  # names of the two processes
 MAX_TURNS = 24
-MIN_TURNS = 4  # with fewer, the spread has too few degrees of freedom
+MIN_TURNS = 4  # the least turns for the degrees of freedom of the spread
 
 
 @dataclass(frozen=True)
 class CaseReadings:
-    """The latencies of one case in seconds: one a turn of each process."""
+    """The latencies of one case in seconds, one per process and turn."""
 
     case: Case
     a: tuple[float, ...]
@@ -41,20 +41,20 @@ class CaseReadings:
 
 @dataclass(frozen=True)
 class AATest:
-    """What an A/A test read, and what happened on the machine meanwhile."""
+    """The readings of an A/A test, and the events on the machine meanwhile."""
 
     backend: str
-    seconds: float  # how long the test took
+    seconds: float  # duration of the test
     cases: tuple[CaseReadings, ...]
     failed: Record | None = None  # the job whose failure ended the test
-    limits: tuple[str, ...] = ()  # what held the clock down
+    limits: tuple[str, ...] = ()  # limits that held the clock down
     others: tuple[str, ...] = ()  # other processes that computed on the GPU
     ecc_errors: int = 0
     host_bound: bool = False
 
 
 def aa_test_cases(kind: str) -> list[Case]:
-    """Return a short case, a long one (which a GPU's power limit slows), and one between, for a kind of device."""
+    """Return a short case, a long case (which a GPU's power limit slows), and one between, for a kind of device."""
     if kind == "cpu":
         sizes = [(4, 128, 4, 64), (1, 512, 4, 64), (2, 256, 4, 64)]
     else:
@@ -64,7 +64,7 @@ def aa_test_cases(kind: str) -> list[Case]:
 
 
 def case_label(case: Case) -> str:
-    """Return what tells the cases of an A/A test from each other: "1k b16"."""
+    """Return the name of a case within an A/A test: "1k b16"."""
     return f"{format_size(case.shape.seqlen_q)} b{case.shape.batch}"
 
 
@@ -77,11 +77,10 @@ def run_aa_test(
     say: Callable[[str], None],
     clock: Callable[[], float] = time.monotonic,
 ) -> AATest:
-    """Measure the cases in turns for about so many seconds, by the pool's two workers PAIR, which both run the backend.
+    """Measure the cases in turns for about `seconds`, by the pool's two workers PAIR, which both run the backend.
 
-    Turns come in pairs, so that the effect of going first or second cancels, and another pair follows while it fits the
-    time. Where MIN_TURNS of all cases do not fit, only the first case goes on. The first job that is not ok ends the
-    test.
+    Turns come in pairs, so that the effect of the order cancels, and pairs are added while they fit the time. Where
+    MIN_TURNS of all cases do not fit, only the first case is continued. The first job that is not ok ends the test.
     """
     policy, began, turn, longest = Policy(), clock(), 0, 0.0
     records: list[Record] = []
@@ -109,7 +108,7 @@ def run_aa_test(
 
 
 def _aa_test(backend: str, cases: Sequence[Case], records: Sequence[Record], seconds: float) -> AATest:
-    """Return the test that these records, in order, come to; a turn that only one process measured is left out."""
+    """Return the test of these records, in order; a turn that only one process measured is left out."""
 
     def latencies(case: Case, name: str) -> list[float]:
         own = (r for r in records if r.status == "ok" and (r.case, r.backend) == (case, name))

@@ -1,4 +1,4 @@
-"""The axes of a suite, as people write them, and the cases that they stand for.
+"""The axes of a suite, as people write them, and their cases.
 
 An axis is a value, a list or a range. The axes multiply; one that is left out has a single default value.
 """
@@ -28,10 +28,10 @@ STRICT = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
 def _to_text(value: Any, pair: str = "") -> str:
-    """Return a scalar or a list from YAML as comma-separated text, which is what the command line gives.
+    """Return a scalar or a list from YAML as comma-separated text, the form of the command line.
 
-    Raises ValueError for a list in a list. Where an axis has values of two parts, `pair` is what separates these, for
-    the message.
+    Raises ValueError for a list in a list. For an axis with values of two parts, `pair` is their separator in the
+    message.
     """
     for inner in value if isinstance(value, list) else ():
         if isinstance(inner, list):
@@ -43,7 +43,7 @@ def _to_text(value: Any, pair: str = "") -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-_OPEN = {None: "open", -1: "open", "none": "open"}  # an unlimited side of a window, as other tools write it
+_OPEN = {None: "open", -1: "open", "none": "open"}  # an open side of a window, in the spelling of other tools
 Text = Annotated[str, BeforeValidator(_to_text)]
 
 
@@ -52,7 +52,7 @@ class _Axes(BaseModel):
 
     model_config = STRICT
 
-    if TYPE_CHECKING:  # the fields are those of the table
+    if TYPE_CHECKING:  # the table of axes gives the fields
 
         def __init__(self, **given: Any) -> None: ...
 
@@ -78,12 +78,12 @@ else:
 
 
 def overlay(below: Axes, above: Axes) -> Axes:
-    """Return the axes of `below`, replaced by those that `above` gives."""
+    """Return the axes of `below`, replaced by the axes that `above` gives."""
     return below.model_copy(update={n: v for n in Axes.model_fields if (v := getattr(above, n)) is not None})
 
 
 def parsed(axes: Axes) -> dict[str, Sequence[Any]]:
-    """Return axis -> its values, of every axis that is given. Raises UserError."""
+    """Return axis -> its values, for every axis that is given. Raises UserError."""
     given = ((name, getattr(axes, name)) for name in AXES)
     return {name: AXES[name].parse(value) for name, value in given if value is not None}
 
@@ -92,16 +92,16 @@ _FIRST, _LAST = (
     ("dtype", "headdim", "band"),
     ("direction", "nheads", "nheads_k", "lengths", "seqlen", "seqlen_q", "batch"),
 )
-_PRODUCT = (  # the order in which cases come
+_PRODUCT = (  # the order of cases
     *_FIRST,
     *(name for name in AXES if name not in (*_FIRST, *_LAST, "causal", "window")),
     *_LAST,
 )
-# DeepSeek-V3's decode: what --latent gives where the options say nothing else, and the scale of any latent case.
+# DeepSeek-V3's decode: the defaults of --latent, and the scale of all latent cases.
 LATENT: Mapping[str, str] = {"headdim": "576-512", "nheads": "128", "nheads_k": "1"}
 LATENT_SCALE = 192**-0.5
 FORWARD_ONLY = (
-    "page-size, latent: forward only, and the queries are the last of their sequence; give --pass fwd, and a "
+    "page-size, latent: they are forward only, and queries are the last of their sequence; give --pass fwd, and a "
     "--seqlen-q that is not above --seqlen"
 )
 
@@ -109,16 +109,16 @@ FORWARD_ONLY = (
 def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
     """Return the product of the axes as cases.
 
-    Where the axes have no batch, it is tokens / seqlen, and at least 2 of a ragged one; where they have no query heads,
-    there are hidden / headdim. Of a ragged batch seqlen is the mean length, unless the lengths are a list. Cases with
-    pages or latent rows are left out where they would be a backward, or have more queries than keys. Raises UserError.
+    Without a batch in the axes it is tokens / seqlen, and at least 2 for ragged lengths; without query heads there are
+    hidden / headdim. For a ragged batch seqlen is the mean length, unless the lengths are a list. Cases with pages or
+    latent rows are left out where they would be a backward, or have more queries than keys. Raises UserError.
     """
     (found,) = expand_all([axes], tokens, hidden)
     return found
 
 
 def expand_all(blocks: Iterable[Axes], tokens: Item | None, hidden: Item | None) -> Iterator[list[Case]]:
-    """Yield the cases of each block, as `expand` does. Raises UserError, also where they are too many together."""
+    """Yield the cases of each block, as `expand` does. Raises UserError, also for too many cases in all."""
     total = parse_size(str(tokens), "tokens") if tokens is not None else 16384
     width = parse_size(str(hidden), "hidden") if hidden is not None else 2048
     count = 0
@@ -137,7 +137,7 @@ def expand_all(blocks: Iterable[Axes], tokens: Item | None, hidden: Item | None)
 
 
 def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
-    """Return the case of one value of each axis; None for one that a cache does not have. Raises UserError."""
+    """Return the case of one value per axis; None for a case that is impossible with a cache. Raises UserError."""
     sk, sq = at["seqlen"], at["seqlen_q"]
     d, dv = at["headdim"]
     heads = at["nheads"] or max(1, width // d)
@@ -168,9 +168,9 @@ def _lengths(ragged: RaggedLengths, batch: int, mean: int, seqlen_q: int | None)
 
 
 def _band(causal: bool, window: Window | None) -> tuple[bool, Window]:
-    """Return causal and window in the one form that each mask has.
+    """Return causal and window in the only form for each mask.
 
-    A window with 0 to the right is causal, and a causal mask that is not limited to the left has no window.
+    A window with 0 to the right is causal, and a causal mask without a limit to the left has no window.
     """
     left, right = window or (None, None)
     if causal or right == 0:
@@ -179,7 +179,7 @@ def _band(causal: bool, window: Window | None) -> tuple[bool, Window]:
 
 
 def matches(axes: Axes, case: Case) -> bool:
-    """Whether a case has one of the values of every axis that is given."""
+    """Return whether a case has one of the values of every axis that is given."""
     wanted = parsed(axes)
     if "window" in wanted:
         wanted["window"] = [_band(case.causal, window)[1] for window in wanted["window"]]

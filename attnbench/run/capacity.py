@@ -1,8 +1,8 @@
 """`attnbench capacity`: search, for each case and backend, the largest size that fits and is right.
 
-Each step is a job of a worker (worker/fit_cell.py) and a record of the run file, so a search goes on from its records.
-A worker serves the steps of its backend until one fails, is wrong or hangs. What ends a search was seen by a process
-that had run nothing before, on a CPU nothing but a small case.
+Each step is a job of a worker (worker/fit_cell.py) and a record of the run file, so that a search is resumed from its
+records. A worker serves the steps of its backend until one fails, is wrong or hangs. The step that ends a search is
+made by a process that has run nothing before, or on a CPU only a small case.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ SUITE = parse_suite(
     },
     "capacity",
 )
-HANG = 60.0  # seconds beside some calls, after which a step is killed: inputs, the check, code that is compiled
-BASE = 4096  # the length of a case whose length is searched
+HANG = 60.0  # seconds beside its calls after which a step is killed: for inputs, the check, compilation
+BASE = 4096  # the length in the base case of a search for the length
 Of = Literal["seqlen", "batch"]
 Key = tuple[str, Case]  # the backend, and the case at the base size
 
@@ -56,27 +56,27 @@ class Request:
     settings: Settings = field(default_factory=Settings)
     search: Search = field(default_factory=lambda: Search("seqlen", 10.0))
     device: str = "auto"
-    time_limit: float | None = None  # seconds, after which no step begins
+    time_limit: float | None = None  # seconds after which no step begins
     pythons: tuple[str, ...] = ()
     out: Path | None = None
     dry_run: bool = False
     argv: tuple[str, ...] = ()
-    allow_busy: bool = False  # search also on a GPU that other processes use
-    trust: bool = False  # of a file that is resumed, run the code and the interpreters, whatever they are
+    allow_busy: bool = False  # also search on a GPU that other processes use
+    trust: bool = False  # run code and interpreters that the resumed file names
 
 
 NOT_TRIED = "not tried: one call is forecast to take"
 
 
 class Say(Protocol):
-    """Takes a text that says what goes on."""
+    """Takes texts about the present activity."""
 
     def __call__(self, text: str, *, also_in_a_pipe: bool = False) -> None:
-        """Show a text; in a pipe only one that is worth a line of a log."""
+        """Show a text; in a pipe only with `also_in_a_pipe`."""
 
 
 def at_size(case: Case, of: Of, size: int) -> Case:
-    """Return a case with another sequence length or batch size; one query stays one."""
+    """Return a case with another sequence length or batch size; a single query stays single."""
     if of == "batch":
         return replace(case, shape=replace(case.shape, batch=size))
     queries = case.shape.seqlen_q if case.shape.seqlen_q != case.shape.seqlen_k else size
@@ -84,12 +84,12 @@ def at_size(case: Case, of: Of, size: int) -> Case:
 
 
 def size_of(case: Case, of: Of) -> int:
-    """Return the size of a case that is searched."""
+    """Return the searched size of a case."""
     return case.shape.batch if of == "batch" else case.shape.seqlen_k
 
 
 def key_of(record: Record | Job, of: Of) -> Key:
-    """Return the search that a record is of; one of its own for a case that has no other size, as ragged batches."""
+    """Return the search of a record; a case that cannot have other sizes, such as a ragged batch, is its own search."""
     try:
         return record.backend, at_size(record.case, of, 1 if of == "batch" else BASE)
     except ValueError:
@@ -97,17 +97,17 @@ def key_of(record: Record | Job, of: Of) -> Key:
 
 
 def outcome(record: Record) -> Outcome:
-    """Return what a step tells the search."""
+    """Return the outcome of a step for the search."""
     if record.status in WRONG:
         return "wrong"
     return "fits" if record.status == "ok" else "refused" if record.status == "skipped" else "stops"
 
 
 def known(records: Sequence[Record], key: Key, search: Search) -> dict[int, Record]:
-    """Return the records of a search by size; of several of a size the last counts.
+    """Return the records of a search by size; the last record of a size counts.
 
-    A size that was not tried, because a shorter call forecast it to be too slow, is not among them where the longest
-    call since forecasts it clearly below the limit: the time of short calls does not follow their FLOPs.
+    A size that was not tried, because a shorter call made it seem too slow, is left out where the forecast by a longer
+    call is clearly below the limit: the time of short calls does not follow their FLOPs.
     """
     sizes, own = {*grid(UNIT[search.of])}, [r for r in records if r.backend == key[0] and key_of(r, search.of) == key]
     found = {size: record for record in own if (size := size_of(record.case, search.of)) in sizes}
@@ -116,13 +116,13 @@ def known(records: Sequence[Record], key: Key, search: Search) -> dict[int, Reco
 
 
 def _may_fit(untried: Record, longest: Record, search: Search) -> bool:
-    """Whether a size was not tried, and would by the longest call take nine tenths of what is allowed at most."""
+    """Return whether an untried size would, by the longest call, take at most nine tenths of the limit."""
     was_tried = not (untried.reason or "").startswith(NOT_TRIED)
     return not was_tried and _call_forecast(untried.case, longest) <= 0.9 * search.call_limit
 
 
 def is_done(records: Sequence[Record], job: Job, search: Search) -> bool:
-    """Whether a search has found what it looks for."""
+    """Return whether a search has found its size."""
     if job.skip:
         return True
     found = known(records, key_of(job, search.of), search)
@@ -131,9 +131,9 @@ def is_done(records: Sequence[Record], job: Job, search: Search) -> bool:
 
 
 def search_capacity(request: Request, say: Say) -> Recording:
-    """Search the largest size of each case on each backend. Raises UserError for what a person can correct.
+    """Search the largest size of each case on each backend. Raises UserError for mistakes in the request.
 
-    A dry run has no file, nor has a search of which nothing could be tried.
+    A dry run, and a search that could try nothing, have no file.
     """
     device, *others = parse_devices(request.device)
     resolved = resolve_suite_for(SUITE, device, request.settings)[0]
@@ -153,19 +153,19 @@ def search_capacity(request: Request, say: Say) -> Recording:
         planned = session.new_run(SUITE.name, policy, plan, argv=request.argv, search=request.search)
         if request.dry_run:
             return Recording(planned)
-        if not request.out and all(job.skip for job in planned.plan):  # as run_suite does
+        if not request.out and all(job.skip for job in planned.plan):  # as in run_suite
             return Recording(replace(planned, records=tuple(map(skipped_record, planned.plan))))
         return _measured(create(planned, request.out), session, request.time_limit, say)
 
 
 def resume(path: Path, request: Request, say: Say) -> Recording:
-    """Go on with the searches of a run file that are not done. Raises UserError where that cannot be.
+    """Continue the unfinished searches of a run file. Raises UserError where this is impossible.
 
-    Of the request its time limit counts, and what it allows.
+    Only the time limit and the permissions of the request are used.
     """
     old, _ = run_file.read(path)
     if old.search is None:
-        raise UserError(f"{path} is no file of attnbench capacity; attnbench run --resume {shlex.quote(str(path))}")
+        raise UserError(f"{path} is not a file of attnbench capacity; attnbench run --resume {shlex.quote(str(path))}")
     if request.dry_run or all(is_done(old.records, job, old.search) for job in old.plan):
         return Recording(old, path=None if request.dry_run else path)
     named = named_again(request.settings.backends, path, old)
@@ -191,9 +191,10 @@ def _cases(request: Request, kind: str) -> tuple[Case, ...]:
 
 
 def _plan(cases: Sequence[Case], session: Session, policy: Policy, search: Search) -> tuple[Job, ...]:
-    """Return the first step of each search: the largest power of two that the forecast lets fit, and half of the rest.
+    """Return the first step of each search, at a power of two.
 
-    All searches of a backend follow each other, so that one worker at a time has the device open.
+    It is the largest that, by the forecast, fits in memory and takes half of the call limit at most. All searches of a
+    backend follow each other, so that one worker at a time has the device open.
     """
     sizes = [2**i * UNIT[search.of] for i in range(20)]
     tried = [at_size(case, search.of, size) for case in cases for size in sizes]
@@ -207,7 +208,7 @@ def _plan(cases: Sequence[Case], session: Session, policy: Policy, search: Searc
 
 
 def _forecast(case: Case, answer: CaseSupport, device: Device, policy: Policy) -> Forecast:
-    """Return the forecast of a step, whose seconds are those of its two calls."""
+    """Return the forecast of a step; its seconds are the time of two calls."""
     found = forecast_job(case, answer, device, policy, with_copies=False)
     return replace(found, seconds=2 * found.call)
 
@@ -233,13 +234,13 @@ def _first_job(
 
 
 def _measured(recording: Recording, session: Session, time_limit: float | None, say: Say) -> Recording:
-    """Make the searches that are not done, and append their records to the file."""
+    """Make the unfinished searches, and append their records to the file."""
     planned = recording.run
     deadline = time.monotonic() + time_limit if time_limit else None
     with recording:
         for before, job in zip((None, *planned.plan), planned.plan, strict=False):
             if before and (before.backend, before.case.ranks) != (job.backend, job.case.ranks):
-                session.pool.close_worker(before.backend)  # it holds memory of the device
+                session.pool.close_worker(before.backend)  # it would hold memory of the device
             for record in _steps(planned, job, recording.records, session, deadline, say):
                 recording.add(record)
             say(_end(recording.records, job, planned.search), also_in_a_pipe=True)
@@ -249,7 +250,7 @@ def _measured(recording: Recording, session: Session, time_limit: float | None, 
 def _steps(
     planned: Run, first: Job, records: Sequence[Record], session: Session, deadline: float | None, say: Say
 ) -> Iterator[Record]:
-    """Yield the records of one search, each before the next step begins; `records` then has it."""
+    """Yield the records of one search, each before the next step begins, and after it is in `records`."""
     search, pool, device = planned.search, session.pool, session.device
     assert search is not None
     key = key_of(first, search.of)
@@ -258,7 +259,7 @@ def _steps(
             yield skipped_record(first)
         return
     sizes = grid(UNIT[search.of])
-    confirmed: set[int] = set()  # sizes that a process measured that had run nothing before
+    confirmed: set[int] = set()  # sizes measured by a process that had run nothing before
     is_fresh = not any((r.backend, r.case.ranks) == (first.backend, first.case.ranks) for r in records)
     while deadline is None or time.monotonic() < deadline:
         found = known(records, key, search)
@@ -287,7 +288,7 @@ def _steps(
         if is_fresh:
             confirmed.add(size)
         record = pool.fit(job, planned.policy, device, search.memory)
-        is_fresh = case.ranks > 1 and record.status == "oom"  # then all of its processes were ended
+        is_fresh = case.ranks > 1 and record.status == "oom"  # all its processes have then ended
         if record.status not in ("ok", "oom", "skipped"):
             pool.close_worker(first.backend)
             is_fresh = True
@@ -295,12 +296,12 @@ def _steps(
 
 
 def _lacked_memory(record: Record) -> bool:
-    """Whether the call, or its check, found no memory, as in a process that keeps what earlier steps have freed."""
+    """Return whether the call or its check lacked memory, as in a process that keeps memory of earlier steps."""
     return record.status == "oom" or NO_ROOM_TO_CHECK in (record.reason or "")
 
 
 def _end(records: Sequence[Record], job: Job, search: Search | None) -> str:
-    """Return how a search ended, in a line of a log."""
+    """Return the result of a search as a line of a log."""
     assert search is not None
     found = known(records, key_of(job, search.of), search)
     at = _so_far({size: outcome(record) for size, record in found.items()})
@@ -319,13 +320,13 @@ def _so_far(outcomes: Mapping[int, Outcome]) -> str:
 
 
 def call_seconds(record: Record) -> float | None:
-    """Return the seconds of the call of a step; None where it has none."""
+    """Return the seconds of a step's call; None where it was not timed."""
     measured = record.measurements.get("call")
     return measured.values[0] if measured else None
 
 
 def _too_slow(case: Case, found: Mapping[int, Record], search: Search) -> str | None:
-    """Return why a call would be too slow, by the FLOPs of the longest call so far; None where it would not."""
+    """Return why a call would be too slow, by the longest call so far and its FLOPs; None where it would not."""
     longest = _longest(found)
     if longest is None or flops(case) <= flops(longest.case):
         return None
@@ -337,9 +338,9 @@ def _too_slow(case: Case, found: Mapping[int, Record], search: Search) -> str | 
 
 
 def _largest_in_time(size: int, sizes: Sequence[int], found: Mapping[int, Record], search: Search) -> int:
-    """Return the largest size that is forecast to take no longer than allowed, where time ends the search; else `size`.
+    """Return the largest size within the limit by the forecast, where time ends the search; else `size`.
 
-    It saves most steps of the bisection, each of which would take about as long as is allowed.
+    It saves most steps of the bisection, each of which would take about as long as the limit.
     """
     ends = bracket({one: outcome(record) for one, record in found.items()})
     longest = _longest(found)
@@ -353,20 +354,20 @@ def _largest_in_time(size: int, sizes: Sequence[int], found: Mapping[int, Record
 
 
 def _longest(found: Mapping[int, Record]) -> Record | None:
-    """Return the record of the longest call by its FLOPs; None where no call was timed."""
+    """Return the record of the timed call with the most FLOPs; None where no call was timed."""
     timed = [record for record in found.values() if call_seconds(record) is not None]
     return max(timed, key=lambda record: flops(record.case), default=None)
 
 
 def _call_forecast(case: Case, longest: Record) -> float:
-    """Return the seconds that a call would take by the FLOPs of another one."""
+    """Return the forecast seconds of a call, by the time and FLOPs of another."""
     seconds = call_seconds(longest)
     assert seconds is not None
     return seconds * flops(case) / flops(longest.case)
 
 
 def _within_limit(record: Record, search: Search) -> Record:
-    """Return the record with status `timeout` where its call was right, but took longer than allowed."""
+    """Return the record, with status `timeout` where its call was right but took longer than the limit."""
     seconds = call_seconds(record)
     if record.status != "ok" or seconds is None or seconds <= search.call_limit:
         return record

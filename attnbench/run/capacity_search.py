@@ -1,8 +1,9 @@
-"""Which size to try next, in the search for the largest that fits: a pure function of how the sizes tried have ended.
+"""The next size in the search for the largest that fits: a pure function of the outcomes so far.
 
-Sizes are on a grid of PER_OCTAVE steps to a factor of 2. The search starts with fractions of a forecast, which show how
-memory and time grow, then doubles or halves until one size fits and a larger one does not, then bisects. A size that
-fits above one that does not counts, but none above a wrong result: there the search is for the shortest wrong one.
+Sizes are on a grid of PER_OCTAVE steps to a factor of 2. The search starts with fractions of a forecast, which show the
+growth of memory and time, then doubles or halves until one size fits and a larger one does not, then bisects. A size
+that fits counts even above a size that does not, but not above a wrong result: in that case the smallest wrong size is
+searched.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Literal
 
 PER_OCTAVE = 16
 LARGEST = 2**26
-FRACTIONS = (64, 16, 4, 1)  # of the forecast, in the order in which they are tried
-UNIT = {"seqlen": 128, "batch": 1}  # sizes are multiples of it
+FRACTIONS = (64, 16, 4, 1)  # parts of the forecast, in the order of the first steps
+UNIT = {"seqlen": 128, "batch": 1}  # sizes are multiples of this
 
 Outcome = Literal["fits", "wrong", "refused", "stops"]  # "stops": out of memory, too slow, failed
 
 
 @dataclass(frozen=True)
 class Bracket:
-    """What a search knows: the largest size that fits below any wrong one, and the smallest above it that does not."""
+    """The limits found so far: the largest size that fits, below any wrong one, and the next that does not."""
 
     fits: int | None
     stops: int | None
@@ -34,7 +35,7 @@ def grid(unit: int) -> tuple[int, ...]:
 
 
 def bracket(known: Mapping[int, Outcome]) -> Bracket:
-    """Return the bracket of what is known. A refused size below one that fits does not matter."""
+    """Return the bracket of the known outcomes. A refused size below one that fits does not matter."""
     wrong = min((size for size, outcome in known.items() if outcome == "wrong"), default=None)
     fits = max(
         (size for size, outcome in known.items() if outcome == "fits" and (wrong is None or size < wrong)), default=None
@@ -46,7 +47,7 @@ def bracket(known: Mapping[int, Outcome]) -> Bracket:
 def next_size(known: Mapping[int, Outcome], sizes: Sequence[int], start: int) -> int | None:
     """Return the size to try next, one of `sizes`; None where the search is done.
 
-    `start` is what a forecast says.
+    `start` is the size that fits by the forecast.
     """
     if all(outcome == "fits" for outcome in known.values()):
         for size in (_nearest(sizes, start // fraction) for fraction in FRACTIONS):
@@ -54,7 +55,7 @@ def next_size(known: Mapping[int, Outcome], sizes: Sequence[int], start: int) ->
                 return size
     found = bracket(known)
     if found.stops is not None and known[found.stops] == "refused":
-        power = 1 << found.stops.bit_length()  # a library may refuse some sizes only: a power of two tells
+        power = 1 << found.stops.bit_length()  # a library may refuse only some sizes; a power of two decides
         if power in sizes and power not in known:
             return power
     if found.fits is None:
@@ -68,7 +69,7 @@ def next_size(known: Mapping[int, Outcome], sizes: Sequence[int], start: int) ->
 
 
 def _below(known: Mapping[int, Outcome], sizes: Sequence[int], stops: int | None) -> int | None:
-    """Return a size below all that were tried, further below the more have failed; None where there is none."""
+    """Return a size below all tried ones, the further below the more have failed; None where there is none."""
     least = min(known) if stops is None else min(stops, *known)
     if least == sizes[0]:
         return None

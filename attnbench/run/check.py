@@ -1,4 +1,4 @@
-"""Check backends over a few small shapes, each with the reference, tolerance and tests of a run, and time nothing."""
+"""Check of backends on a few small shapes, with the reference, tolerance and tests of a run, without timing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SUITE = parse_suite(
             "nheads": 4,
         },
         "cases": [
-            {"seqlen": 203, "headdim": 64},  # no multiple of any block: what lies beyond the end must not count
+            {"seqlen": 203, "headdim": 64},  # not a multiple of any block: memory beyond the end must not count
             {"seqlen_q": 80, "headdim": 64, "causal": True},  # bottom-right alignment
             {"seqlen": 80, "seqlen_q": 256, "headdim": 64},  # q and k mixed up; causal: the first queries see no key
             {"nheads": 6, "nheads_k": 2, "headdim": 64, "causal": True},  # groups of 3 heads, 2 key heads: no mix-up
@@ -42,10 +42,11 @@ SUITE = parse_suite(
             {"nheads": 5, "nheads_k": 1, "headdim": 64, "causal": True},  # one key head for all
             {"seqlen_q": 1, "headdim": 64, "causal": True},  # decoding
             {"seqlen_q": 48, "seqlen": 4096, "headdim": 64, "batch": 1},  # many keys
-            {"headdim": 64, "causal": False, "softmax_scale": 0.3},  # another than 1 / sqrt(headdim)
+            {"headdim": 64, "causal": False, "softmax_scale": 0.3},  # a scale other than 1 / sqrt(headdim)
             {"headdim": 64, "causal": True, "layout": "bhsd"},  # strides of q, k, v and dout, for order = "bshd"
-            {"headdim": 64, "causal": True, "layout": "packed"},  # and for order = "bhsd"
-            # Groups with what their kernels treat apart: rows packed in a tile, decoding at any length, strides of k.
+            {"headdim": 64, "causal": True, "layout": "packed"},  # strides, for order = "bhsd"
+            # Grouped heads in cases that their kernels treat apart: rows packed in a tile, decoding at any length,
+            # strides of k.
             {"seqlen_q": 80, "seqlen": 203, "nheads": 6, "nheads_k": 2, "headdim": 64, "causal": True},
             {"seqlen_q": 1, "seqlen": 203, "nheads": 6, "nheads_k": 2, "headdim": 64, "causal": True},
             {"nheads": 6, "nheads_k": 2, "headdim": 64, "causal": True, "layout": "bhsd"},
@@ -54,8 +55,8 @@ SUITE = parse_suite(
     },
     "check",
 )
-WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads of the judge and of a worker, which work at the same time
-MAX_LOST = 3  # workers of a backend that crashed or hung; then its other cases are not tried
+WAITING = {"OMP_WAIT_POLICY": "PASSIVE"}  # so that threads of the judge and of a worker do not spin at the same time
+MAX_LOST = 3  # crashed or hung workers of a backend after which its other cases are not tried
 NO_FORECAST = Forecast(0.0, 0.0, 0)
 
 
@@ -75,14 +76,14 @@ def check(
 ) -> tuple[Run, int]:
     """Return a run whose records have the checks of each case on each backend and no measurements, and an exit code.
 
-    That is 0, or that of an interrupt, which ends the records. `settings` narrow the cases; with a run file `wrong`
-    they are those of its wrong results, whose own masks are run with `trust`. `timeout` is of one case in seconds,
-    `say` is told what goes on, with `allow_busy` other processes may use the GPU, `here` and `live` are those of a
-    Session. Raises UserError for what a person can mend.
+    The exit code is 0, or an interrupt's, which ends the records. `settings` narrow the cases; with a run file `wrong`
+    the cases are its wrong results, whose own masks are run only with `trust`. `timeout` is the limit of one case in
+    seconds, `say` receives progress, with `allow_busy` other processes may use the GPU, `here` and `live` are as in
+    Session. Raises UserError for mistakes in the request.
     """
     device = parse_device(device)
     if not patterns:
-        raise UserError("what is to be checked? Give a function or backends: attnbench check ./mine.py:attention")
+        raise UserError("nothing to check; give a function or backends, as in attnbench check ./mine.py:attention")
     chosen = choose(patterns, pythons)
     resolve_suite_for(SUITE, device, settings)
     again = _wrong_cases(wrong, settings.axes, trust) if wrong else ()
@@ -102,7 +103,7 @@ def check(
             for number, job in enumerate(jobs, start=1):
                 say(f"checking {job.backend}, {number} of {len(jobs)}")
                 if job.skip is None and lost[job.backend] >= MAX_LOST:
-                    job = replace(job, skip=f"not tried: {MAX_LOST} cases before ended its process")
+                    job = replace(job, skip=f"not tried: {MAX_LOST} earlier cases ended its process")
                 if job.skip:
                     recording.add(skipped_record(job))
                     continue
@@ -113,17 +114,17 @@ def check(
 
 
 def _wrong_cases(file: Path, axes: Axes, trust: bool) -> tuple[Case, ...]:
-    """Return the cases of the wrong results in a run file, those on these axes. Raises UserError without any.
+    """Return the cases of the wrong results in a run file that are on these axes.
 
-    And where a line of the file cannot be read, which may be a wrong result; and, unless `trust`, where their masks are
-    code that the file names.
+    Raises UserError where there are none, where a line of the file, which may be a wrong result, cannot be read, and,
+    without `trust`, where masks are code that the file names.
     """
     run, problems = run_file.read(file)
     if problems:
         more = f", and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise UserError(
             f"--wrong: {problems[0]}{more}; a wrong result may be lost there; restore the file, or delete what cannot "
-            f"be read and measure that again: {run_file.resume_command(run, file)}"
+            f"be read and measure it again: {run_file.resume_command(run, file)}"
         )
     found = dict.fromkeys(record.case for record in wrong_records(run))
     cases = tuple(case for case in found if case.ranks == 1 and matches(axes, case))
@@ -135,7 +136,7 @@ def _wrong_cases(file: Path, axes: Axes, trust: bool) -> tuple[Case, ...]:
 
 
 def _jobs(cases: Sequence[Case], answers: Mapping[str, Sequence[CaseSupport]]) -> tuple[Job, ...]:
-    """Return a job for each case and backend. One reference serves all backends of a case, which follow each other."""
+    """Return a job for each case and backend. The backends of a case follow each other, to share one reference."""
     return tuple(
         Job(case, name, 0, NO_FORECAST, own[number].reason)
         for number, case in enumerate(cases)

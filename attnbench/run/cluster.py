@@ -1,8 +1,8 @@
-"""The same suite on every GPU of a Ray cluster: nodes -> one run file per device, as attnbench run would write it.
+"""The same suite on every GPU of a Ray cluster, with one run file per device, as attnbench run would write it.
 
-One Ray task a node reserves the whole node and runs the children (cluster_node.py), so nobody else computes beside
-them, and it knows each of the node's GPUs. What they measure comes back line by line: what was measured when a node
-dies is here. A node is retried once, where it is alive or comes back, and goes on with what its files lack.
+One Ray task per node reserves the whole node and runs the children (cluster_node.py), so that no other task computes
+beside them and all GPUs of the node are known. Records come back line by line, so that they are kept when a node dies.
+A node is retried once, if it is alive or comes back, and continues with the jobs that its files lack.
 
 The only file that imports ray.
 """
@@ -39,48 +39,48 @@ from attnbench.core.text import count, one_line, some
 from attnbench.results import decode, run_file
 from attnbench.run import cluster_node
 
-CONNECT = 5.0  # seconds
-LONGEST_NAME = 200  # characters of a node's name in that of its file, which takes 255
-LOOK = 120.0  # seconds, for the first answer of all nodes: Ray starts a Python on each
-SETTLE = 5.0  # seconds after a process of Ray died alone, in which it shows whether the node died with it
-BUSY = 10.0  # seconds without a word after which a node is said to be waited for
+CONNECT = 5.0  # seconds for a connection
+LONGEST_NAME = 200  # characters of a node's name in its file's name, which has at most 255
+LOOK = 120.0  # seconds for the first answer of all nodes, on each of which Ray starts a Python
+SETTLE = 5.0  # seconds after the death of a process of Ray until it is known whether the node died too
+BUSY = 10.0  # seconds without a message until a node is reported as waiting
 ENDINGS = (EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_BAD_INPUT, EXIT_WRONG_RESULT)  # of a child that ended by itself
 
-WITH_TOKENS = (2, 52)  # the first Ray that can ask for a token
-SHARED_MEMORY, OBJECTS = "/dev/shm", 2**28  # where Ray keeps its objects; bytes for them elsewhere
+WITH_TOKENS = (2, 52)  # the first Ray with tokens
+SHARED_MEMORY, OBJECTS = "/dev/shm", 2**28  # the folder of Ray's objects; bytes for them in another folder
 
 State = Literal["waiting", "measuring", "died", "done", "lost"]
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node of the cluster, alive when it was looked at."""
+    """A node of the cluster that was alive at the first look."""
 
     name: str  # unique in the cluster
-    id: str  # Ray's; another one when the node comes back
+    id: str  # Ray's id; it changes when the node comes back
     gpus: int
     cpus: int
-    model: str  # of its GPUs, as Ray calls it, or of its CPU
-    version: str  # of attnbench there
+    model: str  # the model of its GPUs, as Ray names it, or of its CPU
+    version: str  # the version of attnbench there
     why_not: str  # why there is no version
 
 
 @dataclass
 class Unit:
-    """One device of a node, and how far its run is."""
+    """One device of a node, and the progress of its run."""
 
     node: Node
-    gpu: int | None  # which of the node's
+    gpu: int | None  # its number on the node
     path: Path
     state: State = "waiting"
-    jobs: int = 0  # of the plan, once it is known
+    jobs: int = 0  # jobs of the plan, once known
     done: int = 0
     wrong: int = 0
     measured: int = 0
-    unread: int = 0  # lines of a newer attnbench, which are kept
+    unread: int = 0  # lines of a newer attnbench, kept unread
     code: int = EXIT_DONE
-    reason: str = ""  # why it is lost, or what its run said at its end
-    file: run_file.RunFile | None = None  # from its first line on
+    reason: str = ""  # why it is lost, or the last line of its run
+    file: run_file.RunFile | None = None  # open from its first line on
 
     @property
     def name(self) -> str:
@@ -88,11 +88,11 @@ class Unit:
 
     @property
     def has_file(self) -> bool:
-        """Whether its run file is there, and as it was written."""
+        """Whether its run file exists and is unchanged."""
         return self.file is not None and not self.file.lost
 
     def close(self) -> None:
-        """Close its run file; where another program has changed it, the device is lost."""
+        """Close its run file; the device is lost where another program has changed the file."""
         try:
             if self.file:
                 self.file.close()
@@ -102,10 +102,10 @@ class Unit:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: the options of `attnbench run`, checked, and where the run files are put."""
+    """The checked options of `attnbench run`, and the folder of the run files."""
 
     words: tuple[str, ...]
-    resume_words: tuple[str, ...]  # those of a run that is gone on with
+    resume_words: tuple[str, ...]  # options of a resumed run
     device: str  # "cuda", "cpu" or "fake"
     out: Path
     one_per_model: bool = False
@@ -115,16 +115,16 @@ class Plan:
 
 
 class ClusterObserver(Protocol):
-    """Receives what happens on a cluster; render/progress shows it to a person."""
+    """Receives the events on a cluster; render/progress shows them to a person."""
 
     def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
-        """Take a text that says what goes on now."""
+        """Take a text about the present activity."""
 
     def planned(self, units: Sequence[Unit], out: Path, notes: Sequence[str]) -> None:
         """Take the devices that will be measured."""
 
     def changed(self, unit: Unit, what: str) -> None:
-        """Take a device whose progress changed; `what` says in a few words what happened, "" for one more job."""
+        """Take a device whose progress changed; `what` is the event in a few words, "" for one more job."""
 
 
 @contextlib.contextmanager
@@ -133,7 +133,7 @@ def connected(address: str | None) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address == "local":
-        os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads it when it is imported
+        os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads it at import
     try:
         import ray
     except ImportError as error:
@@ -150,7 +150,7 @@ def connected(address: str | None) -> Iterator[None]:
 
 
 def _connect(address: str, options: Mapping[str, Any], empty: str) -> None:
-    """Connect to a cluster, or start one, from an empty folder: Ray's processes import from where it starts.
+    """Connect to a cluster, or start one, from an empty folder, since Ray's processes import from their start folder.
 
     Raises UserError.
     """
@@ -160,10 +160,10 @@ def _connect(address: str, options: Mapping[str, Any], empty: str) -> None:
     here = os.getcwd()
     try:
         os.chdir(empty)
-        with captured_stderr() as said:  # Ray's own log: a line for each second of trying
+        with captured_stderr() as said:  # Ray logs a line per second of trying
             ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
-    except (Exception, SystemExit) as error:  # a start that fails raises a bare Exception
-        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # by Ray's own handler
+    except (Exception, SystemExit) as error:  # a failed start raises a bare Exception
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # from Ray's own handler
             raise Interrupted(signal.SIGTERM) from None
         why = one_line(str(error))[:200]
         if not (home := below_home()) or not os.access(home, os.W_OK):
@@ -174,14 +174,14 @@ def _connect(address: str, options: Mapping[str, Any], empty: str) -> None:
     finally:
         os.chdir(here)
         for number, handler in handlers.items():
-            signal.signal(number, handler)  # Ray takes the signals for itself
+            signal.signal(number, handler)  # Ray replaces the handlers
 
 
 def _options_of_a_local_cluster(version: str) -> dict[str, Any]:
     """Return the options of `ray.init` that start a cluster on this machine alone. Raises UserError for an old Ray.
 
-    It listens on all interfaces, so it must ask for a token. Its objects lie in a folder where the system forbids
-    shared memory.
+    The cluster listens on all interfaces and must therefore ask for a token. Where the system forbids shared memory,
+    its objects lie in a folder.
     """
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < WITH_TOKENS:
         oldest = ".".join(map(str, WITH_TOKENS))
@@ -195,18 +195,18 @@ def _options_of_a_local_cluster(version: str) -> dict[str, Any]:
 
 
 def _check_address(address: str) -> None:
-    """Raise UserError where nothing answers at an address: Ray would try for two minutes, and end the process."""
+    """Raise UserError where nothing answers at an address, for which Ray would try two minutes and end the process."""
     if address == "local":
         return
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not re.fullmatch("[0-9]{1,5}", port):
         raise UserError(
             f"--address: {address!r} is not HOST:PORT of a Ray cluster's head, as in 10.0.0.1:6379; "
-            "the Ray Client (ray://) is not supported: start it on a node of the cluster"
+            "the Ray Client (ray://) is not supported; run this command on a node of the cluster"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
-    except (OSError, OverflowError, UnicodeError) as error:  # of a name that no host can have
+    except (OSError, OverflowError, UnicodeError) as error:  # for an impossible name of a host
         why = getattr(error, "strerror", None) or error
         raise UserError(f"--address {address}: no Ray cluster answers there ({why}); `ray status` shows one") from None
 
@@ -219,19 +219,19 @@ def units(plan: Plan, observer: ClusterObserver) -> tuple[list[Unit], list[str]]
     nodes = _nodes()
     usable = [node for node in nodes if node.gpus] if plan.device == "cuda" else nodes
     if not nodes:
-        raise UserError("the cluster has no node that is alive")
+        raise UserError("the cluster has no living node; start its nodes")
     if not usable:
         raise UserError(f"none of {count(len(nodes), 'node')} has a GPU; --device cpu measures their CPUs")
     notes = []
     if idle := len(nodes) - len(usable):
         notes.append(f"{count(idle, 'node')} without a GPU left out")
     if others := [f"{node.name} has {node.version}" for node in usable if node.version not in ("", __version__)]:
-        notes.append(f"attnbench is {__version__} here, and {some(others)}: their figures stand apart where it matters")
+        notes.append(f"attnbench is {__version__} here, and {some(others)}; figures of another method are shown apart")
     found, taken = [], set[str]()
     for node in usable:
         for gpu in range(node.gpus) if plan.device == "cuda" else (None,):
             name = re.sub(r"[^\w.-]+", "-", node.name)[:LONGEST_NAME] + ("" if gpu is None else f"-gpu{gpu}")
-            name = _unique(name, taken)  # of nodes such as rack1/a and rack1-a
+            name = _unique(name, taken)  # for nodes such as rack1/a and rack1-a
             found.append(Unit(node, gpu, plan.out / f"{name}.jsonl"))
     if plan.one_per_model:
         found = list({unit.node.model: unit for unit in reversed(found)}.values())[::-1]
@@ -242,7 +242,7 @@ def units(plan: Plan, observer: ClusterObserver) -> tuple[list[Unit], list[str]]
 
 
 def _nodes() -> list[Node]:
-    """Return the nodes that are alive, in the order of their names, with what each says of itself."""
+    """Return the living nodes in the order of their names, each with its own facts."""
     import ray
 
     alive = sorted((node for node in ray.nodes() if node["Alive"]), key=lambda node: (_name(node), node["NodeID"]))
@@ -264,7 +264,7 @@ def _nodes() -> list[Node]:
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    """Return a name that is not taken, with a number where it is needed, and take it."""
+    """Return a name that is not taken, numbered where necessary, and take it."""
     found, number = name, 1
     while found in taken:
         number += 1
@@ -274,7 +274,7 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 def _name(node: Mapping[str, Any]) -> str:
-    """Return what a person calls a node: the name that `ray start --node-name` gave, else its host's."""
+    """Return a node's name for a person: from `ray start --node-name`, else its host's name."""
     name = str(node.get("NodeName") or "")
     return name if name and name != node["NodeManagerAddress"] else str(node["NodeManagerHostname"])
 
@@ -286,9 +286,9 @@ def _pinned(node_id: str) -> dict[str, Any]:
 
 
 def measure(found: Sequence[Unit], plan: Plan, observer: ClusterObserver) -> None:
-    """Measure the devices, each to its file; how each ended is in its Unit afterwards.
+    """Measure the devices, each to its file; the result of each is then in its Unit.
 
-    Interrupted (core/errors.py), it stops the children on all nodes and passes the interrupt on.
+    On an interrupt (core/errors.py) it stops the children on all nodes and raises the interrupt again.
     """
     nodes = {unit.node.name: _NodeRun([], plan, observer) for unit in found}
     for unit in found:
@@ -300,7 +300,7 @@ def measure(found: Sequence[Unit], plan: Plan, observer: ClusterObserver) -> Non
         while any(run.open for run in runs):
             _next_events(runs)
     except Exception as error:
-        if isinstance(error.__cause__, Interrupted):  # Ray wraps what a signal raises while it waits
+        if isinstance(error.__cause__, Interrupted):  # Ray wraps exceptions of signal handlers while it waits
             raise error.__cause__ from None
         raise
     finally:
@@ -311,7 +311,7 @@ def measure(found: Sequence[Unit], plan: Plan, observer: ClusterObserver) -> Non
 
 
 def _next_events(runs: Sequence[_NodeRun]) -> None:
-    """Wait half a second at most, and take what has come from the nodes."""
+    """Wait half a second at most, and take the messages of the nodes."""
     import ray
 
     tasks = {run.task: run for run in runs if run.task is not None}
@@ -332,11 +332,11 @@ class _NodeRun:
     observer: ClusterObserver
     task: Any = None
     _retried: bool = False
-    _retry_from: float | None = None  # when to look for the node again; None where it is not waited for
+    _retry_from: float | None = None  # the time to look for the node again; None where not awaited
     _launched: float = 0.0
     _heard: bool = True
     _node_id: str = ""
-    _dead: set[str] = field(default_factory=set)  # Ray's ids of it that are gone, also where Ray lists them yet
+    _dead: set[str] = field(default_factory=set)  # the node's past ids in Ray, even if Ray still lists them
 
     @property
     def left(self) -> list[Unit]:
@@ -347,7 +347,7 @@ class _NodeRun:
         return self.task is not None or self._retry_from is not None
 
     def launch(self, node_id: str = "") -> None:
-        """Start the task for what is left to measure, if anything is."""
+        """Start the task for the remaining jobs, if there are any."""
         if not self.left:
             return
         import ray
@@ -363,7 +363,7 @@ class _NodeRun:
         self._launched, self._heard = time.monotonic(), False
 
     def look(self) -> None:
-        """Say that a node is waited for, or start again on one that died and is there again."""
+        """Report that a node is awaited, or start again on a node that died and came back."""
         if not self._heard and self.task is not None and time.monotonic() - self._launched > BUSY:
             self._heard = True
             self.observer.changed(self.left[0], "waits until the whole node is free")
@@ -380,7 +380,7 @@ class _NodeRun:
             self._retry_from = None
             for unit in self.left:
                 unit.state = "waiting"
-                kept = f"goes on after {unit.done} of {count(unit.jobs, 'job')}" if unit.jobs else "starts anew"
+                kept = f"continues after {unit.done} of {count(unit.jobs, 'job')}" if unit.jobs else "starts anew"
                 self.observer.changed(unit, f"retried: {kept}")
             self.launch(known)
         elif waited > self.plan.patience:
@@ -396,7 +396,7 @@ class _NodeRun:
         except StopIteration:
             self._ended("its run was stopped")
         except ray.exceptions.RayError as error:
-            gone = isinstance(error, ray.exceptions.TaskUnschedulableError)  # it died before it could begin
+            gone = isinstance(error, ray.exceptions.TaskUnschedulableError)  # the node died before the task began
             if gone or isinstance(error, ray.exceptions.NodeDiedError):
                 self._dead.add(self._node_id)
                 self._retried = self._retried and not gone
@@ -409,7 +409,7 @@ class _NodeRun:
             self._hear(name, what, content)
 
     def _hear(self, name: str, what: str, content: Any) -> None:
-        """Take what the task says of a device, unless that is lost."""
+        """Take a message of the task about a device, unless the device is lost."""
         for unit in (unit for unit in self.left if unit.name == name):
             if what == "lines":
                 self._keep(unit, content)
@@ -417,16 +417,16 @@ class _NodeRun:
                 self._close(unit, *content)
 
     def _keep(self, unit: Unit, lines: bytes) -> None:
-        """Add lines to the run file of a device, on the disk when this returns, and count them.
+        """Add lines to the run file of a device, written to disk when this returns, and count them.
 
-        A device whose file another program takes away, or that cannot be written, is lost.
+        A device is lost if another program removes its file, or the file cannot be written.
         """
         was, unit.state = unit.state, "measuring"
         try:
             if unit.file is None:
                 first, end, lines = lines.partition(b"\n")
                 unit.file = run_file.RunFile.begin(unit.path, first + end)
-                with contextlib.suppress(UserError):  # of a newer attnbench; the lines are kept
+                with contextlib.suppress(UserError):  # lines of a newer attnbench are kept
                     unit.jobs = len(run_file.head(unit.path).plan)
             unit.file.add_lines(lines)
         except UserError as error:
@@ -449,7 +449,7 @@ class _NodeRun:
                 self.observer.changed(unit, one_line(told))
 
     def _close(self, unit: Unit, code: int, said: str) -> None:
-        """Take the exit code of a device's run, and the last line that it said."""
+        """Take the exit code of a device's run, and its last line of output."""
         if code not in ENDINGS:
             unit.state, unit.reason = "died", f"its run ended by signal {-code}" if code < 0 else f"exit code {code}"
             self.observer.changed(unit, unit.reason)
@@ -461,7 +461,7 @@ class _NodeRun:
         self.observer.changed(unit, _ending(unit))
 
     def _ended(self, why: str, settle: float = 0.0) -> None:
-        """Take the end of the task: try again what it left, unless that was the second time."""
+        """Take the end of the task, and retry its remaining jobs once."""
         self.task, self._heard = None, True
         for unit in self.left:
             unit.reason = unit.reason if unit.state == "died" else why
@@ -473,7 +473,7 @@ class _NodeRun:
             return
         self._retried, self._retry_from = True, time.monotonic() + settle
         for unit in self.left:
-            self.observer.changed(unit, f"{unit.reason}; retried where the node is there again")
+            self.observer.changed(unit, f"{unit.reason}; it is retried if the node comes back")
 
     def _lose(self, more: str) -> None:
         for unit in self.left:
@@ -481,7 +481,7 @@ class _NodeRun:
             self.observer.changed(unit, _ending(unit))
 
     def stop(self) -> None:
-        """Stop the children of a task that still runs, wait for that, and keep what they measured meanwhile."""
+        """Stop the children of a running task, wait for their end, and keep their records."""
         import ray
 
         if self.task is None:
@@ -497,10 +497,10 @@ class _NodeRun:
 
 
 def _ending(unit: Unit) -> str:
-    """Return how a device ended, and where it is lost how to go on."""
+    """Return the result of a device, and for a lost one the command that continues."""
     files = f"{unit.done} of {unit.jobs or '?'} jobs are in {unit.path}" if unit.path.exists() else "nothing measured"
     if unit.state == "lost":
-        on = f"; to go on there: attnbench run --resume {shlex.quote(unit.path.name)}" if unit.path.exists() else ""
+        on = f"; to continue there: attnbench run --resume {shlex.quote(unit.path.name)}" if unit.path.exists() else ""
         return f"LOST: {unit.reason}; {files}{on}"
     wrong = f", {unit.wrong} WRONG" if unit.wrong else ""
     why = f"; {unit.reason}" if unit.reason else ""
@@ -509,19 +509,19 @@ def _ending(unit: Unit) -> str:
 
 
 def twins(found: Sequence[Unit]) -> list[str]:
-    """Return a line for each pair of run files that one unit was measured for: a GPU was then left out."""
+    """Return a line for each pair of run files of one GPU, in which case another GPU was left out."""
     lines, seen = [], dict[str, str]()
     for unit in found:
         uuid = run_file.head(unit.path).environment.device.uuid if unit.path.exists() else None
         if uuid and uuid in seen:
-            lines.append(f"{unit.name} and {seen[uuid]} are one GPU ({uuid}): another was not measured")
+            lines.append(f"{unit.name} and {seen[uuid]} are one GPU ({uuid}), so another GPU was not measured")
         elif uuid:
             seen[uuid] = unit.name
     return lines
 
 
 def exit_code(found: Sequence[Unit], allow_wrong: bool) -> int:
-    """Return the exit code of a cluster's run: wrong results first, then bad input on all, then what is lost."""
+    """Return the exit code of a cluster's run: for wrong results, else bad input on all devices, else lost devices."""
     codes = [unit.code for unit in found]
     if any(unit.wrong for unit in found) and not allow_wrong:
         return EXIT_WRONG_RESULT
@@ -532,6 +532,6 @@ def exit_code(found: Sequence[Unit], allow_wrong: bool) -> int:
 
 
 def _why(error: BaseException) -> str:
-    """Return the first line of an error of Ray: the rest names its log files."""
+    """Return the first line of an error of Ray, as the rest names its log files."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return one_line(lines[0])[:200] if lines else type(error).__name__

@@ -1,7 +1,7 @@
-"""What Ray runs on a node: `attnbench run` as a child process per device, its run file sent on as it grows.
+"""The task of Ray on a node: `attnbench run` as a child process per device, whose run file is sent as it grows.
 
-cluster.py sends this module to the nodes by value, so it imports the standard library alone, and a node that lacks
-attnbench can say so.
+cluster.py sends this module to the nodes by value. It imports only the standard library, so that a node without
+attnbench can report that.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-POLL = 0.1  # seconds
-STOP = 15.0  # seconds that a child has to end by itself, its workers with it
-# `python -m` would put the working directory first on the path. Linux terminates the child when this process is gone,
-# also where nobody is left to do it.
+POLL = 0.1  # seconds between two reads
+STOP = 15.0  # seconds for a child and its workers to end by themselves
+# `python -m` would put the working directory first on the path. Linux terminates the child at the end of this process,
+# even if no process is left to do it.
 PROGRAM = """
 import ctypes, signal, sys
 if not getattr(sys.flags, "safe_path", False):
@@ -35,11 +35,11 @@ sys.argv[0] = "attnbench"
 main()
 """
 
-Message = tuple[str, str, Any]  # (name of the device, "lines" | "ended", what)
+Message = tuple[str, str, Any]  # (name of the device, "lines" | "ended", content)
 
 
 def look() -> dict[str, str]:
-    """Return what attnbench of this node says of its version, or why it does not, and the CPU's name."""
+    """Return the version of attnbench on this node, or why there is none, and the CPU's name."""
     done = subprocess.run([sys.executable, "-c", PROGRAM, "--version"], capture_output=True, text=True)
     words = done.stdout.split()
     cpu = ""
@@ -61,9 +61,10 @@ def measure(
 ) -> Iterator[Message]:
     """Run `attnbench run` for each device, `at_once` together, and yield whole lines of the run files and the endings.
 
-    `todo` has the device's name, which of the node's GPUs it is (None for a CPU), and the run file so far, which is
-    gone on with where there is one. An ending is (exit code, the last line of stderr). The process starts in `folder`
-    where that is there. `cpus` is what Ray has reserved and told the libraries to use: a plain run decides itself.
+    `todo` has each device's name, its number among the node's GPUs (None for a CPU), and the run file so far, which is
+    resumed if it is not empty. An ending is (exit code, the last line of stderr). The process starts in `folder` if it
+    exists. `cpus` is the number of CPUs that Ray has reserved and set for libraries; the setting is removed, as a plain
+    run decides itself.
     """
     import ray
 
@@ -81,7 +82,7 @@ def measure(
                     running.append(Child(name, Path(place, f"{len(waiting)}.jsonl"), partial))
                     running[-1].start(resume_words if partial else words, own, folder)
                 for child in [*running]:
-                    code = child.process.poll()  # before its last lines are read
+                    code = child.process.poll()  # asked before its last lines are read
                     if lines := child.new_lines():
                         yield child.name, "lines", lines
                     if code is not None:
@@ -121,7 +122,7 @@ class Child:
         )
 
     def new_lines(self) -> bytes:
-        """Return the whole lines that came to the run file since the last call."""
+        """Return the whole lines added to the run file since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._sent)
@@ -137,5 +138,5 @@ class Child:
 
 
 def last_line(text: str) -> str:
-    """Return the last line of a text that says something."""
+    """Return the last line of a text that is not empty."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

@@ -1,4 +1,4 @@
-"""The builds of commits: a worktree for each, in which the person's command is run once."""
+"""The builds of commits: each has a worktree, in which the person's command is run once."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from attnbench.run.process import forget, if_killed
 
 
 class NotBuiltError(UserError):
-    """A commit cannot be built, or has not what is to be measured. The message says why."""
+    """A commit cannot be built, or lacks the code to measure. The message says why."""
 
 
 @dataclass
 class Builds:
-    """Builds commits, each in a worktree of its own in a temporary folder. Closed, it removes all of them.
+    """Builder of commits, each in a worktree of its own in a temporary folder, which `close` removes.
 
-    Of what is in the repository nothing is run but by the person's command, and by measuring what it built.
+    Nothing of the repository is run except by the person's command and by the measurement of its result.
     """
 
-    command: str  # for a shell, in the worktree; "" where nothing is to be built
-    seconds: float  # that it may take
+    command: str  # the shell command in the worktree; "" without a build
+    seconds: float  # its time limit
     code: str  # "FILE.py:function" in the worktree, or ""
     python: str  # an interpreter in the worktree, or ""
-    logs: Path  # the folder for what the command prints
+    logs: Path  # the folder for the command's output
     say: Callable[[str], None]
     _root: Path | None = None
     _left: subprocess.Popen[bytes] | None = None
     _made: dict[Commit, str | NotBuiltError] = field(default_factory=dict)
 
     def build(self, commit: Commit) -> str:
-        """Return what `ab` measures of a commit: code, or the path of an interpreter. Raises NotBuiltError."""
+        """Return the build of a commit for `ab`: code, or the path of an interpreter. Raises NotBuiltError."""
         if commit not in self._made:
             try:
                 self._made[commit] = self._build(commit)
@@ -65,7 +65,7 @@ class Builds:
     def _build(self, commit: Commit) -> str:
         if self._root is None:
             self._root = Path(os.path.realpath(tempfile.mkdtemp(prefix="attnbench-bisect-")))
-            self._left = if_killed("rm", "-rf", "--", str(self._root))  # git forgets worktrees that are gone
+            self._left = if_killed("rm", "-rf", "--", str(self._root))  # git forgets removed worktrees
         folder = self._root / commit.short
         self.say(f"building {commit.title}")
         add_worktree(folder, commit)
@@ -78,7 +78,7 @@ class Builds:
         return str(there) + self.code[len(file) :] if self.code else str(there)
 
     def _run(self, commit: Commit, folder: Path) -> None:
-        """Run the person's command in a worktree; nothing that it started stays. Raises NotBuiltError."""
+        """Run the person's command in a worktree, and end all processes that it started. Raises NotBuiltError."""
         self.logs.mkdir(parents=True, exist_ok=True)
         log = self.logs / f"build-{commit.short}.log"
         with (

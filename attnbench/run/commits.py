@@ -1,4 +1,4 @@
-"""The commits of a range GOOD..BAD, asked of git so that nothing that the repository configures is run."""
+"""The commits of a range GOOD..BAD, from git, without running a program that the repository configures."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from attnbench.core import checkout
 from attnbench.core.errors import UserError
 from attnbench.core.text import one_line
 
-SECONDS = 600.0  # for one call of git, which may write all files of a repository
+SECONDS = 600.0  # the limit of one call of git, which may write all files of a repository
 _FORMAT = "--format=%H%x00%P%x00%aI%x00%s"
 
 
 @dataclass(frozen=True)
 class Commit:
-    """One commit: its id in 40 digits, when its author made it (ISO 8601), and the first line of its message."""
+    """One commit: its id in 40 digits, its author's date (ISO 8601), and the first line of its message."""
 
     id: str
     date: str
@@ -24,7 +24,7 @@ class Commit:
 
     @property
     def short(self) -> str:
-        """The id as git shows it in short, with enough digits to be the only one."""
+        """The short id, with enough digits to be unique."""
         return self.id[:12]
 
     @property
@@ -40,7 +40,7 @@ def commits(text: str) -> list[Commit]:
     """
     good, dots, bad = text.partition("..")
     if not (good and dots) or bad.startswith(".") or ".." in bad:
-        raise UserError(f"{text!r} is no range of commits; write GOOD..BAD, as in v1.2..main")
+        raise UserError(f"{text!r} is not a range of commits; write GOOD..BAD, as in v1.2..main")
     first, last = (_id(name) for name in (good, bad or "HEAD"))
     found = _listed("--first-parent", f"{first}..{last}")
     if not found:
@@ -48,7 +48,7 @@ def commits(text: str) -> list[Commit]:
     [(start, _)] = _listed("--no-walk", first)
     oldest = found[-1][1]
     if first not in oldest[:1]:
-        line = f"; {oldest[0][:12]} is, before the first commit of the range" if oldest else ""
+        line = f"; {oldest[0][:12]}, before the first commit of the range, is" if oldest else ""
         where = f"{good} is not among the first parents of {bad or 'HEAD'}, along which bisect goes{line}"
         raise UserError(where + _cut_off())
     return [start, *(commit for commit, _ in reversed(found))]
@@ -60,7 +60,7 @@ def add_worktree(folder: Path, commit: Commit) -> None:
 
 
 def remove_worktree(folder: Path) -> None:
-    """Remove a worktree and what was built in it. Raises UserError."""
+    """Remove a worktree and the build in it. Raises UserError."""
     _git("worktree", "remove", "--force", str(folder))
 
 
@@ -80,7 +80,7 @@ def _id(name: str) -> str:
 
 
 def _cut_off() -> str:
-    """Return the remedy where the history of this repository is cut off, as it is in most jobs of CI; else ""."""
+    """Return the remedy for a repository without its whole history, as in most jobs of CI; else ""."""
     shallow = _git("rev-parse", "--is-shallow-repository").strip() == "true"
     return "; its history is cut off here (a shallow clone): git fetch --unshallow --tags" if shallow else ""
 

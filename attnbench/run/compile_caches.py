@@ -1,12 +1,12 @@
-"""Empty compile caches (--fresh-caches): with them a worker finds no kernel that was compiled before.
+"""Empty compile caches (--fresh-caches), so that a worker finds no compiled kernel and its first call is cold.
 
-So its first call is cold. Each cache is a new empty folder, which an environment variable names and which is deleted
-afterwards. Downloads are not compiled kernels and stay: FlashInfer's binaries are linked into its folder. Libraries
-that are shipped compiled (cuDNN) have no cache.
+Each cache is a new empty folder, which an environment variable names and which is deleted afterwards. Downloads are not
+compiled kernels and stay: FlashInfer's binaries are linked into its folder. Libraries that are shipped compiled (cuDNN)
+have no cache.
 
-The variables were read in the sources of Triton 3.9, torch 2.13, FlashInfer (commit fb28d72), flash-attn-4 4.0.0b36,
+The variables are from the sources of Triton 3.9, torch 2.13, FlashInfer (commit fb28d72), flash-attn-4 4.0.0b36,
 nvidia-cutlass-dsl 4.8.1 (without its variable it uses TMPDIR, as older versions do), quack-kernels 0.6.5 and
-apache-tvm-ffi 0.1.15, and in CUDA's guide.
+apache-tvm-ffi 0.1.15, and from CUDA's guide.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DOWNLOADS = ".cache/flashinfer/cubins"  # under FLASHINFER_WORKSPACE_BASE
 
 @contextmanager
 def fresh_caches() -> Iterator[dict[str, str]]:
-    """Give the environment variables of new empty caches; at the end of the block the folders are deleted."""
+    """Give the environment variables of new empty caches, whose folders are deleted at the end of the block."""
     with tempfile.TemporaryDirectory(prefix="attnbench-", ignore_cleanup_errors=True) as folder, ExitStack() as at_end:
         at_end.callback(forget, if_killed("rm", "-rf", "--", folder))
         variables = {}

@@ -1,4 +1,4 @@
-"""The probe of the device: what it is, whether others use it, and then how fast it is.
+"""The probe of the device: its facts, its use by other processes, and then its rates.
 
 It runs in a worker, because the parent never loads torch or opens the device.
 """
@@ -20,9 +20,9 @@ from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerP
 
 
 class DeviceProbe:
-    """A worker that describes the device and measures its rates. It starts to work at once; close it, or use `with`.
+    """A worker that describes the device and measures its rates. It starts at once; close it, or use `with`.
 
-    It lives until both are done: without persistence mode the driver unloads with the last process that uses the GPU.
+    It lives until both are done, because without persistence mode the driver unloads after the GPU's last process.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class DeviceProbe:
     ) -> None:
         """Start describing `device`: "auto", "cpu", "cuda:N" or "fake".
 
-        `python` is the interpreter whose software is described (default: this one). Without torch a CPU is described,
-        in a tenth of the time, but for its threads. With `allow_busy` a GPU that other processes use is described too.
-        `variables` are set in its environment.
+        `python` is the interpreter whose software is described (default: this one). Without torch a CPU is described
+        without its threads, in a tenth of the time. With `allow_busy` a GPU that other processes use is described too.
+        `variables` are set in the worker's environment.
 
-        Raises UserError where the working directory was removed: torch, or a library of it, then fails to load.
+        Raises UserError where the working directory was removed, as torch or its libraries then fail to load.
         """
         if device != "fake" and not working_folder():
             raise UserError(GONE)
@@ -58,7 +58,7 @@ class DeviceProbe:
         self.close()
 
     def describe(self) -> Environment:
-        """Return the device without its rates, how much others use it, and the software. Can be called one time.
+        """Return the device without its rates, its use by others, and the software. Can be called once.
 
         Raises UserError, also for a GPU that other processes use, unless `allow_busy` was given.
         """
@@ -72,7 +72,7 @@ class DeviceProbe:
         return found
 
     def open_judge(self, device: Device) -> None:
-        """Let the worker open the device as a judge does, while others load; `measure_rates` waits for that."""
+        """Let the worker open the device as a judge does, while others load; `measure_rates` waits for it."""
         assert self._worker is not None
         self._worker.send({"op": "judge", "do": "open", "device": to_json(device)})
         self._opening = True
@@ -82,7 +82,7 @@ class DeviceProbe:
             raise UnfitError(why)
 
     def describe_others(self, devices: Iterable[str]) -> tuple[Device, ...]:
-        """Return those of some more devices that are there, without their rates. Raises UserError as `describe`."""
+        """Return the existing ones of further devices, without their rates. Raises UserError as `describe`."""
         assert self._worker is not None
         found = []
         for device in devices:
@@ -94,9 +94,9 @@ class DeviceProbe:
         return tuple(found)
 
     def peers(self, first: Device, ranks: int, named: Sequence[str] = ()) -> tuple[Device, ...]:
-        """Return the devices of the ranks after the first: those named, else the next ones, as many as are there.
+        """Return the devices of the ranks after the first: the named ones, else the next existing ones.
 
-        Raises UserError where some are named and there is one rank.
+        Raises UserError where devices are named for one rank.
         """
         if ranks == 1 and named:
             raise UserError("--device: several devices are for --ranks; name one, or give --ranks 1,2")
@@ -107,7 +107,7 @@ class DeviceProbe:
     def measure_rates(self, known: Environment, dtypes: Iterable[str]) -> Environment:
         """Measure the rates of a matmul in each dtype and of a copy; return the environment with them.
 
-        Call it while nothing else runs on the machine. Raises UserError.
+        Nothing else may run on the machine meanwhile. Raises UserError.
         """
         assert self._worker is not None
         if self._opening:
@@ -118,12 +118,12 @@ class DeviceProbe:
         return replace(known, device=from_json(Device, answer["device"]))
 
     def take_worker(self) -> WorkerProcess | None:
-        """Return the worker, which is the taker's to end from now on."""
+        """Return the worker, which the caller must then end."""
         worker, self._worker = self._worker, None
         return worker
 
     def close(self) -> None:
-        """Kill the worker, if it still runs."""
+        """Kill the worker, if it runs."""
         if self._worker:
             self._worker.kill()
             self._worker = None

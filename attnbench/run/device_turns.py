@@ -1,27 +1,27 @@
-"""Turns of several workers on one device: all together, or one alone, as while it times.
+"""Turns of several workers on one device: all together, or one alone.
 
 Workers of a group prepare and check their cells at the same time, and each times its own while no other uses the
-device. A worker that waits to be alone goes before those that wait to use the device together.
+device. Workers that wait for a turn alone go before workers that wait for a turn together.
 """
 
 from __future__ import annotations
 
 import threading
 
-REQUESTS = ("alone", "together")  # what a worker may ask
+REQUESTS = ("alone", "together")  # the turns that a worker may ask for
 
 
 class DeviceTurns:
-    """The turns of a group of workers, which begin together. Each has a thread that calls the methods for it."""
+    """The turns of a group of workers, which begin together. A thread for each worker calls the methods."""
 
     def __init__(self, workers: int) -> None:
         self._changed = threading.Condition()
-        self._together = workers  # workers that use the device at the same time
-        self._waiting = 0  # to be alone
+        self._together = workers  # workers that use the device together
+        self._waiting = 0  # workers that wait to be alone
         self._alone: int | None = None  # the worker that uses it alone
 
     def take(self, turn: str, worker: int) -> None:
-        """Wait for a turn of REQUESTS. Nothing changes for a worker that has it."""
+        """Wait for a turn of REQUESTS. Nothing changes for a worker that already has it."""
         if (turn == "alone") == (self._alone == worker):
             return
         with self._changed:
@@ -39,7 +39,7 @@ class DeviceTurns:
                 self._together += 1
 
     def leave(self, worker: int) -> None:
-        """End the turn of a worker that is done, or has died in it."""
+        """End the turn of a worker that is done, or that died."""
         with self._changed:
             if self._alone == worker:
                 self._alone = None

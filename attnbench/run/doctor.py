@@ -1,6 +1,6 @@
-"""Examine a machine for `attnbench doctor`: read its facts, and run an A/A test.
+"""Examination of a machine for `attnbench doctor`: its facts, and an A/A test.
 
-A worker of its own, the examiner, reads the GPU's facts, so that the two workers of the A/A test do the same work.
+A separate worker, the examiner, reads the GPU's facts, so that the two workers of the A/A test do the same work.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from attnbench.run.select import Chosen, parse_device
 from attnbench.run.session import Session
 
 SECONDS, QUICK_SECONDS = 120.0, 20.0  # of the A/A test
-EXAMINE_TIMEOUT = 120.0  # seconds
+EXAMINE_TIMEOUT = 120.0  # seconds for the examiner
 EXAMINER = "examiner"
-DTYPES = ("bf16", "fp32")  # in which the rates of the device are measured
+DTYPES = ("bf16", "fp32")  # the dtypes of the device's measured rates
 IMPLEMENTATIONS = {"cuda": ("sdpa-flash", "sdpa-efficient", "eager"), "cpu": ("eager",), "fake": ("fake",)}
 
 
 @dataclass(frozen=True)
 class Examination:
-    """What was read of a machine, and the A/A test, or why there is none.
+    """The facts of a machine, and the A/A test, or why there is none.
 
-    `facts` are as analysis/doctor/checks.findings_of_machine takes them.
+    `facts` have the form for analysis/doctor/checks.findings_of_machine.
     """
 
     environment: Environment
     facts: Mapping[str, Any]
-    refusal: str | None = None  # why no implementation can be tried
+    refusal: str | None = None  # why no implementation can be tested
     aa_test: AATest | None = None
 
 
 def examine(asked: str, say: Callable[[str], None], *, quick: bool = False) -> Examination:
-    """Examine the machine with the device that was asked for; `say` is told what goes on.
+    """Examine the machine with the requested device; `say` receives progress.
 
     Raises UserError where there is no such device.
     """
@@ -66,9 +66,9 @@ def examine(asked: str, say: Callable[[str], None], *, quick: bool = False) -> E
 
 
 def _load_implementation(session: Session, cases: Sequence[Case]) -> tuple[str, str | None]:
-    """Have all workers of the session load the first of IMPLEMENTATIONS that takes all cases.
+    """Have all workers of the session load the first of IMPLEMENTATIONS that supports all cases.
 
-    Returns its name and None, or the name of the last one and why that does not take them.
+    Returns its name and None, or the last one's name and why it does not support them.
     """
     names = (*PAIR, EXAMINER) if session.device.kind == "cuda" else PAIR
     backend, reason = "", None
@@ -83,7 +83,7 @@ def _load_implementation(session: Session, cases: Sequence[Case]) -> tuple[str, 
 
 
 def _examine_gpu(session: Session) -> dict[str, Any]:
-    """Return the facts that the examiner reads, or why it reads none, which would stop every measurement too."""
+    """Return the examiner's facts of the GPU, or why there are none, which would stop every measurement too."""
     try:
         request = {"op": "examine", "device": to_json(session.device)}
         answer = session.pool.ask(EXAMINER, request, EXAMINE_TIMEOUT)

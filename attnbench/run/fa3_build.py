@@ -1,7 +1,7 @@
-"""How flash-attn 3 is built from source: what must be there, the switches, the commands.
+"""The build of flash-attn 3 from source: requirements, switches and commands.
 
 No package index has it with a backward. A wheel is built from one commit of its repository, for Hopper, by its
-setup.py. Such a wheel is bound to a major version of CUDA, and neither to a torch (2.9 or newer) nor to a Python.
+setup.py. The wheel depends on the major version of CUDA, but on no version of torch (2.9 or newer) or Python.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from attnbench.core.errors import UserError
 
 REPOSITORY = "https://github.com/Dao-AILab/flash-attention"
 COMMIT = "0251105a2fb19d2957484b7f023cd8c115286ced"  # main of 2026-08-15; its csrc/cutlass is 7127592 (4.3.4)
-# What is left out where the environment does not say otherwise. Kernels multiply: each dtype, head dim and feature
-# that is kept adds files, of which each takes 1 to 3 minutes of a core.
+# Features left out, unless the environment says otherwise. Each kept dtype, head dim and feature multiplies the files,
+# each of which takes 1 to 3 minutes of a core.
 LEFT_OUT = (
     *("FP16", "HDIM96", "HDIM192", "HDIMDIFF64", "HDIMDIFF192", "SOFTCAP"),
     *("VARLEN", "SPLIT", "PAGEDKV", "APPENDKV"),  # ragged batches and caches of pages: many more kernels
     "SM80",  # kernels for Ampere
 )
-BYTES_A_JOB = 7e9  # one compilation takes up to 6.2 GiB
+BYTES_A_JOB = 7e9  # memory of one compilation, up to 6.2 GiB
 
 
 def variables(toolkit: str, cuda: str, commit: str | None) -> Mapping[str, str]:
-    """Return the environment variables of the build for torch's version of CUDA; those that are set already stay.
+    """Return the environment variables of the build for torch's version of CUDA; variables that are already set stay.
 
     The version of the wheel then names CUDA and the commit: 3.0.0+cu130.g0251105.
     """
@@ -41,14 +41,14 @@ def variables(toolkit: str, cuda: str, commit: str | None) -> Mapping[str, str]:
             "FLASH_ATTN_LOCAL_VERSION": "cu" + cuda.replace(".", "") + (f".g{commit[:7]}" if commit else ""),
             "CUDA_HOME": toolkit,
             "MAX_JOBS": str(_jobs()),
-            "NVCC_THREADS": "1",  # there is one architecture
+            "NVCC_THREADS": "1",  # one architecture only
         }
     )
     return {name: os.environ.get(name, value) for name, value in wanted.items()}
 
 
 def clone_commands(folder: Path) -> list[tuple[str, ...]]:
-    """Return the commands that put the commit and its CUTLASS into a new folder, without their history."""
+    """Return the commands that fetch the commit and its CUTLASS into a new folder, without their history."""
     git = ("git", "-C", str(folder))
     return [
         ("git", "init", "--quiet", str(folder)),
@@ -59,8 +59,8 @@ def clone_commands(folder: Path) -> list[tuple[str, ...]]:
 
 
 def commit_of(clone: Path) -> str | None:
-    """Return the commit that a clone has checked out, None where it has no history."""
-    if not (clone / ".git").exists():  # git would look in the folders above
+    """Return the commit that a clone has checked out; None where it has no history."""
+    if not (clone / ".git").exists():  # else git would look in the folders above
         return None
     words = ["git", "-C", str(clone), "rev-parse", "HEAD"]
     said = subprocess.run(words, capture_output=True, text=True, env=without_repository(os.environ))
@@ -71,38 +71,38 @@ def check_source(source: Path) -> None:
     """Raise UserError where a path is neither a clone of flash-attention with CUTLASS nor a wheel of flash-attn 3."""
     if source.suffix == ".whl":
         if not (source.is_file() and source.name.startswith("flash_attn_3-")):
-            raise UserError(f"--source: {source} is no wheel of flash-attn 3 (flash_attn_3-*.whl)")
+            raise UserError(f"--source: {source} is not a wheel of flash-attn 3 (flash_attn_3-*.whl)")
     elif not (source / "hopper" / "setup.py").is_file():
-        raise UserError(f"--source: {source} is no clone of {REPOSITORY} (it has no hopper/setup.py)")
+        raise UserError(f"--source: {source} is not a clone of {REPOSITORY} (it has no hopper/setup.py)")
     elif not (source / "csrc" / "cutlass" / "include" / "cutlass").is_dir():
         raise UserError(
-            f"--source: {source} has no CUTLASS; git -C {source} submodule update --init --depth 1 csrc/cutlass"
+            f"--source: {source} has no CUTLASS; run git -C {source} submodule update --init --depth 1 csrc/cutlass"
         )
 
 
 def cuda_toolkit(name: str, torch: str, cuda: str | None) -> str:
-    """Return the folder of the CUDA toolkit that compiles for this torch, as CUDA_HOME takes it.
+    """Return the folder of the CUDA toolkit that compiles for this torch, in the form of CUDA_HOME.
 
-    Raises UserError where there is none, or none of torch's major version of CUDA, or no C++ compiler.
+    Raises UserError without a toolkit of torch's major version of CUDA, or without a C++ compiler.
     """
     if not cuda:
         raise UserError(f"env create {name}: torch {torch} is built without CUDA; install a torch for CUDA first")
     home = next(filter(_is_toolkit, _toolkits()), None)
     if home is None:
         raise UserError(
-            f"env create {name}: it is compiled here, and no nvcc is found with its headers; install the toolkit of "
+            f"env create {name}: it is compiled here, but no nvcc with its headers is found; install the toolkit of "
             f"CUDA {cuda}, for which torch {torch} is built, and set CUDA_HOME to it"
         )
     said = subprocess.run([home / "bin" / "nvcc", "--version"], capture_output=True, text=True).stdout
     release = re.search(r"release (\d+\.\d+)", said)
     if release and release[1].partition(".")[0] != cuda.partition(".")[0]:
         raise UserError(
-            f"env create {name}: {home} is CUDA {release[1]}, and torch {torch} is built for CUDA {cuda}; set CUDA_HOME"
-            " to a toolkit of that"
+            f"env create {name}: {home} is CUDA {release[1]}, but torch {torch} is built for CUDA {cuda}; set CUDA_HOME"
+            " to a toolkit of that version"
         )
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) is None:
-        raise UserError(f"env create {name}: it is compiled here, and there is no C++ compiler {compiler}; install g++")
+        raise UserError(f"env create {name}: it is compiled here, but there is no C++ compiler {compiler}; install g++")
     return str(home)
 
 
@@ -116,7 +116,7 @@ def check_git(name: str) -> None:
 
 
 def _toolkits() -> list[Path]:
-    """Return the folders where torch.utils.cpp_extension looks for a toolkit."""
+    """Return the folders in which torch.utils.cpp_extension looks for a toolkit."""
     if named := os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH"):
         return [Path(named)]
     nvcc = shutil.which("nvcc")
@@ -128,7 +128,7 @@ def _is_toolkit(home: Path) -> bool:
 
 
 def _jobs() -> int:
-    """Return how many compilations may run at a time: one a core, as far as memory suffices."""
+    """Return the number of compilations at a time: one per core, as far as memory suffices."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     free = cgroups.machine_free()
     return 1 if free is None else max(1, min(cores, int(free / BYTES_A_JOB)))

@@ -1,8 +1,8 @@
-"""Which backends can be used here and what they support, with as few imports as possible: for lists and dry runs.
+"""Usable backends and their support, found with as few imports as possible, for lists and dry runs.
 
-That a library is not installed, or that its backend refuses every case on this device, is known without importing it:
-the backend's class is asked in this process, as for the support matrix. Only what may run here, in other interpreters
-and from other packages is asked in workers.
+A missing library, and a backend that refuses every case on this device, are known without an import: the backend's
+class is asked in this process, as for the support matrix. Workers are asked only for backends that may run here, or
+that are of other interpreters or other packages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from attnbench.run.workers import WorkerPool
 def first_look(
     pool: WorkerPool, cases: Sequence[Case], device: Device
 ) -> tuple[Mapping[str, Probe], Mapping[str, Sequence[CaseSupport]]]:
-    """Return what WorkerPool.probe and .survey return; a worker is started only for what cannot be known without."""
+    """Return the results of WorkerPool.probe and .survey; workers are started only for backends that need one."""
     known: dict[str, tuple[Probe, Sequence[CaseSupport]]] = {}
     for name, spec in pool.specs.items():
         if name in pool.interpreters or BACKENDS.get(name) != spec or device.kind == "fake":

@@ -1,6 +1,7 @@
 """Facts of the host that decide whether it is fit to measure: load, cores, container limits, CPU frequency governors.
 
-Standard library only; reads /proc and /sys, sets nothing and needs no root. The doctor (analysis/doctor) judges them.
+The module uses the standard library only, reads /proc and /sys, changes nothing and needs no root. The doctor
+(analysis/doctor) judges the facts.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from attnbench.core.cgroups import cpu_limit, read_text
 from attnbench.core.other_work import OVERLOADED, core_seconds
 
 CPUS = Path("/sys/devices/system/cpu")
-NOW = 0.25  # seconds in which the cores are watched
+NOW = 0.25  # seconds of watching the cores
 
 
 def read_host_facts() -> dict[str, Any]:
-    """Return the facts of this host in JSON types; None for what cannot be read.
+    """Return the facts of this host in JSON types; None for a fact that cannot be read.
 
     Call it before any worker starts, because workers add to the load average that it reads.
     """
@@ -33,10 +34,11 @@ def read_host_facts() -> dict[str, Any]:
 
 
 def cpu_load() -> float | None:
-    """Return how many cores other processes use: the load average of the last minute; None where the system has none.
+    """Return the number of cores that other processes use; None where the system does not tell.
 
-    Where that is too much to measure beside, what the cores do now counts if it is less: after a run of attnbench, or
-    a build, the average stays high for a minute. Call it before any worker starts.
+    It is the load average of the last minute. Where that is too high to measure, the present use of the cores counts if
+    it is lower, because the average stays high for a minute after a run of attnbench or a build. Call this before any
+    worker starts.
     """
     try:
         load, cores = os.getloadavg()[0], os.cpu_count() or 1

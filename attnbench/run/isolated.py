@@ -3,20 +3,20 @@
     python .../attnbench/run/isolated.py MODULE [ARGUMENT ...]
 
 `-m` and `-c` put the working directory first on sys.path, so that a folder `attnbench` or a file `json.py` in a
-checkout would replace the real one. For a program that is started by its path the first entry is the program's own
-folder, and this program removes it before it imports anything. Python 3.10 has no option that does the same: -P is new
-in 3.11, and -I ignores PYTHONPATH too.
+checkout would replace the real one. For a program that is started by its path, the first entry is the program's own
+folder, which this program removes before it imports anything. Python 3.10 has no option for this: -P is new in 3.11,
+and -I ignores PYTHONPATH too.
 
-`attnbench` is imported from the package that this file belongs to, whatever the interpreter has installed. So an
-interpreter without attnbench can be a worker, and parent and worker are of one version.
+`attnbench` is imported from the package of this file, whatever the interpreter has installed. An interpreter without
+attnbench can therefore be a worker, and parent and worker have the same version.
 
-It is started by its path and imports nothing of attnbench.
+This file is started by its path and imports nothing of attnbench.
 """
 
 import sys
 
 if __name__ == "__main__" and not getattr(sys.flags, "safe_path", False):
-    del sys.path[0]  # this folder: its select.py would replace the standard library's
+    del sys.path[0]  # this folder, whose select.py would replace the standard library's
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
 
 
 def _import_attnbench() -> None:
-    """Put the package attnbench of this file into sys.modules; its modules are found through its __path__."""
+    """Put the package attnbench of this file into sys.modules, through whose __path__ its modules are found."""
     import importlib.util
     import os
 

@@ -1,4 +1,4 @@
-"""The jobs of a run in the order of the plan, in groups where they may go together, and within a time limit."""
+"""The measurement of a run's jobs in the order of the plan, in groups where possible, and within a time limit."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Steps = Iterator[tuple[Job, Record | None]]  # a job that starts, and a job with
 
 
 def ranks_ahead(case: Case, device: Device) -> int:
-    """Return how many ranks the worker of a case has that is opened before its first job: one, but on GPUs."""
+    """Return the number of ranks of a worker that is opened before its first job: one on a CPU, else the case's."""
     return case.ranks if device.kind == "cuda" else 1
 
 
 class TimeLimit:
-    """Decides which jobs still fit a time limit, by their forecasts and by how good the forecasts were so far."""
+    """Decision which jobs still fit a time limit, by their forecasts and the accuracy of the forecasts so far."""
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.seconds = seconds
@@ -33,12 +33,12 @@ class TimeLimit:
         self._forecast = self._actual = 10.0  # seconds, so that the first few jobs do not decide the ratio alone
 
     def add_measured(self, job: Job, seconds: float) -> None:
-        """Add a job that was measured, with the seconds that it took."""
+        """Add a measured job with its seconds."""
         self._forecast += job.forecast.seconds
         self._actual += seconds
 
     def allows(self, job: Job, ahead: Iterable[Job] = ()) -> bool:
-        """Whether the job fits beside these jobs ahead."""
+        """Return whether the job fits beside the jobs `ahead` of it."""
         others = sum(j.forecast.seconds for j in ahead)
         return self._clock() + self._actual / self._forecast * (others + job.forecast.seconds) <= self._deadline
 
@@ -48,12 +48,12 @@ def measure_jobs(
 ) -> Steps:
     """Measure jobs in their order; yield (job, None) when one starts, then (job, its record).
 
-    Jobs of one case that may be measured together are (WorkerPool.may_join), and come before the others of the case.
+    Jobs of a case that may be measured together (WorkerPool.may_join) are, before the other jobs of the case.
 
-    A new round has new workers. A job that does not fit `limit` beside all that is ahead of its problem and of those
-    before it (plan.places) is kept until the end. Then problems that have begun are completed, and others measured
-    where they fit as a whole, those that may compile for minutes last; the rest are skipped, and --resume measures
-    them. So a forecast that was too low costs the last problems only, and one that was too high costs nothing.
+    A new round has new workers. A job that does not fit `limit` beside the remaining jobs of its problem and of the
+    problems before it (plan.places) is kept until the end. Then problems that have begun are completed, and others are
+    measured where they fit as a whole, the ones that may compile for minutes last; the rest are skipped, and --resume
+    measures them. Too low a forecast therefore costs only the last problems, and too high a forecast costs nothing.
     """
     jobs = [*_with_groups_first(jobs, pool, policy, device)]
     measuring, waiting, group = _Measuring(jobs, pool, policy, device, limit), list[Job](), list[Job]()
@@ -74,13 +74,13 @@ def measure_jobs(
 
 
 def _with_groups_first(jobs: Sequence[Job], pool: WorkerPool, policy: Policy, device: Device) -> Iterator[Job]:
-    """Yield jobs, of each case and round first those that may be in a group, so that no other job parts it."""
+    """Yield jobs; in each case and round, jobs that may be in a group come first, and so together."""
     for _, of_case in itertools.groupby(jobs, key=lambda job: (job.case, job.round)):
         yield from sorted(of_case, key=lambda job: not pool.may_join([], job, policy, device))
 
 
 class _Measuring:
-    """Measures jobs, and decides which fit a time limit."""
+    """The state of `measure_jobs`: it measures jobs, and decides which fit the time limit."""
 
     def __init__(
         self, jobs: Sequence[Job], pool: WorkerPool, policy: Policy, device: Device, limit: TimeLimit | None
@@ -89,8 +89,8 @@ class _Measuring:
         self._round: int | None = None
         self._place = places(jobs, device.kind) if limit else {}
         self._spots = [self._where(job) for job in jobs] if limit else []
-        self._begun: set[int] = set()  # places of problems of which something was measured
-        self._too_large: set[int] = set()  # of those that did not fit as a whole
+        self._begun: set[int] = set()  # places of problems with a measured job
+        self._too_large: set[int] = set()  # places of problems that did not fit as a whole
         self._final = next((job for job in reversed(jobs) if not job.skip), None)
 
     def _where(self, job: Job) -> int:
@@ -124,13 +124,13 @@ class _Measuring:
             self._pool.open_device(keys, self._device)
 
     def fits(self, index: int, group: Sequence[Job]) -> bool:
-        """Whether a job fits beside a group that comes first, and what is ahead of its problem and those before it."""
+        """Return whether a job fits beside a first group, and the jobs of its problem and the problems before."""
         if self._limit is None:
             return True
         job, spot = self._jobs[index], self._spots[index]
         if spot in self._too_large:
             return False
-        if self._limit.allows(job, group):  # with nothing else: else there is no need to look at the others
+        if self._limit.allows(job, group):  # without the others first, as most jobs do not need a look at them
             others = zip(self._jobs[index + 1 :], self._spots[index + 1 :], strict=True)
             if self._limit.allows(job, [*group, *(j for j, other in others if other <= spot and not j.skip)]):
                 return True
@@ -145,7 +145,7 @@ class _Measuring:
             return job.round, job.backend in self._pool.compilers, self._where(job)
 
         waiting.sort(key=lambda job: (turn(job), job.forecast.seconds))
-        given_up: set[int] = set()  # places of problems that are not begun
+        given_up: set[int] = set()  # places of problems that are not started
         turns, limit = [turn(job) for job in waiting], self._limit
         for index, job in enumerate(waiting):
             alone = not self._begun or self._where(job) in self._begun

@@ -1,7 +1,7 @@
-"""The judge beside the workers of a device, as the parent sees it: it passes on what a worker asks, and keeps verdicts.
+"""The parent's side of the judge beside a device's workers: it forwards workers' questions, and keeps the verdicts.
 
-The judge is a worker without a backend, the one that has looked at the device. What a worker says of its own results
-counts for nothing where the judge has seen them.
+The judge is the worker without a backend that has looked at the device. Where the judge has seen results, a worker's
+own statement about them does not count.
 """
 
 from __future__ import annotations
@@ -21,50 +21,50 @@ from attnbench.core.record import Accuracy, Record
 from attnbench.core.sizes import format_duration
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 
-AHEAD, AHEAD_BYTES = 24, 2**27  # cases for which the judge works ahead, and bytes that their calls read and write
-MUCH = 0.4  # of a device's memory
+AHEAD, AHEAD_BYTES = 24, 2**27  # most cases for which the judge works ahead, and most bytes that their calls move
+MUCH = 0.4  # share of a device's memory that counts as much
 NEEDED = {"hard": "on hard inputs", "first": "on its own inputs", "renewed": "on renewed inputs"}  # for status ok
 WITH_DROPOUT = {"first": NEEDED["first"], "renewed": NEEDED["renewed"]}
 
 
 def is_judged_beside(case: Case) -> bool:
-    """Whether the results of a case can be judged beside its worker: no step of a model, and by no code of a person."""
+    """Return whether a case can be judged beside its worker: not a step of a model, and without a person's own mask."""
     return not (case.step or masks.is_own(case.mask))
 
 
 def within(record: Record) -> Record:
-    """Return the record of a job whose worker judged it."""
+    """Return the record of a job that its worker judged."""
     return replace(record, judge="within") if record.accuracy else record
 
 
 class Judge:
-    """The judge of one device. `start` makes a process in an interpreter (None: this one).
+    """The judge of one device. Several threads may ask it.
 
-    It is made where no `worker` was given, or the last has died. Several threads may ask it.
+    `start` makes its process in an interpreter (None: this one) where no `worker` was given, or the last one died.
     """
 
     def __init__(
         self, device: Device, worker: WorkerProcess | None, start: Callable[[str | None], WorkerProcess] = WorkerProcess
     ) -> None:
         self._device, self._memory, self._worker, self._start = to_json(device), device.memory, worker, start
-        self._waiting = 0  # answers to `open` that were not received yet
-        self._sharing: dict[str | None, bool] = {}  # interpreter -> whether a process of it can open shared memory
+        self._waiting = 0  # answers to `open` that are not yet received
+        self._sharing: dict[str | None, bool] = {}  # interpreter -> whether its processes can open shared memory
         self._one_at_a_time = threading.RLock()
 
     def revive(self) -> None:
-        """Start another process where it has died."""
+        """Start another process where the last one died."""
         self._alive()
 
     def open(self) -> None:
-        """Let it import torch and open the device, while others do the same."""
+        """Let the judge import torch and open the device, while others do the same."""
         worker = self._alive()
         worker.send({"op": "judge", "do": "open", "device": self._device})
         self._waiting += 1
 
     def work_ahead(self, cases: Iterable[Case], seed: int) -> None:
-        """Have it compute what is right for the next cases while workers work, as far as these are small.
+        """Have the judge compute the answers of the next small cases while workers work.
 
-        Only where nothing is timed.
+        Use it only where nothing is timed.
         """
         known = [
             case
@@ -82,17 +82,17 @@ class Judge:
             self._waiting += 1
 
     def hear(self, case: Case, seed: int, nbytes: int = 0, *, slot: int = 0) -> JobHearing:
-        """Return the hearing of a worker's next job, of this case; `slot` tells it from others at the same time.
+        """Return the hearing of a worker's next job, of this case; `slot` distinguishes simultaneous hearings.
 
-        The forecast of the job's memory is `nbytes`; where that is much of the device's, the judge takes little.
+        `nbytes` is the forecast of the job's memory; where it is much of the device's, the judge takes little.
         """
         return JobHearing(self, (to_json(case), seed), slot, lean=nbytes > MUCH * self._memory)
 
     def can_be_shared(self, python: str | None, slot: int) -> bool:
-        """Whether a worker without a backend opens the memory, in the interpreter of one that says it cannot."""
+        """Return whether a worker without a backend can open the memory, in the interpreter of a worker that cannot."""
         if python not in self._sharing:
             described = self.ask({"do": "hard", "slot": slot}, START_TIMEOUT).get("inputs")
-            if described is None:  # there is no memory to share
+            if described is None:  # no memory was shared
                 return False
             worker = self._start(python)
             try:
@@ -105,9 +105,9 @@ class Judge:
         return self._sharing[python]
 
     def ask(self, request: Mapping[str, Any], timeout: float, process: int | None = None) -> dict[str, Any]:
-        """Return its answer to a request of judge/service.py, of this process of it where a number is given.
+        """Return the judge's answer to a request of judge/service.py.
 
-        Raises WorkerDied or WorkerHung.
+        With `process`, only the judge's process of this number answers. Raises WorkerDied or WorkerHung.
         """
         with self._one_at_a_time:
             if process is not None and (self._worker is None or self.pid != process or not self._worker.alive):
@@ -120,7 +120,7 @@ class Judge:
 
     @property
     def pid(self) -> int | None:
-        """The number of its process, None where none runs."""
+        """The id of its process; None where none runs."""
         return self._worker.pid if self._worker else None
 
     def send_kill(self) -> None:
@@ -143,30 +143,27 @@ class Judge:
 
 
 class JobHearing:
-    """The hearing of one job as the parent sees it: it passes on the worker's questions, and keeps the verdicts.
+    """The parent's side of the hearing of one job: it forwards the worker's questions, and keeps the verdicts.
 
-    `slot` is of judge/service.py, which has the judge's side (judge/hearing.py).
+    judge/hearing.py is the judge's side; judge/service.py explains `slot`.
     """
 
     def __init__(self, judge: Judge, job: tuple[Any, int], slot: int, *, lean: bool) -> None:
         """Take the job's case, as JSON, and its seed."""
         self._judge, self._job, self._slot, self._lean = judge, job, slot, lean
         self._refused = False  # whether the worker cannot open the judge's memory
-        self._check: str | None = None  # that is going on, None: one that decides nothing
-        self._process: int | None = None  # the judge's, with which the case has begun
+        self._check: str | None = None  # the present check; None: one that decides nothing
+        self._process: int | None = None  # the judge's process in which the case began
         self.verdicts: dict[str, Accuracy] = {}
-        self.asked = False  # whether the worker has begun to be judged
+        self.asked = False  # whether the worker has asked the judge
 
     def answer(self, request: Mapping[str, Any], timeout: float, python: str | None = None) -> dict[str, Any]:
-        """Return the judge's answer to what a worker asks, which runs in `python` (None: in the judge's).
-
-        It has `timeout` seconds.
-        """
+        """Return the judge's answer, within `timeout` seconds, to a worker in `python` (None: the judge's)."""
         do = request.get("do")
         try:
             match do:
                 case "open" | "ahead":
-                    return {"error": f"no worker may ask the judge to {do}"}
+                    return {"error": f"a worker may not ask the judge to {do}"}
                 case "begin":
                     if (request.get("case"), request.get("seed")) != self._job:
                         return {"error": "a worker asks for another case than its job's"}
@@ -174,11 +171,11 @@ class JobHearing:
                     answer = self._begin({**request, "lean": self._lean}, timeout)
                 case "refused":
                     if not self.asked:
-                        return {"error": "its worker refuses memory that it was not given"}
+                        return {"error": "its worker refuses memory that was not offered to it"}
                     if self._judge.can_be_shared(python, self._slot):
                         why = request.get("why", "")
                         return {"error": f"its worker cannot open memory that another process like it can: {why}"}
-                    self.asked, self._refused = False, True  # the worker judges itself
+                    self.asked, self._refused = False, True  # the worker then judges itself
                     return {}
                 case _:
                     answer = self._judge.ask({**request, "slot": self._slot}, timeout, self._process)
@@ -193,16 +190,16 @@ class JobHearing:
         return answer
 
     def _keep(self, check: str, answer: Mapping[str, Any]) -> None:
-        """Keep a verdict; of several ranks the one on all heads, or on a head that is wrong."""
+        """Keep a verdict; with several ranks, the one on all heads, or on a wrong head."""
         found = from_json(Accuracy, answer["accuracy"]) if answer.get("accuracy") else None
         if found and found.ok and "together" in answer:
             found = from_json(Accuracy, answer["together"]) if answer["together"] else None
         earlier = self.verdicts.get(check)
-        if found and (earlier is None or earlier.ok):  # a wrong result is not made good by another
+        if found and (earlier is None or earlier.ok):  # a later right result does not replace a wrong one
             self.verdicts[check] = found
 
     def _begin(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Begin a case. A judge that has died since the last job is replaced: another knows as much."""
+        """Begin a case. A judge that died since the last job is replaced, as another can do the same."""
         request = {**request, "slot": self._slot}
         try:
             answer = self._judge.ask(request, timeout)
@@ -212,10 +209,10 @@ class JobHearing:
         return answer
 
     def ruled(self, record: Record) -> Record:
-        """Return the record of a job with the verdicts in the place of what its worker says."""
+        """Return the record of a job with the judge's verdicts in place of its worker's."""
         if not self.asked:
             if record.status == "ok" and not (self._refused or record.approximation):
-                return replace(record, status="wrong", reason="its worker says ok, and has not asked the judge")
+                return replace(record, status="wrong", reason="its worker says ok, but has not asked the judge")
             return within(record)
         record = replace(record, judge="beside", accuracy=record.accuracy and self._accuracy(record))
         if record.status != "ok":
@@ -226,9 +223,9 @@ class JobHearing:
         for what, accuracy in self.verdicts.items():
             if not accuracy.ok:
                 problem = problem or f"the judge found {what} results wrong: {accuracy.problem()}"
-        return replace(record, status="wrong", reason=f"its worker says ok, and {problem}") if problem else record
+        return replace(record, status="wrong", reason=f"its worker says ok, but {problem}") if problem else record
 
     def _accuracy(self, record: Record) -> Accuracy | None:
-        """Return the verdict that a record shows: the one that it was ended by, else that on the case's own inputs."""
+        """Return the verdict for a record: the one that ended it, else the verdict on the case's own inputs."""
         wrong = next((accuracy for accuracy in self.verdicts.values() if not accuracy.ok), None)
         return (wrong if record.status == "wrong" else None) or self.verdicts.get("first") or record.accuracy

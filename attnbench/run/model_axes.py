@@ -1,4 +1,4 @@
-"""The axes of a model's attention: --model, --tp and --phase, as the axes that --nheads, --window, ... would give."""
+"""The axes of a model's attention: --model, --tp and --phase as values of --nheads, --window and others."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FIXED = (  # the axes that a model or its phase sets
     *("headdim", "nheads", "nheads_k", "causal", "window", "softcap", "softmax_scale", "sink", "latent"),
     *_BY_PHASE,
 )
-CHUNK = 2048  # queries of the prefill in a mixed step, as servers have it by default or near it
-MIXED_BATCH = 32  # sequences of a mixed step where --batch is not given: one that is filled, the others decode
+CHUNK = 2048  # queries of the prefill in a mixed step, near the default of servers
+MIXED_BATCH = 32  # sequences of a mixed step without --batch: one in prefill, the others in decode
 
 
 def parse_phase(text: str | None) -> Phase:
-    """Return the phase of a text, prefill where there is none. Raises UserError."""
+    """Return the phase of a text, prefill for None. Raises UserError."""
     for phase in PHASES:
         if phase == (text or "prefill"):
             return phase
@@ -29,7 +29,7 @@ def parse_phase(text: str | None) -> Phase:
 
 
 def check_not_both(given: Axes) -> None:
-    """Raise UserError where axes that a model sets are given beside it."""
+    """Raise UserError where axes that a model sets are given too."""
     if both := [name for name in FIXED if getattr(given, name) is not None]:
         options = ", ".join(AXES[name].switch or f"--{AXES[name].option}" for name in both)
         by = "--phase sets" if {*both} <= {*_BY_PHASE} else "--model sets"
@@ -39,9 +39,8 @@ def check_not_both(given: Axes) -> None:
 def model_axes(names: Sequence[str], tp: int | None, phase: str | None, below: Axes, given: Axes) -> list[Axes]:
     """Return the axes of each kind of layer of some models, over the axes `below`, which have the lengths.
 
-    A model with a length of its own has that one, unless `given` has another. Without a batch size a decode is of one
-    sequence, and a mixed step of MIXED_BATCH. Raises UserError, also for a model of which attnbench cannot measure this
-    phase.
+    A model with a fixed length uses it, unless `given` has another. Without a batch size, decode has one sequence, and
+    a mixed step has MIXED_BATCH. Raises UserError, also for a model whose phase attnbench cannot measure.
     """
     step = parse_phase(phase)
     if tp is not None and tp < 1:
@@ -60,7 +59,7 @@ def layer_axes(model: Model, layers: Layers, tp: int, phase: Phase) -> Axes:
     nheads, nheads_k = model.heads(tp)
     latent = phase == "decode" and model.latent is not None
     sizes: dict[str, Any] = {"headdim": f"{model.headdim}-{model.headdim_v}", "nheads_k": str(nheads_k)}
-    if latent and model.latent:  # with absorbed weights: all heads share one row, of which the first part is the value
+    if latent and model.latent:  # with absorbed weights all heads share one row, whose first part is the value
         sizes = {"headdim": f"{sum(model.latent)}-{model.latent[0]}", "nheads_k": "1"}
     sizes["pass"] = "fwd,bwd" if phase == "train" else "fwd"
     scale = model.scale.value if model.scale else LATENT_SCALE if latent else 0.0
@@ -78,7 +77,7 @@ def layer_axes(model: Model, layers: Layers, tp: int, phase: Phase) -> Axes:
 
 
 def _of_phase(below: Axes, layer: Axes, phase: Phase) -> Axes:
-    """Return the axes of a kind of layers over those `below`, with the batch and the lengths of a phase."""
+    """Return the axes of a kind of layers over the axes `below`, with the batch and the lengths of a phase."""
     axes = overlay(below, layer)
     if phase == "decode" and axes.batch is None:
         return overlay(axes, Axes(batch="1"))
@@ -90,7 +89,7 @@ def _of_phase(below: Axes, layer: Axes, phase: Phase) -> Axes:
 
 
 def _mixed(batch: int, seqlen: int) -> str:
-    """Return the lengths of a step in which one sequence is filled by a chunk and the others decode, as --lengths."""
+    """Return the lengths, as for --lengths, of a step in which one sequence prefills a chunk and the others decode."""
     if batch < 2:
         raise UserError(f"--phase mixed: a chunk of a prefill beside decode steps needs --batch 2 or more, not {batch}")
     chunk = min(parse_size(str(CHUNK)), seqlen)
@@ -106,4 +105,4 @@ def _refusal(model: Model, phase: Phase, lacking: Sequence[str]) -> str:
     query = " --seqlen-q 1" if phase == "decode" else ""
     heads = f"--nheads {model.nheads} --nheads-k {model.nheads_k} --headdim {model.headdim}"
     values = "" if model.headdim == model.headdim_v else f"-{model.headdim_v}"
-    return f"{line}. The same sizes without that: {heads}{values} --causal{window}{query}"
+    return f"{line}. The same sizes without this: {heads}{values} --causal{window}{query}"

@@ -1,8 +1,8 @@
 """The plan of a run: a job for each case, backend and round, with a forecast or the reason why it is skipped.
 
 The forecast time of a call is its FLOPs at a fraction of the measured matmul rate, plus its memory traffic at the
-measured rate of a copy. The traffic includes what the backend writes and reads again, such as scores. The forecast need
-only be good enough to skip what cannot be measured.
+measured rate of a copy. The traffic includes tensors that the backend writes and reads again, such as scores. The
+forecast need only be good enough to skip jobs that cannot be measured.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from attnbench.core.record import Forecast, Job, Record
 from attnbench.core.sizes import format_bytes, format_duration, format_size
 
 OVERHEAD = {"cuda": 0.24, "cpu": 0.45, "fake": 0.001}  # seconds of a job beside its calls: inputs, check, memory
-BACKWARD_OVERHEAD = {"cuda": 0.05, "cpu": 0.15, "fake": 0.0}  # beside that, where the check has gradients
-FIRST_OVERHEAD = {"cuda": 1.0, "cpu": 0.0, "fake": 0.0}  # beside that, of a worker's first job, which loads kernels
-RANKS_OVERHEAD = {"cuda": 1.5, "cpu": 1.0, "fake": 0.0}  # seconds of a job on several devices, beside that
+BACKWARD_OVERHEAD = {"cuda": 0.05, "cpu": 0.15, "fake": 0.0}  # more seconds where the check has gradients
+FIRST_OVERHEAD = {"cuda": 1.0, "cpu": 0.0, "fake": 0.0}  # more seconds of a worker's first job, which loads kernels
+RANKS_OVERHEAD = {"cuda": 1.5, "cpu": 1.0, "fake": 0.0}  # more seconds of a job on several devices
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}  # seconds of a launch
-LONG_CALL = 0.15  # seconds, from which fewer calls are made to check a cell (worker/cell_steps.py)
-TOO_LOW = 2.0  # how many times as long as forecast a run may take
-ROOM = 1.2  # of a time limit over the forecast, as advice
+LONG_CALL = 0.15  # seconds of a call from which fewer calls check a cell (worker/cell_steps.py)
+TOO_LOW = 2.0  # assumed most of a run's time over its forecast
+ROOM = 1.2  # an advised time limit over the forecast
 CONTEXT = 6 * 2**28  # bytes of a worker's CUDA context, libraries, profiler and buffer to flush L2
 SHARED = 3 * 2**30  # bytes of inputs and results that the judge shares with workers of a group (run/workers.py)
 
@@ -39,11 +39,11 @@ Problem = tuple[Any, ...]  # a case without its pass
 
 @dataclass(frozen=True)
 class CaseSupport:
-    """A backend's answer for one case: why it cannot run it, or what a forecast needs to know."""
+    """A backend's answer for one case: why it cannot run it, or its facts for a forecast."""
 
-    reason: str | None = None  # why it cannot
+    reason: str | None = None  # why it cannot; None where it can
     workspace: Workspace = field(default_factory=Workspace)  # memory beside inputs and outputs
-    efficiency: float = 0.4  # speed over that of a matmul
+    efficiency: float = 0.4  # speed over a matmul's
 
 
 def make_plan(
@@ -59,15 +59,15 @@ def make_plan(
 ) -> tuple[Job, ...]:
     """Return a job for every case, backend and round; `answers` has one answer of each backend for each case.
 
-    A case in `only` has jobs of those backends alone that have one of its names or patterns.
-    In each round the cases are in another random order, and so are the backends of each case. But the first round
-    begins with the cases of `headline`, the cheapest first, which a person who waits sees soon; and the backends of
-    `last` come after all others. Jobs whose memory does not fit are skipped, as are those of more ranks than there are
-    `devices`. `within` chooses among them for a time limit.
+    A case in `only` has jobs of only the backends with one of its names or patterns. In each round the cases, and the
+    backends of each case, are in another random order. But the first round begins with the cases of `headline`, the
+    cheapest first, so that a waiting person sees them soon; and the backends of `last` come after all others. Jobs
+    whose memory does not fit, or with more ranks than `devices`, are skipped. `within` chooses among the jobs for a
+    time limit.
     """
     jobs: list[Job] = []
     opening = sum(any(answer.reason is None for answer in of_cases) for of_cases in answers.values())
-    workers = 1 + opening * len({case.ranks for case in cases})  # and the judge
+    workers = 1 + opening * len({case.ranks for case in cases})  # 1 is the judge
     beside = CONTEXT * workers + (SHARED if opening > 1 else 0)
     free = device.free - beside if device.kind == "cuda" else device.free
     for round_ in range(rounds):
@@ -91,7 +91,7 @@ def make_plan(
 
 
 def _with_first_jobs(jobs: Iterable[Job], seconds: float) -> Iterator[Job]:
-    """Yield jobs, of which the first of each backend and round is forecast to take so many seconds more."""
+    """Yield jobs, with `seconds` added to the forecast of the first job of each backend and round."""
     begun = set()
     for job in jobs:
         if job.skip is None and (job.backend, job.round) not in begun:
@@ -101,9 +101,9 @@ def _with_first_jobs(jobs: Iterable[Job], seconds: float) -> Iterator[Job]:
 
 
 def headline(cases: Collection[Case]) -> set[Case]:
-    """Return the cases that a person looks at first: those of one panel of a report, of all lengths and passes.
+    """Return the cases that a person looks at first: one panel of a report, with all lengths and passes.
 
-    It is the panel of most cases, of these a causal one, of these the headdim that is closest to 128.
+    It is the panel with the most cases; among several, a causal one; among these, with a headdim closest to 128.
     """
     panels: dict[Any, list[Case]] = {}
     for case in cases:
@@ -113,7 +113,7 @@ def headline(cases: Collection[Case]) -> set[Case]:
 
 
 def _panel(case: Case) -> tuple[Any, ...]:
-    """Return what the cases of a panel have in common: all but batch, lengths and pass."""
+    """Return the common fields of a panel's cases: all except batch, lengths and pass."""
     s, own = case.shape, {field.name: getattr(case, field.name) for field in fields(case)}
     del own["shape"], own["direction"]
     return (s.nheads, s.nheads_k, s.headdim, s.headdim_v, *own.values())
@@ -132,20 +132,20 @@ def forecast_job(
     work = flops(replace(case, causal=False, window_size=(None, None), mask="") if answer.workspace.dense else case)
     call = LAUNCH[device.kind] + work / (rate * case.ranks * answer.efficiency) + traffic / copy
     least = policy.min_samples if call < 0.005 else min(6 if call < 0.05 else 3, policy.min_samples)
-    longest = policy.min_seconds if device.kind == "cuda" else policy.max_seconds  # a CPU's samples scatter
+    longest = policy.min_seconds if device.kind == "cuda" else policy.max_seconds  # samples on a CPU scatter
     sampling = max(least * call, min(longest, 100 * call))
     repeated = call < LONG_CALL
     overhead = OVERHEAD[device.kind]
-    calls = 3 + repeated  # on hard inputs, for memory, to trace; on the old inputs again
+    calls = 3 + repeated  # one on hard inputs, one for memory, one traced; the others repeat old inputs
     if case.has_backward:
-        calls += 3  # the forwards of a backward
+        calls += 3  # forwards of a backward
         overhead += BACKWARD_OVERHEAD[device.kind]
     if case.dropout_p:
         calls += _calls_to_read_dropout(case)
     seconds = overhead + calls * call + sampling + min(policy.warmup_s, 100 * call) + policy.sustained_s
-    if case.ranks > 1:  # joining, whole heads on rank 0, and the calls without communication
+    if case.ranks > 1:  # joining the group, whole heads on rank 0, calls without communication
         seconds += RANKS_OVERHEAD[device.kind] + 4 * call + sampling
-    if case.step:  # the exact answer takes as many calls again, in fp32
+    if case.step:  # the exact answer takes about as many calls, in fp32
         seconds += 10 * call + (5.0 if device.kind != "fake" else 0.0)
     if device.kind == "cuda":
         seconds += policy.cross_check * 24 * max(2.5 * call, 0.04)
@@ -154,19 +154,18 @@ def forecast_job(
 
 
 def _calls_to_read_dropout(case: Case) -> int:
-    """Return the calls that read dropout's mask two times and check how it is drawn (judge)."""
+    """Return the number of calls that read dropout's mask twice and check its distribution (judge/)."""
     if case.has_backward:
-        return 3 + 2 * 8  # for the rows of a large case; small cases need more calls, which take no time
+        return 3 + 2 * 8  # for the rows of a large case; the further calls of small cases take no time
     return 3 + 2 * min(MASK_LAUNCHES, math.ceil(case.shape.seqlen_k / case.shape.headdim_v))
 
 
 def _tensor_bytes(case: Case) -> int:
     """Return the bytes of inputs, outputs and gradients, both as given and as a copy in the library's own layout.
 
-    The gradients of packed inputs are in memory once more, as parts of one tensor. The inputs of an fp8 case are given
-    in bf16.
+    The gradients of packed inputs are counted once more, as parts of one tensor. The inputs of an fp8 case are in bf16.
     """
-    if case.step:  # weights, and their gradients
+    if case.step:  # weights and their gradients
         return input_bytes(case) * (2 if case.has_backward else 1)
     s, size = case.extent, RESULT_ITEMSIZE[case.dtype]
     rows = s.batch * s.seqlen_q * s.nheads * (s.headdim + s.headdim_v)
@@ -176,7 +175,7 @@ def _tensor_bytes(case: Case) -> int:
 
 
 def too_few_devices(case: Case, devices: int | None) -> str | None:
-    """Return why a case cannot run on so many GPUs, None where it can or where they are not counted (on a CPU)."""
+    """Return why a case cannot run on `devices` GPUs; None where it can, or where they are not counted (on a CPU)."""
     if devices is None or case.ranks <= devices:
         return None
     return f"needs {case.ranks} GPUs; there {'is' if devices == 1 else 'are'} {devices} (--device cuda:0-3 names them)"
@@ -196,14 +195,14 @@ def longest_sequence(case: Case) -> int:
 
 
 def problem(case: Case) -> Problem:
-    """Return what a case shares with those that differ from it in the pass alone; they are measured together."""
+    """Return a case without its pass; the passes of a problem are measured together."""
     return tuple(getattr(case, field.name) for field in fields(case) if field.name != "direction")
 
 
 def places(jobs: Sequence[Job], kind: str) -> dict[Problem, int]:
-    """Return problem -> its place where a time limit chooses: the cheapest first, on a CPU the shortest.
+    """Return problem -> its place in the order for a time limit: the cheapest first, on a CPU the shortest.
 
-    What a problem costs is the forecast of its jobs on all backends, in all passes and rounds.
+    The cost of a problem is the forecast of its jobs on all backends, in all passes and rounds.
     """
     costs = _costs(jobs)
     lengths = {problem(job.case): longest_sequence(job.case) if kind == "cpu" else 0 for job in jobs}
@@ -221,18 +220,18 @@ def _costs(jobs: Sequence[Job]) -> dict[Problem, float]:
 def within(jobs: Sequence[Job], limit: float, kind: str, last: Collection[str] = ()) -> tuple[Job, ...]:
     """Return the jobs for a time limit (seconds) on a device of this kind: whole problems, the first by `places`.
 
-    What is shown then is complete, on all backends and in all passes. The first problem that does not fit is left out,
-    and so is what follows it: on a CPU, where the longest sequences take hours, it has no jobs, else its jobs are
-    skipped. Where not even one problem fits, the cheapest jobs of the first are measured.
+    The measured problems are then complete, on all backends and in all passes. The first problem that does not fit is
+    left out, and so are all later ones: on a CPU, where the longest sequences take hours, they have no jobs, else their
+    jobs are skipped. Where not even one problem fits, the cheapest jobs of the first are measured.
 
-    Where the forecasts might be too low the jobs of a round are in the order of their problems, and of those by pass,
-    so that what is measured in the end is whole; those of the backends in `last` come after the others.
+    Where the forecasts might be too low, the jobs of a round are in the order of their problems, and within these by
+    pass, so that whole problems are measured; jobs of the backends in `last` come after the others.
     """
     costs, order = _costs(jobs), places(jobs, kind)
     spent = dict(zip(order, itertools.accumulate(costs[one] for one in order), strict=True))
     fitting = {one for one in order if spent[one] <= limit}
     first = next((one for one in order if costs[one]), None)
-    kept: set[str] = set()  # of a problem that does not fit
+    kept: set[str] = set()  # jobs of a problem that does not fit as a whole
     if first is not None and first not in fitting:
         left = limit
         for job in sorted((j for j in jobs if problem(j.case) == first), key=lambda j: j.forecast.seconds):
@@ -252,9 +251,9 @@ def within(jobs: Sequence[Job], limit: float, kind: str, last: Collection[str] =
 
 
 def left_out(jobs: Sequence[Job], kept: Sequence[Job], limit: float, kind: str) -> str:
-    """Return which lengths a time limit left out of all jobs, and how to get them, in one line; "" where it left none.
+    """Return a line with the lengths that a time limit left out, and the option that includes them; "" where none.
 
-    `kept` are those of `jobs` that `within` has chosen.
+    `kept` are the jobs of `jobs` that `within` chose.
     """
     costs, order = _costs(jobs), places(jobs, kind)
     planned = {problem(job.case) for job in kept}
@@ -277,7 +276,7 @@ def left_out(jobs: Sequence[Job], kept: Sequence[Job], limit: float, kind: str) 
 
 
 def _as_option(seconds: float) -> str:
-    """Return a time limit that jobs of a forecast fit, with some room: "12m", "3h"."""
+    """Return a time limit, with some room, for jobs with a forecast of `seconds`: "12m", "3h"."""
     minutes = math.ceil(ROOM * seconds / 60)
     return f"{minutes}m" if minutes < 120 else f"{math.ceil(minutes / 60)}h"
 

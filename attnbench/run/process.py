@@ -1,4 +1,4 @@
-"""A child process as the parent sees it: start it, ask it, and know why it did not answer."""
+"""The parent's side of a child process: starting it, asking it, and finding out why it did not answer."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from typing import Any
 from attnbench.run import device_turns
 
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
-SLICE = 1.0  # seconds of one wait for an answer; what it takes longer is not counted
-QUESTION = b'{"ask":'  # how a line begins in which a worker asks, and does not answer
-AFTER_QUESTION = 5.0  # seconds that a worker has at least once its question was answered
+SLICE = 1.0  # seconds of one wait for an answer; longer waits count as this
+QUESTION = b'{"ask":'  # the beginning of a line with a worker's question, not an answer
+AFTER_QUESTION = 5.0  # least seconds left to a worker after the answer to its question
 TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
 
-OnQuestion = Callable[[dict[str, Any], float], dict[str, Any]]  # a question and the seconds that are left -> answer
+OnQuestion = Callable[[dict[str, Any], float], dict[str, Any]]  # a question and the seconds left -> answer
 
 
 class WorkerDied(Exception):
-    """The worker ended instead of answering. The message says how it ended."""
+    """The worker ended instead of answering. The message says how."""
 
 
 class WorkerOutOfMemory(WorkerDied):
@@ -42,7 +42,7 @@ class WorkerHung(Exception):
 class WorkerProcess:
     """A worker: a child process that answers each line of JSON on its stdin with a line of JSON on its stdout.
 
-    It runs in a session of its own, so that Ctrl-C reaches the parent alone.
+    It runs in a session of its own, so that Ctrl-C reaches only the parent.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class WorkerProcess:
     ) -> None:
         """Start `attnbench.worker`, or the arguments `program`, in the interpreter `python` (default: this one).
 
-        `variables` are set in its environment, over those of this process.
+        `variables` are set in its environment, over this process's variables.
         """
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
-        self._mark = 0  # where the stderr of the latest request begins
-        self._killed_for_memory = 0  # processes that Linux had killed for lack of memory before the latest request
-        self._tail: str | None = None  # the end of its stderr, kept when it has been killed
+        self._mark = 0  # the place in stderr at which the latest request begins
+        self._killed_for_memory = 0  # Linux's count of processes killed for lack of memory, before the latest request
+        self._tail: str | None = None  # the end of its stderr, kept when it is killed
         self._buffer = b""
-        self.on_question: OnQuestion | None = None  # it may ask before it answers
-        self._sent = self._received = 0  # requests and answers, which are numbered from 1
+        self.on_question: OnQuestion | None = None  # answers its questions before its answer
+        self._sent = self._received = 0  # numbers of the last request and answer, from 1
         command = (
             [python or sys.executable, *program] if program else isolated_command("attnbench.worker", python=python)
         )
@@ -75,7 +75,7 @@ class WorkerProcess:
             bufsize=0,
         )
         assert self._process.stdin is not None
-        os.set_blocking(self._process.stdin.fileno(), False)  # so that one that reads nothing holds up nobody
+        os.set_blocking(self._process.stdin.fileno(), False)  # or a worker that does not read could block the parent
         self._left = if_killed("kill", "-s", "KILL", "--", f"-{self._process.pid}")
 
     @property
@@ -101,20 +101,20 @@ class WorkerProcess:
         self._write({**request, "number": self._sent})
 
     def _write(self, message: Mapping[str, Any]) -> None:
-        """Write a line to its stdin; where it has ended, `receive` says why."""
+        """Write a line to its stdin; where the worker has ended, `receive` says why."""
         assert self._process.stdin is not None
         pipe, deadline = self._process.stdin.fileno(), time.monotonic() + START_TIMEOUT
         with contextlib.suppress(BrokenPipeError), selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_WRITE)
             rest = (json.dumps(message) + "\n").encode()
-            while rest and time.monotonic() < deadline:  # one that reads nothing gives no answer either
+            while rest and time.monotonic() < deadline:  # a worker that does not read does not answer either
                 with contextlib.suppress(BlockingIOError):
                     rest = rest[os.write(pipe, rest) :]
                 if rest:
                     selector.select(SLICE)
 
     def _question(self) -> dict[str, Any] | None:
-        """Take what the worker asks from the lines that it has written; None where the next line is no question."""
+        """Take the worker's question from the lines that it has written; None where the next line is not one."""
         line, _, rest = self._buffer.partition(b"\n")
         if self.on_question is None or not line.startswith(QUESTION):
             return None
@@ -142,12 +142,12 @@ class WorkerProcess:
         return answer
 
     def answered(self, timeout: float) -> bool:
-        """Wait at most `timeout` seconds for the next answer; return whether it is there. Raises WorkerDied.
+        """Wait at most `timeout` seconds for the next answer; return whether it came. Raises WorkerDied.
 
         Time in which this process was stopped does not count, as the worker was most likely stopped too.
         """
         assert self._process.stdout is not None
-        left, late = timeout, False  # whether time was added for what follows a question
+        left, late = timeout, False  # whether time was added after a question
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
             while True:
@@ -156,7 +156,7 @@ class WorkerProcess:
                         return True
                     began = time.monotonic()
                     self._write(self.on_question(question, max(1.0, left)))
-                    if question.get("do") not in device_turns.REQUESTS:  # it waits for other workers
+                    if question.get("do") not in device_turns.REQUESTS:  # a request for a turn waits for other workers
                         left -= time.monotonic() - began
                     if left < min(AFTER_QUESTION, timeout) and not late:
                         left, late = min(AFTER_QUESTION, timeout), True
@@ -167,7 +167,7 @@ class WorkerProcess:
                 ready = selector.select(longest)
                 left -= min(longest, time.monotonic() - began)
                 if not ready:
-                    if not self.alive:  # a child of it may hold the pipe open
+                    if not self.alive:  # a child of the worker may hold the pipe open
                         raise self._death()
                     if left <= 0:
                         return False
@@ -178,7 +178,7 @@ class WorkerProcess:
                 self._buffer += chunk
 
     def stderr_tail(self) -> str | None:
-        """Return the end of what the worker wrote to stderr since the latest request, None for nothing."""
+        """Return the end of the worker's stderr since the latest request; None where it is empty."""
         if self._stderr.closed:
             return self._tail
         end = self._stderr.seek(0, os.SEEK_END)
@@ -187,9 +187,9 @@ class WorkerProcess:
         return "\n".join(line for line in lines if not line.startswith("USDT:")).strip() or None
 
     def send_kill(self) -> None:
-        """Send SIGKILL to the worker and all that it started, without waiting for their end.
+        """Send SIGKILL to the worker and all processes that it started, without waiting for their end.
 
-        What has a session of its own too, unless the worker has ended before.
+        Processes in sessions of their own are included, unless the worker has already ended.
         """
         started = _started_by(self._process.pid) if self.alive else []
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -202,7 +202,7 @@ class WorkerProcess:
                 os.kill(pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Kill the worker and all that it started, and wait for its end."""
+        """Kill the worker and all processes that it started, and wait for its end."""
         self.send_kill()
         self._process.wait()
         forget(self._left)
@@ -213,9 +213,9 @@ class WorkerProcess:
         self._stderr.close()
 
     def _death(self) -> WorkerDied:
-        """Return how it ended."""
+        """Return the error for the end of the worker."""
         code = self._process.wait()
-        if code == -getattr(signal, "SIGKILL", 9):  # which Windows lacks
+        if code == -getattr(signal, "SIGKILL", 9):  # Windows lacks SIGKILL
             if _killed_for_memory() > self._killed_for_memory:
                 return WorkerOutOfMemory("the system had no memory left and killed the worker")
             why = "often the system ran out of memory, or a limit of CPU time was reached"
@@ -225,16 +225,16 @@ class WorkerProcess:
         if code == -signal.SIGABRT and "bad_alloc" in (self.stderr_tail() or ""):
             return WorkerOutOfMemory("the worker crashed (SIGABRT): std::bad_alloc, no memory left")
         if code < 0:
-            names = {number.value: number.name for number in signal.Signals}  # a real-time signal has none
+            names = {number.value: number.name for number in signal.Signals}  # a real-time signal has no name
             return WorkerDied(f"the worker crashed ({names.get(-code, f'signal {-code}')})")
         return WorkerDied(f"the worker ended with exit code {code}")
 
 
 def if_killed(*program: str) -> subprocess.Popen[bytes] | None:
-    """Start a shell that runs a program when this process ends without `forget`, as where SIGKILL ends it.
+    """Start a shell that runs a program if this process ends without `forget`, for example by SIGKILL.
 
-    Linux kills the workers then (worker/serve.py), but neither what they have started nor what lies on the disk. None
-    where there is no shell.
+    Linux then kills the workers (worker/serve.py), but not the processes that they started, and files stay on the disk.
+    None where there is no shell.
     """
     waits = ["sh", "-c", 'read -r _ || "$@"', "sh", *program]
     try:
@@ -248,13 +248,13 @@ def if_killed(*program: str) -> subprocess.Popen[bytes] | None:
 def forget(left: subprocess.Popen[bytes] | None) -> None:
     """End a shell of `if_killed`, if it has not ended, without running its program."""
     if left and left.returncode is None:
-        with contextlib.suppress(ValueError):  # its input was closed when this was interrupted
+        with contextlib.suppress(ValueError):  # an interrupt has closed its input
             left.communicate(b"\n")
         left.wait()
 
 
 def _started_by(pid: int) -> list[int]:
-    """Return the processes that a process has started, and those that these have, as Linux knows them; [] elsewhere."""
+    """Return the ids of a process's descendants, by Linux; [] elsewhere."""
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -267,7 +267,7 @@ def _started_by(pid: int) -> list[int]:
 
 
 def _killed_for_memory() -> int:
-    """Return how many processes Linux has killed for lack of memory since it started; 0 where that is not known."""
+    """Return the number of processes that Linux has killed for lack of memory since its start; 0 if unknown."""
     try:
         return int(dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines()).get("oom_kill", 0))
     except (OSError, ValueError):
@@ -277,7 +277,7 @@ def _killed_for_memory() -> int:
 def isolated_command(module: str, *arguments: str, python: str | None = None) -> list[str]:
     """Return the command that runs a module in `python` (default: this interpreter) without the working directory.
 
-    The module may be one of attnbench's, which the interpreter need not have installed. See run/isolated.py.
+    A module of attnbench need not be installed in the interpreter: run/isolated.py.
     """
     return [python or sys.executable, str(Path(__file__).with_name("isolated.py")), module, *arguments]
 

@@ -1,8 +1,9 @@
-"""The workers of one backend on several devices, one process a rank, as the pool sees one worker.
+"""The workers of one backend on several devices, one process per rank, with the interface of one worker.
 
-Each rank is a worker like any other, with a device of its own; all get each request. They compute together, so one that
-fails leaves the others waiting: when a rank has answered or ended and others have not after GRACE, it has failed alone,
-and all are killed. So a crash, a hang or a lack of memory of any rank costs one record, and no process stays behind.
+Each rank is a worker like any other, with a device of its own; all get each request. They compute together, so that a
+failed rank leaves the others waiting: if a rank has answered or ended and others have not done so after GRACE, it
+failed alone, and all are killed. A crash, a hang or a lack of memory of any rank therefore costs one record, and no
+process stays behind.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from attnbench.run.process import (
     if_killed,
 )
 
-GRACE = 10.0  # seconds between the first answer of `ask` and the last, which are agreed on together
-START_GRACE = 120.0  # and of `receive`: of importing and opening, in which many processes share the host
+GRACE = 10.0  # most seconds between the first and the last answer to `ask`, on which ranks agree
+START_GRACE = 120.0  # the same for `receive`: importing and opening, when many processes share the host
 POLL = 0.05
 
 
@@ -43,10 +44,10 @@ class RankWorkers:
         self._folder = Path(tempfile.mkdtemp(prefix="attnbench-ranks-"))
         self._left = if_killed("rm", "-rf", "--", str(self._folder))
         self._ranks = [WorkerProcess(python, variables) for _ in devices]
-        self._failed = 0  # the rank whose stderr tells most
-        self._time = 0.0  # seconds that are left for the answer
-        self._late = False  # whether some were added for what follows a question
-        self.on_question: OnQuestion | None = None  # rank 0 may ask before it answers
+        self._failed = 0  # the failed rank, whose stderr is kept
+        self._time = 0.0  # seconds left for the answer
+        self._late = False  # whether time was added after a question
+        self.on_question: OnQuestion | None = None  # answers questions of rank 0
         self._ranks[0].on_question = self._answer
 
     @property
@@ -60,7 +61,7 @@ class RankWorkers:
         return self._receive(timeout, GRACE)
 
     def send(self, request: Mapping[str, Any]) -> None:
-        """Write a request to all ranks, each with its device and its place."""
+        """Write a request to all ranks, each with its device and its number."""
         for number, (rank, device) in enumerate(zip(self._ranks, self._devices, strict=True)):
             place = {"rank": number, "ranks": len(self._ranks), "rendezvous": str(self._folder / "rendezvous")}
             own = {"device": to_json(device)} if "device" in request else {}
@@ -73,8 +74,8 @@ class RankWorkers:
     def _receive(self, timeout: float, grace: float) -> dict[str, Any]:
         """Return the answer of rank 0, or of the rank that failed.
 
-        All answer within `grace` seconds of the first, and within GRACE of the first that failed. Time in which this
-        process was stopped does not count, as in WorkerProcess.answered.
+        All must answer within `grace` seconds of the first, and within GRACE of the first failed one. Time in which
+        this process was stopped does not count, as in WorkerProcess.answered.
         """
         answers: dict[int, dict[str, Any]] = {}
         self._time, self._late, last = timeout, False, time.monotonic()
@@ -101,25 +102,25 @@ class RankWorkers:
         return self._named(answers, 0 if failed is None else failed)
 
     def _answer(self, question: dict[str, Any], _: float) -> dict[str, Any]:
-        """Return the answer to what rank 0 asks, which has time left after it."""
+        """Return the answer to a question of rank 0, after which the rank has time left."""
         if self.on_question is None:
-            return {"error": "nobody answers the questions of several ranks"}
+            return {"error": "questions of several ranks are not answered"}
         answer = self.on_question(question, max(1.0, self._time))
         if self._time < AFTER_QUESTION and not self._late:
             self._time, self._late = AFTER_QUESTION, True
         return answer
 
     def _of_the_failed(self, answers: Mapping[int, dict[str, Any]]) -> dict[str, Any]:
-        """Kill all ranks; return the answer of the one that failed while others waited for it."""
+        """Kill all ranks; return the answer of the rank that failed while others waited for it."""
         number = next((n for n in sorted(answers) if _failed(answers[n])), min(answers))
         self.kill()
         if not _failed(answers[number]):
             waiting = sorted(set(range(len(self._ranks))) - set(answers))
-            raise WorkerDied(f"rank {waiting[0]} gave no answer when rank {number} had ended the job")
+            raise WorkerDied(f"rank {waiting[0]} gave no answer after rank {number} had ended the job")
         return self._named(answers, number)
 
     def _named(self, answers: Mapping[int, dict[str, Any]], number: int) -> dict[str, Any]:
-        """Return the answer of a rank; a failure of one says which rank it was."""
+        """Return the answer of a rank; a failure names the rank."""
         self._failed, answer = number, answers[number]
         if not _failed(answer):
             return answer
@@ -128,14 +129,14 @@ class RankWorkers:
         if "probe" in answer:
             return {"error": f"rank {number}: {answer['probe']['reason']}"}
         record = {**answer["record"], "reason": f"rank {number}: {answer['record'].get('reason')}"}
-        return {**answer, "record": record, "fatal": True}  # the others may have stopped anywhere
+        return {**answer, "record": record, "fatal": True}  # the state of the others is unknown
 
     def answered(self, timeout: float) -> bool:
         """Wait at most `timeout` seconds for an answer of rank 0. Raises WorkerDied."""
         return self._ranks[0].answered(timeout)
 
     def stderr_tail(self) -> str | None:
-        """Return the end of what the rank that failed, else rank 0, wrote to stderr since the latest request."""
+        """Return the end of stderr since the latest request, of the failed rank, else of rank 0."""
         return self._ranks[self._failed].stderr_tail()
 
     def send_kill(self) -> None:
@@ -153,6 +154,6 @@ class RankWorkers:
 
 
 def _failed(answer: Mapping[str, Any]) -> bool:
-    """Whether an answer is of a rank that failed by itself; other endings are agreed on."""
+    """Return whether a rank failed by itself; ranks agree on other endings."""
     lacks_library = answer.get("probe", {}).get("reason") is not None
     return "error" in answer or lacks_library or answer.get("record", {}).get("status") in ("failed", "oom")

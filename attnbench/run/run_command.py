@@ -1,4 +1,4 @@
-"""The command that measures some cases, or one cell of a run again, as a person gives it to a shell."""
+"""The command line that measures some cases, or repeats one cell of a run."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from attnbench.run.select import is_user_code
 
 FLAGS = tuple(name for name in case_names.EXTRAS if AXES[name].switch)  # axes whose options take no value
 _VALUED = [name for name in ("window", "mask", *case_names.EXTRAS) if AXES[name].has_option and name not in FLAGS]
-USUAL = {name: [AXES[name].text(AXES[name].usual)] for name in _VALUED}  # that need no option
+USUAL = {name: [AXES[name].text(AXES[name].usual)] for name in _VALUED}  # values that need no option
 
 
 def run_command(cases: Collection[Case]) -> str:
-    """Return the command that measures such cases on any device: `attnbench run`, or `attnbench step` of models' steps.
+    """Return the command that measures cases on any device: `attnbench run`, or `attnbench step` for steps of models.
 
-    Of several cases it measures the product of their axes; of one case that case alone.
+    For several cases it measures the product of their axes.
     """
     attention = [case for case in cases if not case.step]
     words = ["attnbench", "run", *_axes(attention)] if attention else ["attnbench", "step", *_steps(cases)]
@@ -51,7 +51,7 @@ def cell_command(run: Run, backend: str, case: Case) -> str:
 
 
 def _how(policy: Policy) -> Iterator[str]:
-    """Yield the options of a policy that change what a figure means."""
+    """Yield the options of a policy that change the meaning of a figure."""
     if policy.timer != Policy.timer:
         yield from ("--timer", policy.timer)
     if policy.l2 != Policy.l2:
@@ -63,7 +63,7 @@ def _how(policy: Policy) -> Iterator[str]:
 
 
 def _axes(cases: Collection[Case]) -> Iterator[str]:
-    """Yield the options of `attnbench run` for the axes of cases, those at a usual value left out."""
+    """Yield the options of `attnbench run` for the axes of cases, without usual values."""
     written = {}
     for name, axis in AXES.items():
         values = sorted({axis.of(case) for case in cases}, key=str if name == "window" else None)
@@ -95,7 +95,7 @@ def _axes(cases: Collection[Case]) -> Iterator[str]:
 
 
 def _lengths(lengths: Lengths) -> str:
-    """Return the lengths of a batch as --lengths takes them."""
+    """Return the lengths of a batch as text for --lengths."""
     text = describe(lengths) if lengths else "none"
     return text if is_pattern(text) or not lengths else spell(lengths)
 

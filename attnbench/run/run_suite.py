@@ -30,16 +30,16 @@ from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve, 
 from attnbench.run.workers import has_nvidia_gpu
 
 MAX_ROUNDS = 1000
-NO_LIMIT = "the time limit of the run does not apply to what is left; --time-limit TIME sets one"
-MAY_COMPILE = "may compile for minutes in a first call, which the forecast leaves out; with --time-limit they come last"
-OTHER_UNIT = "measured on another unit of this GPU model than the run began on: units differ by some percent"
+NO_LIMIT = "the time limit of the run does not apply to the remaining jobs; --time-limit TIME sets one"
+MAY_COMPILE = "may compile for minutes in a first call, which is not in the forecast; with --time-limit they come last"
+OTHER_UNIT = "measured on another card of this GPU model than the run began on; cards differ by some percent"
 
 
 @dataclass(frozen=True)
 class Request:
     """The options of `attnbench run`."""
 
-    suite: str | Suite = "default"  # name of a shipped suite, a YAML file, or what it would hold
+    suite: str | Suite = "default"  # name of a shipped suite, path of a YAML file, or a suite
     settings: Settings = field(default_factory=Settings)
     device: str = "auto"
     rounds: int = 1
@@ -51,15 +51,15 @@ class Request:
     pythons: tuple[str, ...] = ()
     peak: tuple[str, ...] = ()
     allow_wrong: bool = False  # wrong results do not change the exit code
-    allow_busy: bool = False  # measure also on a GPU that other processes use
+    allow_busy: bool = False  # also measure on a GPU that other processes use
     argv: tuple[str, ...] = ()
-    here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> what makes its worker in this process
-    live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> state that its function is to have
+    here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> maker of its worker here
+    live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> required state of its function
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run, its file (None for a dry run, or where there was nothing to measure) and the exit code."""
+    """A finished run, its file (None for a dry run, or without anything to measure) and the exit code."""
 
     run: Run
     path: Path | None
@@ -67,22 +67,22 @@ class Outcome:
 
     @property
     def gravest(self) -> int:
-        """The exit code of an interrupt or a wrong result, which goes before a document's own; else 0."""
+        """The exit code of an interrupt or a wrong result, which overrides a document's own; else 0."""
         return self.exit_code if self.exit_code in (*EXIT_BY_SIGNAL, EXIT_WRONG_RESULT) else EXIT_DONE
 
 
 class RunObserver(Protocol):
-    """Receives the events of a run while it goes on; render/progress shows them to a person."""
+    """Receives the events of a run; render/progress shows them to a person."""
 
     def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
-        """Take a text that says what goes on now. It is valid until the next event."""
+        """Take a text about the present activity, valid until the next event."""
 
     def planned(
         self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str], limit: float | None = None
     ) -> None:
         """Take the run without records, the jobs to measure, the run file (None for a dry run), notes, and a limit.
 
-        The limit is in seconds from now.
+        The limit is in seconds from now, None without one.
         """
 
     def started(self, job: Job) -> None:
@@ -93,17 +93,15 @@ class RunObserver(Protocol):
 
 
 def run_suite(request: Request, observer: RunObserver) -> Outcome:
-    """Measure a suite, or finish the run file that the request resumes, and return how it ended.
+    """Measure a suite, or finish the run file that the request resumes, and return the outcome.
 
-    Raises UserError for what a person can correct. Records that were written before stay in the run file.
+    Raises UserError for mistakes in the request. Records that are already written stay in the run file.
     """
     device, *others = parse_devices(request.device)
     if request.again and not request.resume:
         raise UserError("--again measures rounds of a run file anew; name it with --resume FILE")
     if request.again and request.settings.time_limit:
-        raise UserError(
-            "--again measures whole rounds, since a skip would take the place of a figure; leave out --time-limit"
-        )
+        raise UserError("--again measures whole rounds, since a skip would replace a figure; leave out --time-limit")
     if request.resume:
         return _resume(request, request.resume, device, observer)
     checked = _checked(request, device, others)
@@ -117,7 +115,7 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
             observer.planned(planned, planned.plan, None, chosen.notes)
         if request.dry_run:
             return Outcome(planned, None)
-        if nothing:  # an empty file in results/ would help nobody
+        if nothing:  # no empty file in results/
             skipped = tuple(map(planning.skipped_record, planned.plan))
             return Outcome(replace(planned, records=skipped), None, EXIT_NOTHING_MEASURED)
         recording = create(planned, request.out)
@@ -133,16 +131,16 @@ def _outcome(recording: Recording, request: Request) -> Outcome:
 
 @dataclass(frozen=True)
 class _Checked:
-    """A request without mistakes, before the device is known.
+    """A checked request, before the device is known.
 
-    It has a resolved suite for each kind of device that may be found, and the backends of each.
+    It has a resolved suite for each possible kind of device, and the backends of each.
     """
 
     suite: Suite
     resolved: Sequence[Resolved]
-    backends: Mapping[tuple[str, ...], Chosen]  # by their names in the suite
-    others: Sequence[str]  # the devices of the ranks after the first, where a person named them
-    together: bool  # whether all workers load their libraries, and then open the device, at the same time
+    backends: Mapping[tuple[str, ...], Chosen]  # by the suite's names of them
+    others: Sequence[str]  # the named devices of the ranks after the first
+    together: bool  # whether all workers load libraries, and open the device, at the same time
     peak: Mapping[str, float]
 
     @property
@@ -157,7 +155,7 @@ class _Checked:
 
 
 def _checked(request: Request, device: str, others: Sequence[str]) -> _Checked:
-    """Check what can be checked before anything slow starts. Raises UserError."""
+    """Check a request as far as possible before anything slow starts. Raises UserError."""
     suite = request.suite if isinstance(request.suite, Suite) else load_suite(request.suite)
     found = resolve_suite_for(suite, device, request.settings)
     backends = {
@@ -190,7 +188,7 @@ def _planned(request: Request, checked: _Checked, session: Session, observer: Ru
     """Return the planned run without records, and its resolved suite, with the backends of the session loaded.
 
     On a machine with a GPU all workers load their libraries, and then open the device, at the same time. If a CPU may
-    be measured, nothing else runs while its speed is probed.
+    be measured, nothing else runs while its rates are probed.
     """
     chosen, answers = _surveyed(request, checked, session, observer)
     opened: set[str] = set()
@@ -202,7 +200,7 @@ def _planned(request: Request, checked: _Checked, session: Session, observer: Ru
         session.measure_rates(checked.dtypes)
     jobs, notes = _jobs(request, chosen, session, answers)
     for name in opened - {job.backend for job in jobs if not job.skip}:
-        session.pool.close_worker(name)  # it need not hold the device
+        session.pool.close_worker(name)  # a worker without jobs must not hold the device
     planned = session.new_run(chosen.name, chosen.policy, jobs, argv=request.argv, peak=checked.peak)
     return planned, replace(chosen, notes=(*chosen.notes, *notes))
 
@@ -210,7 +208,7 @@ def _planned(request: Request, checked: _Checked, session: Session, observer: Ru
 def _surveyed(
     request: Request, checked: _Checked, session: Session, observer: RunObserver
 ) -> tuple[Resolved, Mapping[str, Sequence[CaseSupport]]]:
-    """Return the suite for the device that was found, and what each of its backends says of each case."""
+    """Return the suite for the present device, and the answers of each of its backends for each case."""
     observer.say("looking at the device")
     if checked.together:
         session.choose(*checked.backends.values())
@@ -244,7 +242,7 @@ def _surveyed(
 
 
 def _open_device(session: Session, cases: Sequence[Case], answers: Mapping[str, Sequence[CaseSupport]]) -> set[str]:
-    """Let the backends that take a case open the device, all at the same time; return their names."""
+    """Let the backends that support a case open the device, all at the same time; return their names."""
     supported = [
         (name, ranks_ahead(case, session.device))
         for name, said in answers.items()
@@ -258,9 +256,9 @@ def _open_device(session: Session, cases: Sequence[Case], answers: Mapping[str, 
 def _jobs(
     request: Request, chosen: Resolved, session: Session, answers: Mapping[str, Sequence[CaseSupport]]
 ) -> tuple[tuple[Job, ...], list[str]]:
-    """Return the plan, and notes on what the time limit leaves out, and on what may compile for minutes."""
+    """Return the plan, and notes on jobs beyond the time limit and on backends that may compile for minutes."""
     device, notes = session.device, list[str]()
-    # compiling for minutes would leave no time for the other backends
+    # long compilation would leave no time for the other backends
     last = session.pool.compilers if request.settings.time_limit else ()
     jobs = planning.make_plan(
         chosen.cases,
@@ -284,7 +282,7 @@ def _jobs(
 
 
 def _resume(request: Request, path: Path, device: str, observer: RunObserver) -> Outcome:
-    """Measure the jobs that a run file lacks, with the settings that it was started with."""
+    """Measure the jobs that a run file lacks, with its original settings."""
     old, problems = run_file.read(path)
     _check_resumable(request, path, old)
     named = named_again(request.settings.backends, path, old)
@@ -300,7 +298,7 @@ def _resume(request: Request, path: Path, device: str, observer: RunObserver) ->
     specs = {**old.specs, **named}
     with Session(str(was), Chosen(specs, old.interpreters), allow_busy=allow_busy) as session:
         observer.say(f"looking at the device, and importing {', '.join(old.specs)}")
-        now = session.describe_again(old, path, "start a new run, or go back to the old environment")
+        now = session.describe_again(old, path, "start a new run, or restore the old environment")
         there = f"resuming: {len(old.plan) - len(todo)} of {len(old.plan)} jobs are there"
         elsewhere = (OTHER_UNIT,) if was.uuid not in (None, now.uuid) else ()
         users = (other_work(now),) if was.kind != "cpu" and is_too_busy(now) else ()
@@ -318,25 +316,25 @@ def _resume(request: Request, path: Path, device: str, observer: RunObserver) ->
 
 
 def _check_resumable(request: Request, path: Path, old: Run) -> None:
-    """Raise UserError where a run file cannot be gone on with, or not with these options."""
+    """Raise UserError where a run file cannot be resumed, or not with these options."""
     if given := _not_with_resume(request):
         raise UserError(f"--resume uses the settings of {path}; leave out {', '.join(given)}")
     if old.turns:
-        raise UserError(f"{path} is one half of an A/B in turns, which goes on with both only; start it anew")
+        raise UserError(f"{path} is one half of an A/B in turns, and one half cannot be resumed; start the A/B anew")
     if old.search:
-        raise UserError(f"{path} is a search; attnbench capacity --resume {shlex.quote(str(path))} goes on with it")
+        raise UserError(f"{path} is a search; attnbench capacity --resume {shlex.quote(str(path))} continues it")
     if old.reduced:
-        raise UserError(f"{path} is a baseline, which has no plan; resume the run that it was saved from")
+        raise UserError(f"{path} is a baseline, which has no plan; resume the run from which it was saved")
     if unknown_code := {job.backend for job in old.plan} - old.specs.keys():
         raise UserError(f"{path} names no code for {min(unknown_code)}, which it plans; start a new run")
     _check_rounds(request.rounds)
     _check_jobs(run_file.jobs_with(old, request.rounds))
     if 1 < request.rounds < (had := old.planned_rounds):
-        raise UserError(f"--rounds: {path} has {had} rounds; with --resume give how many it is to have in all")
+        raise UserError(f"--rounds: {path} has {had} rounds; with --resume give the number of rounds in all")
 
 
 def _todo(old: Run, path: Path, again: Sequence[int]) -> list[Job]:
-    """Return the jobs that a run lacks, and those of the rounds that are measured again. Raises UserError."""
+    """Return the jobs that a run lacks, and all jobs of the rounds to measure again. Raises UserError."""
     todo = [replace(j, skip=None, resumable=False) if j.resumable else j for j in run_file.missing(old)]
     rounds = {job.round for job in old.plan}
     if unknown := {*again} - rounds:
@@ -358,7 +356,7 @@ def _measure(
 ) -> None:
     """Measure jobs until the end or an interrupt.
 
-    `notes` are added to each measured record, `users` of the GPU where the worker has named none.
+    `notes` are added to each measured record; so are `users`, other processes on the GPU, where the worker named none.
     """
     session.have_judged()
     time_limit = TimeLimit(limit) if limit else None
@@ -373,13 +371,13 @@ def _measure(
 
 
 def _not_with_resume(request: Request) -> list[str]:
-    """Return the options that were given although a resumed run takes them from its file."""
+    """Return the given options that a resumed run takes from its file."""
     fresh, settings = Request(), request.settings
     given = {
         "--suite": request.suite != fresh.suite,
         "the options that choose cases": settings.axes != Axes()
         or any(given is not None for given in (settings.tokens, settings.models, settings.tp, settings.phase)),
-        "--seed, --timer, --l2 and the other options of how to measure": bool(settings.policy),
+        "--seed, --timer, --l2 and the other options of the method of measuring": bool(settings.policy),
         "--python": bool(request.pythons),
         "--peak": bool(request.peak),
         "--out": request.out is not None,
@@ -388,7 +386,7 @@ def _not_with_resume(request: Request) -> list[str]:
 
 
 def parse_peak(words: Sequence[str]) -> Mapping[str, float]:
-    """Return the peaks of --peak, as in bf16=989 or 989 in TFLOP/s, as FLOP/s by dtype ("" for any dtype)."""
+    """Return the peaks of --peak (bf16=989, or 989, in TFLOP/s) in FLOP/s by dtype ("" for any). Raises UserError."""
     found: dict[str, float] = {}
     for word in (w for text in words for w in text.split(",")):
         dtype, _, number = word.rpartition("=")
@@ -399,6 +397,6 @@ def parse_peak(words: Sequence[str]) -> Mapping[str, float]:
         if not 0 < value < math.inf or dtype not in ("", *DTYPES):
             raise UserError(f"--peak: {word!r} is not TFLOP/s by dtype, as in bf16=989")
         if dtype in found:
-            raise UserError(f"--peak: {dtype or 'that of any dtype'} is given twice; give one")
+            raise UserError(f"--peak: {dtype or 'the peak of any dtype'} is given twice; give one")
         found[dtype] = value * 1e12
     return found

@@ -1,4 +1,4 @@
-"""What --backend, --python and --device select.
+"""The backends, interpreters and devices that --backend, --python and --device select.
 
 --backend takes names, patterns (sdpa-*), names to leave out (!sdpa-math) and a person's own code, as pkg.mod:object or
 ./file.py:function, or several values of its parameters, as ./file.py:function[block_m=64,128].
@@ -24,7 +24,7 @@ from attnbench.core.record import Run
 from attnbench.core.text import fits, some
 from attnbench.run import venvs
 
-_LIBRARIES = {  # names of libraries that people try -> backends
+_LIBRARIES = {  # names of libraries, which people try -> backends
     **dict.fromkeys(("flash", "flash-attn", "flash-attention", "flashattention", "flash-attn-2"), "fa2"),
     **dict.fromkeys(("torch", "pytorch", "scaled-dot-product-attention"), "sdpa-*"),
     "te": "transformer-engine",
@@ -35,9 +35,10 @@ def select_backends(patterns: Sequence[str], ranks: int = 1) -> dict[str, str]:
     """Return the selected backends in the order of the patterns: name -> "module:object".
 
     Patterns, and the word "all", match all backends except simulated and approximate ones, which must be named. If all
-    patterns leave something out, they leave it out of these. Before a backend of one device, own code too, "ulysses-"
-    makes it one of several. `ranks`: the fewest devices that any case is split over. Raises UserError for a pattern
-    that matches nothing, for own code that is named twice, and where none can split a sequence over so many devices.
+    patterns exclude backends, they exclude them from all of these. The prefix "ulysses-" makes a backend of one device,
+    own code included, a backend of several. `ranks` is the fewest devices over which any case is split. Raises
+    UserError for a pattern that matches nothing, for own code that is named twice, and where no backend can split a
+    sequence over `ranks` devices.
     """
     available = backends.available()
     usual = [name for name in available if name not in backends.NOT_BY_DEFAULT]
@@ -46,7 +47,7 @@ def select_backends(patterns: Sequence[str], ranks: int = 1) -> dict[str, str]:
     named = [p for pattern in patterns for p in split_names(pattern) if p]
     wanted = ["*" if p == "all" else p for p in named]
     chosen: dict[str, str] = {}
-    own: dict[str, _Own] = {}  # those of `chosen` that are a person's, which get their names at the end
+    own: dict[str, _Own] = {}  # the chosen own code, which gets its names at the end
     if patterns and not wanted:
         raise UserError("--backend: no name is given; leave it out for every backend that works here")
     if all(p.startswith("!") for p in wanted):
@@ -61,7 +62,7 @@ def select_backends(patterns: Sequence[str], ranks: int = 1) -> dict[str, str]:
                 chosen[one.key] = one.spec
             continue
         if re.search(r"\[[^\]]*=", pattern):
-            raise UserError(f"{pattern}: parameters are set of own code, as in './file.py:function[block_m=64]'")
+            raise UserError(f"{pattern}: only own code has parameters, as in './file.py:function[block_m=64]'")
         bare = pattern.removeprefix("!")
         fitting = fnmatch.filter(known, bare) if bare in known else fnmatch.filter(usual, bare)
         fitting = fitting or fnmatch.filter(backends.SEVERAL, bare) or fnmatch.filter(split, bare)  # ring-*, ulysses-*
@@ -70,7 +71,7 @@ def select_backends(patterns: Sequence[str], ranks: int = 1) -> dict[str, str]:
             if own and bare.isidentifier():
                 file = list(own.values())[-1].pattern.rpartition(":")[0]
                 close = "" if meant.startswith("; known: ") else meant
-                meant = f"{close}; a function of the same file is written {file}:{bare}"
+                meant = f"{close}; for a function of the same file write {file}:{bare}"
             raise UserError(f"no backend {bare!r}{meant}")
         for name in fitting:
             if pattern.startswith("!"):
@@ -78,7 +79,7 @@ def select_backends(patterns: Sequence[str], ranks: int = 1) -> dict[str, str]:
             else:
                 chosen[name] = known[name]
     if not chosen:
-        raise UserError(f"no backend is left of {','.join(wanted)!r}")
+        raise UserError(f"{','.join(wanted)!r} leaves no backend; exclude fewer")
     if ranks > 1 and all(_is_of_one_device(name, spec) for name, spec in chosen.items()):
         what = "each of these backends computes" if len(chosen) > 1 else f"{next(iter(chosen))} computes"
         raise UserError(f"ranks: {what} on one device, not on {ranks}; give -b 'ring-*,ulysses-*', or 1 rank")
@@ -91,7 +92,7 @@ class Chosen:
     """The backends that a command measures."""
 
     specs: Mapping[str, str]  # backend -> "module:object"
-    interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> its Python, where it is not this one
+    interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> its Python, if not this one
 
 
 def choose(
@@ -103,12 +104,12 @@ def choose(
 
 
 def _is_of_one_device(name: str, spec: str) -> bool:
-    """Return whether a backend that ships with attnbench cannot split a sequence; own code must be loaded to tell."""
+    """Return whether a shipped backend cannot split a sequence; false for own code, which must be loaded to know."""
     return name != "fake" and not splits_sequences(name) and not is_user_code(spec)
 
 
 def splits_sequences(name: str) -> bool:
-    """Return whether a backend is one of several devices, by its name; on one it is the kernel that it goes around."""
+    """Return whether a backend is for several devices, by its name; on one device it is the kernel that it wraps."""
     return name in backends.SEVERAL or name.startswith(backends.ULYSSES)
 
 
@@ -121,19 +122,19 @@ def _meant(word: str, usual: Sequence[str], known: Mapping[str, str]) -> str:
 
 
 def available_backends() -> dict[str, str]:
-    """Return every backend that can be named, shipped or from an installed package: name -> "module:object"."""
+    """Return all known backends, shipped or from an installed package: name -> "module:object"."""
     return backends.available()
 
 
 def is_user_code(spec: str) -> bool:
-    """Whether a "module:object" is neither a backend that ships with attnbench nor one of an installed package."""
+    """Return whether a "module:object" is neither a shipped backend nor one of an installed package."""
     return not spec.startswith(f"{backends.__name__}.") and spec not in backends.available().values()
 
 
 def check_trusted(path: Path, run: Run, named: Iterable[str] = ()) -> None:
-    """Raise UserError where a run file names code, or interpreters, that would not be chosen here without it.
+    """Raise UserError where a run file names code or interpreters that nothing else here selects.
 
-    The code of the backends `named` was given here.
+    The code of the backends `named` was given on the command line.
     """
     usual = venvs.venv_interpreters(run.specs)
     known = {*backends.available().values()}
@@ -147,17 +148,17 @@ def refuse_code(path: Path, found: Sequence[str]) -> None:
     """Raise UserError where a run file names code or interpreters that nobody here has chosen."""
     if found:
         raise UserError(
-            f"{path} says to run {some(dict.fromkeys(found))}; if you wrote that file, or know who did, add --trust"
+            f"{path} names {some(dict.fromkeys(found))} to run; if you trust whoever wrote the file, add --trust"
         )
 
 
 def select_interpreters(
     pairs: Sequence[str], names: Sequence[str], suite: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return backend -> interpreter for those of the backends `names` that do not run in this interpreter.
+    """Return backend -> interpreter for the backends among `names` that do not run in this interpreter.
 
-    In order of priority: `pairs` of --python NAME=PATH, the suite's `interpreters`, those of `attnbench env create`.
-    NAME is one of the backends or a pattern over them; a suite may also name other backends. Raises UserError.
+    In order of priority: `pairs` of --python NAME=PATH, the suite's `interpreters`, the environments of `attnbench env
+    create`. NAME is a backend or a pattern; a suite may also name other backends. Raises UserError.
     """
     found = venvs.venv_interpreters(names)
     for name, path in (suite or {}).items():
@@ -184,7 +185,7 @@ def _executable(path: str, option: str) -> str:
 
 
 def is_executable(python: str) -> bool:
-    """Return whether an interpreter that a run file names is here."""
+    """Return whether an interpreter is an executable file here."""
     return "\0" not in python and os.access(python, os.X_OK)
 
 
@@ -196,7 +197,7 @@ def parse_device(text: str) -> str:
 
 
 def parse_devices(text: str) -> tuple[str, ...]:
-    """Return the devices of --device where several ranks may use several: "cuda:0-3" and "cuda:0,2" are of each.
+    """Return the devices of --device for several ranks, which "cuda:0-3" or "cuda:0,2" names.
 
     Raises UserError.
     """
@@ -206,7 +207,7 @@ def parse_devices(text: str) -> tuple[str, ...]:
     for part in found[1].split(","):
         first, _, last = part.partition("-")
         if not (last or first).isdigit() or int(last or first) < int(first):
-            raise UserError(f"--device: {part!r} is no range of devices, as in cuda:0-3")
+            raise UserError(f"--device: {part!r} is not a range of devices, as in cuda:0-3")
         indexes += range(int(first), int(last or first) + 1)
     if len({*indexes}) < len(indexes):
         raise UserError(f"--device: {text} names a device twice")
@@ -214,17 +215,17 @@ def parse_devices(text: str) -> tuple[str, ...]:
 
 
 def possible_kinds(device: str) -> tuple[str, ...]:
-    """Return the kinds of device that a checked text of --device may turn out to be, the likeliest first."""
+    """Return the possible kinds of device of a checked text of --device, the likeliest first."""
     kinds: Mapping[str, tuple[str, ...]] = {"auto": ("cuda", "cpu"), "cpu": ("cpu",), "fake": ("fake",)}
     return kinds.get(device, ("cuda",))
 
 
 @dataclass(frozen=True)
 class _Own:
-    """One function of a person, as it was given."""
+    """One function of a person, as given."""
 
     pattern: str
-    split: str  # "ulysses-", where it is to be one of several devices
+    split: str  # "ulysses-" for a backend of several devices, else ""
     spec: str  # "/path/file.py:function[parameters]" or "pkg.mod:object"
 
     @property
@@ -233,7 +234,7 @@ class _Own:
 
     @property
     def short(self) -> str:
-        """The name where no other function has it: what follows the colon."""
+        """The name without its file, for a function whose name is unique: the part after the colon."""
         return self.split + self.spec.rpartition(":")[2]
 
 
@@ -243,10 +244,10 @@ def _parsed(pattern: str) -> _Own:
 
 
 def _names(own: Mapping[str, _Own], known: Mapping[str, str]) -> dict[str, str]:
-    """Return key -> name of own code: the function, with its parameters, after "ulysses-" where it has that.
+    """Return key -> name of own code: the function with its parameters, and with its prefix "ulysses-" if given.
 
-    Where a backend of attnbench has that name, it is the text that was given. Functions of one name in several files
-    have the file before it, and as much of its path as sets it apart, as in good.py:tiled and slow.py:tiled.
+    Where a backend of attnbench has this name, the given text is used. Functions of one name in several files are
+    preceded by the file and as much of its path as is necessary, as in good.py:tiled and slow.py:tiled.
     """
     places: dict[str, set[str]] = {}  # function -> its files
     for one in own.values():
@@ -276,8 +277,8 @@ def _own_spec(pattern: str) -> str:
         raise UserError(f"{pattern}: which function of it? Write {pattern}:my_attention")
     where, _, name = pattern.rpartition(":")
     where = os.path.expanduser(where)
-    if where.endswith(":"):  # pytest's spelling
-        raise UserError(f"{pattern}: one colon stands before the function; write {where.rstrip(':')}:{name}")
+    if where.endswith(":"):  # as in pytest
+        raise UserError(f"{pattern}: one colon separates file and function; write {where.rstrip(':')}:{name}")
     if not parameters_of(name)[0].isidentifier():
         raise UserError(f"{pattern!r} is not pkg.mod:object or file.py:function")
     if where.lower().endswith(".py"):
@@ -285,12 +286,12 @@ def _own_spec(pattern: str) -> str:
             raise UserError(f"{where}: Python imports files whose names end with .py; rename it")
         path = str(Path(where).resolve())
         if path != path.encode(errors="replace").decode():
-            raise UserError(f"{where}: this path is not UTF-8, and a run file holds no other text; rename it")
+            raise UserError(f"{where}: this path is not UTF-8, as the text of run files must be; rename it")
         if not os.path.isfile(where):
             raise UserError(f"no such file: {where} (in {pattern})")
         return f"{path}:{name}"
     is_module = all(part.isidentifier() for part in where.split("."))
-    if os.path.isfile(where) and not (is_module and "." not in where):  # "torch" may be a file too
+    if os.path.isfile(where) and not (is_module and "." not in where):  # "torch" may also be a file
         raise UserError(f"{where}: Python imports files whose names end with .py; put {name} in such a file")
     if not is_module:
         meant = f"; did you mean {where}.py:{name}?" if os.path.isfile(f"{where}.py") else ""

@@ -1,6 +1,6 @@
-"""A session: a device and the workers of some backends on it, from the first look at both to records in a run file.
+"""A session: a device and the workers of some backends on it, from their first description to records in a run file.
 
-Every command that measures has one, and only a session makes pools of workers and runs.
+Every command that measures has one, and only sessions make pools of workers and runs.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from attnbench.run.workers import WorkerPool
 class Session:
     """A device and the pool of workers on it, for a `with` block, after which no process is left.
 
-    A command calls the methods in its own order, then gives jobs to the pool, and a Recording keeps their records.
+    A command calls the methods in its own order and then gives jobs to the pool; a Recording keeps their records.
     """
 
-    environment: Environment  # from `describe` on
+    environment: Environment  # set by `describe`
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class Session:
     ) -> None:
         """Take a device, "auto", "cpu", "cuda:N" or "fake", and the backends, which may be chosen later.
 
-        `variables` are in the environment of all workers, `here` makes those of this process, by their specs, and
-        `live` is the state that functions are to have, by their specs; the other arguments are those of DeviceProbe. A
-        device that is None is not looked at.
+        `variables` are in the environment of all workers. By spec, `here` has the functions that make workers in this
+        process, and `live` the required states of functions. The other arguments are as for DeviceProbe. With None as
+        the device, none is described.
         """
         self.pool = WorkerPool({}, variables=variables or {}, here=here or {}, live=live or {})
         self.probes: Mapping[str, Probe] = {}
@@ -83,24 +83,24 @@ class Session:
             self.pool.close()
 
     def choose(self, chosen: Chosen) -> None:
-        """Take other backends; the workers of those before are ended."""
+        """Take other backends, and end the workers of the earlier ones."""
         self.pool.close()
         self.pool = replace(WorkerPool(chosen.specs, chosen.interpreters), **self.pool.kept)
 
     @property
     def device(self) -> Device:
-        """The device that is measured, the first of several."""
+        """The measured device, the first one of several."""
         return self.environment.device
 
     @property
     def gpus(self) -> int | None:
-        """How many devices are there for the ranks of a case, None where ranks share one."""
+        """The number of devices for the ranks of a case; None where ranks share one."""
         return 1 + len(self.environment.peers) if self.device.kind == "cuda" else None
 
     def describe(self, ranks: int = 1, others: Sequence[str] = ()) -> Environment:
         """Return the environment without the rates of its device, and keep it. Raises UserError.
 
-        `ranks`: the most of any case; `others`: the devices named for those after the first.
+        `ranks` is the largest number in any case; `others` are the named devices of the ranks after the first.
         """
         assert self._device_probe is not None
         found = self._device_probe.describe()
@@ -109,19 +109,19 @@ class Session:
         return self.environment
 
     def measure_rates(self, dtypes: Iterable[str]) -> None:
-        """Measure how fast the device is in some dtypes, while nothing else runs on it. Raises UserError."""
+        """Measure the device's rates in some dtypes, while nothing else runs on it. Raises UserError."""
         assert self._device_probe is not None
         self.environment = self._device_probe.measure_rates(self.environment, sorted({*dtypes}))
 
     def open_judge(self) -> None:
-        """Let the judge open the device while workers load. Rates are measured afterwards."""
+        """Let the judge open the device while workers load; rates are measured afterwards."""
         assert self._device_probe is not None
         self._device_probe.open_judge(self.device)
 
     def have_judged(self) -> None:
-        """Let the worker that has looked at the device, as far as that is wanted, be the judge of others' results.
+        """Make the worker that described the device, if wanted, the judge of other workers' results.
 
-        Call it before the first worker is started that measures.
+        Call this before the first measuring worker is started.
         """
         if self.device.kind != "fake":
             worker = self._device_probe.take_worker() if self._device_probe else None
@@ -130,14 +130,14 @@ class Session:
             self.pool.judge.open()
 
     def close_device_probe(self) -> None:
-        """End the worker that looks at the device, where its rates are not measured."""
+        """End the worker that describes the device, where its rates are not measured."""
         if self._device_probe:
             self._device_probe.close()
 
     def load(self, option: str = "", tell: Callable[[str], None] | None = None) -> Mapping[str, Probe]:
-        """Return what each backend's worker says of its library, and keep it.
+        """Return the probe of each backend by its worker, and keep it.
 
-        Raises UserError where a person's code cannot be used; `option` stands before its name.
+        Raises UserError where a person's code cannot be used; `option` precedes its name in the message.
         """
         self.probes = self.pool.probe(tell)
         self.refuse_broken_code(option)
@@ -150,17 +150,17 @@ class Session:
                 raise UserError(f"{option}{name}: {probe.why_not}")
 
     def first_look(self, cases: Sequence[Case]) -> Mapping[str, Sequence[CaseSupport]]:
-        """Return what `load` and `survey` say, importing no more than is needed to know it."""
+        """Return the results of `load` and `survey` with as few imports as possible."""
         self.probes, answers = first_look(self.pool, cases, self.device)
         return answers
 
     def survey(self, cases: Iterable[Case], *names: str) -> Mapping[str, Sequence[CaseSupport]]:
-        """Return what each backend says of each case; only those with these names, if any are given."""
+        """Return each backend's answers for all cases; if `names` are given, only for these backends."""
         probes = {name: self.probes[name] for name in names or self.probes}
         return self.pool.survey(probes, cases, self.device)
 
     def new_run(self, suite: str, policy: Policy, plan: Sequence[Job], **fields: Any) -> Run:
-        """Return a run without records, that begins now, of the session's backends; `fields` are more of a Run's."""
+        """Return a run of the session's backends that begins now, without records; `fields` are further ones of Run."""
         return Run(
             environment=self.environment,
             suite=suite,
@@ -176,7 +176,7 @@ class Session:
         )
 
     def describe_again(self, old: Run, path: Path, instead: str) -> Device:
-        """Return the device of a run that is gone on with, as it is now.
+        """Return the present device of a resumed run.
 
         Raises UserError where the environment has changed; `instead` says what to do.
         """
@@ -188,28 +188,27 @@ class Session:
         return now.device
 
     def load_again(self, old: Run, path: Path, tell: Callable[[str], None] | None = None) -> None:
-        """Load the backends of a run that is gone on with. Raises UserError where one has another version now."""
+        """Load the backends of a resumed run. Raises UserError where one has another version now."""
         self.probes = self.pool.probe(tell)
         for name, probe in self.probes.items():
             if (was := old.versions.get(name)) != probe.version:
                 now = probe.version or probe.reason
-                todo = "bring that version back, or start a new run"
+                todo = "restore that version, or start a new run"
                 if is_user_code(self.pool.specs[name]):
-                    todo += "; where its file lies elsewhere now, name it again: --backend FILE.py:FUNCTION"
+                    todo += "; if its file has moved, name it again: --backend FILE.py:FUNCTION"
                 raise UserError(f"cannot resume {path}: {name} was {was} and is {now}; {todo}")
 
 
 @dataclass
 class Recording:
-    """The records of a run while it is measured, in its file if it has one, which the `with` block closes.
+    """The records of a run during its measurement, and its file, if any, which the `with` block closes.
 
-    An interrupt ends the block, and what was measured stands. Without a file and records there is nothing to keep, and
-    the interrupt goes on.
+    An interrupt ends the block, and records are kept. Without a file and records the interrupt is raised further.
     """
 
     run: Run
     file: run_file.RunFile | None = None
-    path: Path | None = None  # of the file
+    path: Path | None = None  # the run file
     interrupt: int = EXIT_DONE  # the exit code of an interrupt
     records: list[Record] = field(default_factory=list)
 
@@ -233,7 +232,7 @@ class Recording:
             self.file.close()
 
     def add(self, record: Record) -> Record:
-        """Keep a record, with the version of its library, and return it so."""
+        """Keep a record with the version of its library, and return it."""
         record = replace(record, version=self.run.versions.get(record.backend))
         if self.file:
             self.file.append(record)
@@ -241,33 +240,33 @@ class Recording:
         return record
 
     def add_rounds(self, rounds: int) -> None:
-        """Note in the file that the run has so many rounds."""
+        """Write the number of the run's rounds to the file."""
         assert self.file
         self.file.add_rounds(rounds)
 
     @property
     def measured(self) -> Run:
-        """The run with the records that there are now."""
+        """The run with its present records."""
         return run_file.with_records(self.run, self.records)
 
 
 def create(planned: Run, out: Path | None) -> Recording:
-    """Return the recording of a run in a new file. Raises UserError where that cannot be written."""
+    """Return the recording of a run in a new file. Raises UserError where the file cannot be written."""
     return Recording(planned, run_file.RunFile.create(out or new_run_paths(planned)[0], planned))
 
 
 def reopen(path: Path, old: Run, *, trust: bool, named: Iterable[str] = (), lock: bool = True) -> Recording:
-    """Return the recording of a run that is gone on with; its file, unless `lock` is false, is locked from here on.
+    """Return the recording of a resumed run, whose file is locked from here on, unless `lock` is false.
 
-    The code of the backends `named` was given here, and is not that of the file. Raises UserError where it names code
-    or interpreters that nobody here has chosen, without `trust`; where interpreters are gone; and where own masks are
-    gone, or changed.
+    The code of the backends `named` was given on the command line, and not by the file. Raises UserError where, without
+    `trust`, the file names code or interpreters that nobody here has chosen; where interpreters are gone; and where own
+    masks are gone or changed.
     """
     if not trust:
         check_trusted(path, old, named)
     file = run_file.RunFile.reopen(path) if lock else None
     try:
-        if file:  # another process may have added to it until now
+        if file:  # another process may have added records until now
             old, _ = run_file.read(path)
             if not trust:
                 check_trusted(path, old, named)
@@ -287,21 +286,21 @@ def reopen(path: Path, old: Run, *, trust: bool, named: Iterable[str] = (), lock
 
 
 def named_again(given: Sequence[str] | None, path: Path, old: Run) -> dict[str, str]:
-    """Return where own code of a resumed run lies now, by backend, as --backend says: {} without it.
+    """Return backend -> the present place of a resumed run's own code, by --backend; {} without it.
 
-    A hash of its source must be that of the run (Session.load_again). Raises UserError for what is no code of the run.
+    The hash of its source must be the run's (Session.load_again). Raises UserError for code that the run does not have.
     """
     named = select_backends(given) if given else {}
     for name, spec in named.items():
         if not is_user_code(spec):
             raise UserError(f"--resume uses the settings of {path}; leave out --backend {name}")
         if name not in (own := [of for of, was in old.specs.items() if is_user_code(was)]):
-            raise UserError(f"--backend: {name} is no own code of {path}, which has {some(own) or 'none'}")
+            raise UserError(f"--backend: {name} is not own code of {path}, which has {some(own) or 'none'}")
     return named
 
 
 def check_output_path(out: Path | None) -> None:
-    """Raise UserError where the run file could not be created, before the device is probed, which is slow."""
+    """Raise UserError where the run file cannot be created; called before the slow probe of the device."""
     if out and os.path.isdir(out):
         raise UserError(f"--out: {out} is a folder; give a file in it, as in {out / 'run.jsonl'}")
     if out and os.path.exists(out):
@@ -321,7 +320,7 @@ def check_output_path(out: Path | None) -> None:
 
 
 def new_run_paths(run: Run, endings: Sequence[str] = ("",)) -> list[Path]:
-    """Return results/DATE-TIME-SUITE-DEVICE.jsonl, with a number where that is there; one path for each ending."""
+    """Return results/DATE-TIME-SUITE-DEVICE.jsonl, numbered where it exists; one path for each ending."""
     suite = re.sub(r"[^\w.]+", "-", run.suite).strip("-.")
     stem = f"{datetime.now():%Y%m%d-%H%M%S}-{suite}-{run.environment.device.slug}"
     for number in itertools.count(1):

@@ -1,4 +1,4 @@
-"""What a backend says without its library: what it chose, the code that calls it, and what libraries it may use."""
+"""Facts of a backend that need no library: its choice, the code that calls it, and libraries that it may use."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ _OF_TORCH = {f"attnbench.backends.{module}" for module in ("pytorch.eager", "pyt
 
 
 def chosen(run: Run, backend: str, kernels: Iterable[str]) -> str:
-    """Return which of its choices a backend made, by the kernels that ran: "cudnn" of `sdpa`; "" where it has none."""
+    """Return a backend's choice by the kernels that ran, as "cudnn" of `sdpa`; "" for one without choices."""
     ours = _shipped(run, backend)
     return ours.chosen(kernels) if ours else ""
 
 
 def code(run: Run, backend: str, case: Case) -> str:
-    """Return the code that calls a backend for a case, as a person pastes it; "" where none is known."""
+    """Return code to paste that calls a backend for a case; "" where none is known."""
     ours = _shipped(run, backend)
     return ours.paste.text(case) if ours and ours.paste else ""
 
 
 def may_use(backend: str, spec: str | None, library: str, *, gpu: bool = True) -> bool:
-    """Return whether another version of a library may move the figures of a backend.
+    """Return whether another version of a library may change the figures of a backend.
 
-    A backend that does not ship with attnbench may use any library. Triton compiles kernels for GPUs, for whichever
-    backend asks torch for that, and so may a library that none names; without a GPU (`gpu`) they move none. `spec` is
-    the backend's "module:object"; None where it is not known, as of a saved baseline.
+    A backend that does not ship with attnbench may use any library. Triton compiles kernels for GPUs, for any backend
+    that uses torch's compiler, and a library that no backend names may do the same; without a GPU (`gpu`) they change
+    no figures. `spec` is the backend's "module:object"; None where unknown, as in a saved baseline.
     """
     if not _ships(backend, spec):
         return True
@@ -43,7 +43,7 @@ def _ships(backend: str, spec: str | None) -> bool:
 
 
 def is_of_torch(backend: str, spec: str | None) -> bool:
-    """Return whether a backend's kernels are torch's own, so that only another torch changes them."""
+    """Return whether a backend's kernels are torch's own, and change only with torch."""
     return _ships(backend, spec) and BACKENDS[backend].partition(":")[0] in _OF_TORCH
 
 
@@ -64,7 +64,7 @@ def _users(library: str) -> frozenset[str]:
 
 
 def _shipped(run: Run, backend: str) -> Any:
-    """Return a backend of a run; None for one that does not ship, such as a person's own code."""
+    """Return a backend of a run; None for a backend that does not ship, such as a person's own code."""
     return _loaded(backend) if _ships(backend, run.specs.get(backend)) else None
 
 

@@ -24,8 +24,9 @@ def models() -> dict[str, Model]:
 def step_blocks(
     names: Sequence[str], phases: Sequence[Phase], seqlen: str, batch: str, dtype: str, layers: int | None
 ) -> list[Block]:
-    """Return the blocks of some models in some phases. Raises UserError for a model that cannot be built, and where
-    its layers are fewer than `layers`.
+    """Return the blocks of some models in some phases.
+
+    Raises UserError for a model that cannot be built, or that has fewer layers than `layers`.
     """
     known = models()
     if unknown := next((name for name in names if name not in known), None):
@@ -33,7 +34,7 @@ def step_blocks(
             raise UserError(f"no step of {unknown} can be built, only of {', '.join(known)}")
         raise UserError(f"no model {unknown!r}{did_you_mean(unknown, known)}")
     if (shortest := min(parse_sizes(seqlen, "--seqlen"))) < 2:
-        raise UserError(f"--seqlen: a step is of two tokens or more, not {shortest}")
+        raise UserError(f"--seqlen: a step has two tokens or more, not {shortest}")
     parse_sizes(batch, "--batch")
     if "fp8" in AXES["dtype"].parse(dtype):
         raise UserError("--dtype: a step is in bf16, fp16 or fp32; leave out fp8")
@@ -69,8 +70,9 @@ def whole_step(model: Model) -> Step:
 
 
 def _kept(whole: Step, of: Heads, layers: int | None, itemsize: int) -> int:
-    """Return how many layers are kept: `layers`, else as many as `step.WEIGHTS` bytes of weights have, and at least one
-    of each kind.
+    """Return the number of kept layers: `layers`, else as many as fit `step.WEIGHTS` bytes of weights.
+
+    At least one layer of each kind is kept. Raises UserError for too many `layers`.
     """
     if layers is not None:
         if not 1 <= layers <= whole.depth:

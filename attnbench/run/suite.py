@@ -1,4 +1,4 @@
-"""Suites: what to measure and how. A YAML file, with the command line's options over it, gives the cases of a run.
+"""Suites: cases, backends and the method of measuring, from a YAML file and the command line's options over it.
 
 name: mine
 description: one line
@@ -56,7 +56,7 @@ from attnbench.run.model_axes import FIXED, check_not_both, model_axes
 from attnbench.run.select import possible_kinds
 from attnbench.run.shipped_suites import shipped_suites
 
-MOST = 2**63  # of a number in a policy
+MOST = 2**63  # above all numbers of a policy
 POLICY_FIELDS = {f.name: f for f in dataclasses.fields(Policy)}
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # fields of a policy
 DURATIONS = {  # fields of a policy that are options with a unit
@@ -74,7 +74,7 @@ Names = Annotated[list[str], BeforeValidator(lambda v: split_names(v) if isinsta
 
 
 class Settings(BaseModel):
-    """The part of a suite that options and `on_cpu` may replace."""
+    """The parts of a suite that options and `on_cpu` may replace."""
 
     model_config = STRICT
 
@@ -90,7 +90,7 @@ class Settings(BaseModel):
 
 
 class Block(Axes):
-    """Some cases of a suite, measured on all backends of the suite, or on those of them that it names."""
+    """Some cases of a suite, measured on all its backends or on named ones."""
 
     backends: Names | None = None
 
@@ -117,9 +117,9 @@ MODELS: Mapping[str, type[BaseModel]] = {
 
 @dataclass(frozen=True)
 class Resolved:
-    """A suite for one kind of device: the cases, the backends and the policy; notes say what differs for the device.
+    """A suite for one kind of device: the cases, the backends and the policy; notes name differences for the device.
 
-    A case in `only` is measured on those of the backends that have one of its names or patterns.
+    A case in `only` is measured on only the backends with one of its names or patterns.
     """
 
     name: str
@@ -132,14 +132,14 @@ class Resolved:
 
 
 def load_suite(name: str) -> Suite:
-    """Read a shipped suite by name, or a YAML file. Raises UserError that says what is wrong and where."""
+    """Read a shipped suite by name, or a YAML file. Raises UserError with the mistake and its place."""
     path = shipped_suites().get(name)
     if path is None:
         path = Path(name)
         if not os.path.isfile(path):  # unlike Path's, false for a name that is too long
             raise UserError(f"no suite {name!r}{did_you_mean(name, shipped_suites())} (or give a YAML file)")
     if ".jsonl" in path.suffixes:
-        raise UserError(f"{name} is a run file and no suite; --resume {shlex.quote(name)} goes on with its run")
+        raise UserError(f"{name} is a run file, not a suite; --resume {shlex.quote(name)} continues its run")
     data = yaml_file.read_yaml(path)
     if not isinstance(data, dict):
         raise UserError(f"{path}: a suite is a mapping with axes, tokens, ...; see `attnbench suites default`")
@@ -148,7 +148,7 @@ def load_suite(name: str) -> Suite:
 
 
 def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
-    """Return the suite of some data. Raises UserError with the place of a mistake, after `where`, and a suggestion."""
+    """Return the suite in some data. Raises UserError with `where`, the place of the mistake, and a suggestion."""
     try:
         suite = Suite.model_validate(data)
     except ValidationError as error:
@@ -168,7 +168,7 @@ def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
             given = (whole for axes in blocks if (whole := overlay(suite.axes, axes)) != Axes())
             sized = (axes.model_copy(update={"seqlen": axes.seqlen or "1k", "nheads_k": None}) for axes in given)
             for _ in expand_all(sized, suite.tokens, suite.hidden):
-                pass  # it raises
+                pass  # raises an error
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
     return suite
@@ -177,7 +177,7 @@ def parse_suite(data: Mapping[str, Any], where: str) -> Suite:
 def parse_options(options: Mapping[str, Any]) -> Settings:
     """Return command-line options as settings; None and {} stand for options that are not given.
 
-    Raises UserError that names the option whose value cannot be read.
+    Raises UserError, which names an option with an unreadable value.
     """
     axes = {k: v for k, v in options.get("axes", {}).items() if v is not None}
     if axes.get("latent"):
@@ -194,7 +194,7 @@ def parse_options(options: Mapping[str, Any]) -> Settings:
         raise UserError(f"--{yaml_file.first_mistake(error, MODELS, {'policy': POLICY_FIELDS})}") from None
     try:
         parsed(settings.axes)
-    except UserError as error:  # which names the axis
+    except UserError as error:  # the error names the axis
         raise UserError(f"--{error}") from None
     if settings.tokens is not None:
         parse_size(str(settings.tokens), "--tokens")
@@ -207,20 +207,20 @@ def parse_options(options: Mapping[str, Any]) -> Settings:
 
 
 def _check_together(given: Settings) -> None:
-    """Raise UserError for options of which one says nothing beside another, or the opposite.
+    """Raise UserError for options that contradict each other, or of which one has no effect beside another.
 
-    What a suite says is no contradiction: options replace it.
+    Options and a suite cannot contradict each other, as options replace its settings.
     """
     axes, values = given.axes, parsed(given.axes)
     if axes.causal is False and any(window and window[1] == 0 for window in values.get("window", ())):
-        raise UserError("--window: one with 0 to the right sees no later key, which is causal; leave out --full")
+        raise UserError("--window: with 0 to the right no later key is seen, which is causal; leave out --full")
     sizes = {"batch": axes.batch, "tokens": given.tokens, "seqlen": axes.seqlen, "seqlen-q": axes.seqlen_q}
     others = [f"--{name}" for name, size in sizes.items() if size is not None]
     lengths = values.get("lengths", ())
     if others and lengths and all(of and of.fixed for of in lengths):
-        raise UserError(f"--lengths: a list has every length of the batch; leave out {' and '.join(others)}")
+        raise UserError(f"--lengths: a list has all lengths of the batch; leave out {' and '.join(others)}")
     if given.phase in ("decode", "mixed") and given.tokens is not None:
-        raise UserError(f"--tokens: --phase {given.phase} is of a number of sequences; give --batch")
+        raise UserError(f"--tokens: --phase {given.phase} has a number of sequences; give --batch")
 
 
 def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
@@ -234,7 +234,7 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     if kind == "cpu":
         usual, merged = merged, _merge([suite, suite.on_cpu, given])
         notes = _shrunk(usual, merged)
-    cases: dict[Case, tuple[str, ...]] = {}  # with the backends that it is limited to; () for none
+    cases: dict[Case, tuple[str, ...]] = {}  # case -> the backends that it is limited to; () for all
     blocks = _blocks(suite, merged, given)
     found = expand_all((block for block, _ in blocks), merged.tokens, merged.hidden)
     for (_, names), of_block in zip(blocks, found, strict=True):
@@ -267,9 +267,9 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
 
 
 def check_has_model(given: Settings) -> None:
-    """Raise UserError where what is of a model is given without one."""
+    """Raise UserError where options for a model are given without a model."""
     if word := next((name for name in ("tp", "phase") if getattr(given, name) is not None), None):
-        raise UserError(f"--{word} is of a model; name one with --model NAME (`attnbench models` lists them)")
+        raise UserError(f"--{word} needs a model; name one with --model NAME (`attnbench models` lists them)")
 
 
 def _blocks(suite: Suite, merged: Settings, given: Settings) -> list[tuple[Axes, tuple[str, ...]]]:
@@ -292,7 +292,7 @@ def _blocks(suite: Suite, merged: Settings, given: Settings) -> list[tuple[Axes,
 
 
 def _merge(layers: Sequence[Settings]) -> Settings:
-    """Return the settings of all layers; a later layer replaces what it gives."""
+    """Return the settings of all layers; a later layer replaces the settings that it gives."""
     merged = Settings()
     nothing: tuple[Any, ...] = (None, {}, Axes())
     for layer in layers:
@@ -309,7 +309,7 @@ def _merge(layers: Sequence[Settings]) -> Settings:
 
 
 def _shrunk(usual: Settings, merged: Settings) -> tuple[str, ...]:
-    """Return a note of what `on_cpu` changes: where the settings with it differ from the usual ones."""
+    """Return a note of the sizes that `on_cpu` changes, for settings that differ from the usual ones."""
     axes = {
         field.alias or name: (getattr(usual.axes, name), getattr(merged.axes, name))
         for name, field in Axes.model_fields.items()
@@ -324,7 +324,7 @@ def _shrunk(usual: Settings, merged: Settings) -> tuple[str, ...]:
 def _policy(settings: Mapping[str, Any], *, as_options: bool = False) -> Policy:
     """Return the policy of some fields. Raises UserError for an unknown field or value.
 
-    The error names a field as a suite has it, or as the option that sets it.
+    The error names a field as in a suite, or by its option.
     """
     for name, value in settings.items():
         where = DURATIONS.get(name, f"--{name.replace('_', '-')}") if as_options else f"policy: {name}"
@@ -359,9 +359,9 @@ def describe_suite(suite: Suite) -> str:
 
 
 def resolve_suite_for(suite: Suite, device: str, settings: Settings) -> list[Resolved]:
-    """Return the suite resolved for each kind of device that `device` ("auto", "cpu", ...) may turn out to be.
+    """Return the suite resolved for each possible kind of device of `device` ("auto", "cpu", ...).
 
-    Raises UserError where it cannot be resolved for any.
+    Raises UserError where it can be resolved for none.
     """
     found, errors = [], []
     for kind in possible_kinds(device):

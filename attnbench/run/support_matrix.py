@@ -1,8 +1,8 @@
-"""The support matrix: what each backend supports on a device that need not be present.
+"""The support matrix: the features that each backend supports on a device, which need not be present.
 
-It asks `unsupported` of every backend, a pure function. A feature is one change to a plain case, forward and backward.
-The plain case is bf16 with headdim 128 and a full mask; for a backend that cannot run it (bf16 on Turing), the next
-dtype or headdim that it can run. Nothing is measured and no library is imported.
+It is made of every backend's `unsupported`, a pure function. A feature is one change to a plain case, forward and
+backward. The plain case is bf16 with headdim 128 and a full mask; for a backend that cannot run it (bf16 on Turing),
+the next dtype or headdim that it can run. Nothing is measured and no library is imported.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attnbench.core.case import DTYPES, Case, Shape
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.machine import Device
 
-Answer = Literal["yes", "fwd", "bwd", "no"]  # both passes, one pass, none
+Answer = Literal["yes", "fwd", "bwd", "no"]  # both passes, one pass or none
 
 PLAIN = Case(Shape(2, 1024, 1024, 16, 16, 128, 128), "bf16", "fwd")
 HEADDIMS = ((32, 32), (64, 64), (96, 96), (128, 128), (192, 128), (256, 256), (512, 512))
@@ -43,16 +43,16 @@ class Feature:
     name: str
     group: str
     change: Mapping[str, Any] = field(default_factory=dict)
-    any_pages: bool = False  # pages of a size that the backend takes
+    any_pages: bool = False  # pages of any size that the backend supports
 
     def of(self, plain: Case) -> Case:
         """Return the plain case with this feature."""
         sizes = {k: v for k, v in self.change.items() if hasattr(plain.shape, k)}
         rest = {k: v for k, v in self.change.items() if k not in sizes}
         if plain.dtype == "fp8":
-            rest.pop("cache_dtype", None)  # its cache is fp8 as it is
+            rest.pop("cache_dtype", None)  # the cache is already fp8
             if self.group == SCORES:
-                rest["dtype"] = PLAIN.dtype  # there are no such cases in fp8
+                rest["dtype"] = PLAIN.dtype  # impossible in fp8
         return replace(plain, shape=replace(plain.shape, **sizes), **rest)
 
 
@@ -60,7 +60,7 @@ def _headdim(d: int, d_v: int) -> Feature:
     return Feature(f"d{d}" if d == d_v else f"d{d}-{d_v}", "sizes", {"headdim": d, "headdim_v": d_v})
 
 
-# Two sequences; each as many queries as keys, or the first with fewer.
+# Two sequences, each with as many queries as keys, or the first with fewer.
 _ALIKE, _UNLIKE = ((1, 512, 512), (1, 1024, 1024)), ((1, 512, 1024), (1, 1024, 1024))
 SCORES = "sinks, ALiBi and masks by name"
 PAGES, PAGE_SIZES = "pages", (64, 256)
@@ -73,7 +73,7 @@ def _paged(name: str, group: str = PAGES, **change: Any) -> Feature:
 
 
 def _alone(axis: Axis) -> Feature:
-    """Return the feature of an axis for which an implementation needs an option."""
+    """Return the feature of an axis that needs an option of implementations."""
     value, *_ = axis.parse(axis.examples[0])
     return Feature(axis.kind or axis.name, SCORES if axis.kind else "masks", {axis.field: value})
 
@@ -120,19 +120,19 @@ FEATURES = (
     _paged("MLA paged", **_LATENT),
 )
 LEGEND = (
-    "yes: forward and backward (forward, where that is all it has); fwd, bwd: that pass alone. causal q<k: aligned "
+    "yes: forward and backward (forward, for a backend without backward); fwd, bwd: one pass. causal q<k: aligned "
     "bottom-right, 512 queries on 1024 keys; causal q>k: 1024 on 512, so that some queries see no key. window: causal, "
     "256 to the left. decode: one query, 4 query heads a key head. ragged: one sequence of 512 and one of 1024; ragged "
-    "q<k: 512 and 1024 queries on 1024 keys each. paged: decode over pages of so many tokens, forward only; pages of "
-    "the columns without a number have 64, or 256 where a backend takes no 64. paged ragged: 512 and 1024 keys; paged "
+    "q<k: 512 and 1024 queries on 1024 keys each. paged: decode over pages of that many tokens, forward only; pages of "
+    "the columns without a number have 64, or 256 for a backend without 64. paged ragged: 512 and 1024 keys; paged "
     "ragged q: 1 and 512 queries. MLA: with absorbed weights. sink window: causal, 128 to the left; ALiBi q<k: "
-    "causal. What takes nothing of a table is left out of it."
+    "causal. A backend without any feature of a table is left out of it."
 )
 
 
 @dataclass(frozen=True)
 class Support:
-    """A cell of the matrix: which passes are supported, and why the others are not."""
+    """An entry of the matrix: the supported passes, and why the others are not supported."""
 
     answer: Answer
     reason: str = ""
@@ -140,12 +140,12 @@ class Support:
 
 @dataclass(frozen=True)
 class Row:
-    """A backend on a device. If it runs no dense case there, `plain` is None and its cells say why."""
+    """A backend on a device. If it runs no dense case there, `plain` is None and its entries say why."""
 
     backend: str
     plain: Case | None
     cells: tuple[Support, ...]
-    runtime_checker: str = ""  # the library whose own check may refuse a case that is supported here
+    runtime_checker: str = ""  # the library whose own check may refuse a supported case
 
     def takes(self, group: str) -> bool:
         """Return whether a feature of the group is supported."""
@@ -167,7 +167,7 @@ class SupportMatrix:
 
 
 def support_matrix(device: Device, names: Sequence[str] | None = None) -> SupportMatrix:
-    """Return the support matrix of a device for the backends that ship, or for those named."""
+    """Return the support matrix of a device for all shipped backends, or the named ones."""
     wanted = [name for name in BACKENDS if name not in NOT_BY_DEFAULT] if names is None else names
     return SupportMatrix(device, tuple(_row(load(name, BACKENDS[name]), device) for name in wanted))
 
@@ -175,7 +175,7 @@ def support_matrix(device: Device, names: Sequence[str] | None = None) -> Suppor
 def named_device(gpu: str) -> Device:
     """Return the device of a name: "h100", "hopper", "sm_90", "9.0" or "cpu". Raises UserError for another name.
 
-    It serves only to ask backends what they support; its memory is invented.
+    It is only for questions about support; its memory is invented.
     """
     word = re.sub(r"[\s_-]+", " ", gpu.strip().lower())
     if word == "cpu":
@@ -201,7 +201,7 @@ def _row(backend: Backend, device: Device) -> Row:
     refusals = [backend.unsupported(c, device) for c in candidates]
     checker = getattr(backend, "runtime_checker", "")
     if None not in refusals:
-        no = Support("no", str(refusals[0]))  # but for what it may take of caches of pages alone
+        no = Support("no", str(refusals[0]))  # unless it supports only caches of pages
         cells = (_cell(backend, device, f, candidates[0], False) if "page_size" in f.change else no for f in FEATURES)
         return Row(backend.name, None, tuple(cells), checker)
     plain = candidates[refusals.index(None)]
@@ -210,9 +210,9 @@ def _row(backend: Backend, device: Device) -> Row:
 
 
 def case_of(feature: Feature, backend: Backend, device: Device, plain: Case) -> Case:
-    """Return the plain case with a feature, in pages of the first size with which the backend takes it.
+    """Return the plain case with a feature, in pages of the first size with which the backend supports it.
 
-    Where it takes it with none, in pages with which it takes a decode step, if there are any.
+    If there is no such size, the pages have the first size with which the backend supports a decode step.
     """
     case = feature.of(plain)
     if not feature.any_pages:
@@ -227,7 +227,7 @@ def case_of(feature: Feature, backend: Backend, device: Device, plain: Case) -> 
 
 
 def _cell(backend: Backend, device: Device, feature: Feature, plain: Case, backward: bool) -> Support:
-    """Return the support for a feature. For a backend without backward the forward alone decides."""
+    """Return the support for a feature. For a backend without a backward only the forward counts."""
     case = case_of(feature, backend, device, plain)
     if feature.name in ("fwd", "bwd"):
         reason = backend.unsupported(case, device)

@@ -1,12 +1,12 @@
 """Virtual environments for libraries that cannot share one: `attnbench env create|list|remove`.
 
 An environment holds the packages of one of attnbench's extras. It also sees, after its own packages, those of the
-interpreter that created it, torch above all, through a .pth file. pip then counts that torch as installed, and is asked
-for that version. uv is not used: it does not see packages that a .pth file adds, and would install another torch.
+interpreter that created it, torch above all, through a .pth file. pip counts that torch as installed, and is asked for
+its version. uv is not used, because it does not see packages that a .pth file adds, and would install another torch.
 
 flash-attn 3 has no extra, since no package index has it: its environment builds a wheel from source (fa3_build.py).
 
-What was created is listed in a file, so that later runs use it.
+A file lists the created environments, so that later runs use them.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from attnbench.run.process import child_environment, isolated_command
 
 EXTRAS = ("fa1", "fa2", "fa4", "sdpa-fa4", "xformers", "flashinfer", "cudnn", "transformer-engine", "hf")
 FROM_SOURCE, WHEEL = "fa3", "flash_attn_3-*.whl"
-ALSO_IN = {FROM_SOURCE: ("sdpa-fa3",), "fa4": ("flex-flash",)}  # backends of other names that run in an environment
-COMPILED = ("fa1", "fa2", "transformer-engine")  # pip compiles them against the present torch
-NEED_TOOLKIT = ("fa1", "transformer-engine", FROM_SOURCE)  # of CUDA; for fa2 there may be a wheel for this torch
-BUILD_TOOLS = ("setuptools", "wheel", "packaging", "psutil", "ninja")  # what compiling needs
+ALSO_IN = {FROM_SOURCE: ("sdpa-fa3",), "fa4": ("flex-flash",)}  # backends with other names in an environment
+COMPILED = ("fa1", "fa2", "transformer-engine")  # extras that pip compiles against the present torch
+NEED_TOOLKIT = ("fa1", "transformer-engine", FROM_SOURCE)  # CUDA's; fa2 may have a wheel for this torch
+BUILD_TOOLS = ("setuptools", "wheel", "packaging", "psutil", "ninja")  # packages for compilation
 PRESENT = "zz-attnbench-present.pth"
 CUDA_RUNTIME = "zz-attnbench-cuda-runtime.pth"
 REMEDIES = {  # a pattern in pip's output -> what to do
     "ResolutionImpossible|conflicting dependencies": "it does not go with torch {made.torch}; attnbench env create "
     "{made.name} -- --no-deps tries it all the same, or make an environment with the torch that it wants by hand and "
     "give --python",
-    "No matching distribution|Could not find a version": "is a package index within reach? pip's own options go after "
-    "--, as in attnbench env create {made.name} -- --no-index --find-links FOLDER",
-    "died due to signal 9|Killed": "a compilation ran out of memory; run fewer at a time: MAX_JOBS=1 attnbench env "
+    "No matching distribution|Could not find a version": "check that a package index is reachable; pip's own "
+    "options go after --, as in attnbench env create {made.name} -- --no-index --find-links FOLDER",
+    "died due to signal 9|Killed": "a compilation ran out of memory; run one at a time: MAX_JOBS=1 attnbench env "
     "create {made.name}",
-    "subprocess-exited-with-error|metadata-generation-failed|Failed building": "it is compiled here: that takes nvcc "
-    f"(CUDA_HOME) of torch's CUDA and a compiler; see {with_addresses('docs/backends.md')}",
+    "subprocess-exited-with-error|metadata-generation-failed|Failed building": "it is compiled here, which needs "
+    f"nvcc (CUDA_HOME) of torch's CUDA and a compiler; see {with_addresses('docs/backends.md')}",
 }
 
 
 @dataclass(frozen=True)
 class Venv:
-    """A virtual environment that was created here."""
+    """A virtual environment made by `attnbench env create`."""
 
-    name: str  # of the extra
+    name: str  # the name of the extra
     path: str
     requirements: tuple[str, ...]
-    torch: str  # the version that it sees
+    torch: str  # the version of torch that it sees
     created: str  # ISO 8601 date
 
     @property
@@ -80,10 +80,10 @@ class Venv:
 
 @dataclass(frozen=True)
 class Step:
-    """One command of making an environment; `python -m pip` stands for pip without the working directory."""
+    """One command in making an environment; `python -m pip` stands for pip without the working directory."""
 
     command: tuple[str, ...]
-    variables: Mapping[str, str] = field(default_factory=dict)  # set in its environment
+    variables: Mapping[str, str] = field(default_factory=dict)  # variables set for the command
 
     def __str__(self) -> str:
         words = [*(f"{name}={value}" for name, value in self.variables.items()), *self.command]
@@ -101,7 +101,7 @@ def data_folder() -> Path:
 
 
 def user_folder() -> Path | None:
-    """Return the folder of what is kept for this user; None where there is no home folder."""
+    """Return attnbench's folder for this user; None without a home folder."""
     base = os.environ.get("XDG_DATA_HOME", "")
     return Path(base, "attnbench") if os.path.isabs(base) else below_home(".local", "share", "attnbench")
 
@@ -109,10 +109,10 @@ def user_folder() -> Path | None:
 def known_venvs() -> dict[str, Venv]:
     """Return the environments that were created, by name. Raises UserError if their list is damaged."""
     folder = user_folder()
-    if not folder or not os.path.exists(path := folder / "environments.json"):  # nor in a home of another user
+    if not folder or not os.path.exists(path := folder / "environments.json"):  # or in an unreadable home
         return {}
     try:
-        if not path.is_file():  # a pipe would be waited for
+        if not path.is_file():  # reading a pipe would wait
             raise OSError
         entries = json.loads(path.read_text())
         found = [Venv(**{**e, "requirements": tuple(e["requirements"])}) for e in entries]
@@ -121,7 +121,7 @@ def known_venvs() -> dict[str, Venv]:
                 raise ValueError
         return {made.name: made for made in found}
     except PermissionError:
-        raise UserError(f"{path} may not be read by this user; change its permissions (chmod u+r)") from None
+        raise UserError(f"{path} cannot be read: no permission; change it by chmod u+r") from None
     except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(
             f"{path} cannot be read ({type(error).__name__}); delete it, and make the environments again"
@@ -129,14 +129,14 @@ def known_venvs() -> dict[str, Venv]:
 
 
 def venv_interpreters(backends: Iterable[str]) -> dict[str, str]:
-    """Return backend -> interpreter for those of some backends that have an environment which exists."""
+    """Return backend -> interpreter for the backends with an existing environment."""
     backends = list(backends)
     found = [made for made in known_venvs().values() if made.exists]
     return {backend: made.python for made in found for backend in backends if backend in backends_of(made.name)}
 
 
 def missing_venv_notes(backends: Iterable[str]) -> list[str]:
-    """Return a line for each known environment that some of these backends need and that does not exist any more."""
+    """Return a line for each listed environment of these backends that no longer exists."""
     backends = list(backends)
     return [
         f"{', '.join(own)}: the environment is gone, {made.path}; attnbench env remove {made.name}, and create it again"
@@ -146,13 +146,13 @@ def missing_venv_notes(backends: Iterable[str]) -> list[str]:
 
 
 def backends_of(extra: str) -> list[str]:
-    """Return the backends that run in an environment: those that have its name, or begin with it, and ALSO_IN."""
+    """Return the backends of an environment: with its name, or a name that begins with it, and ALSO_IN."""
     also = ALSO_IN.get(extra, ())
     return [backend for backend in BACKENDS if backend == extra or backend.startswith(f"{extra}-") or backend in also]
 
 
 def extra_for(name: str) -> str:
-    """Return the extra of this name, or "fa3", or else the one whose environment runs the backend of this name.
+    """Return the extra of this name, or "fa3", or the extra whose environment runs the backend of this name.
 
     Raises UserError where there is none.
     """
@@ -163,17 +163,17 @@ def extra_for(name: str) -> str:
 
 
 def requirements(extra: str, cuda: str | None = None, declared: Sequence[str] | None = None) -> tuple[str, ...]:
-    """Return the packages of an extra for torch's version of CUDA. `declared`: by default attnbench's own metadata.
+    """Return the packages of an extra for torch's version of CUDA. `declared` is attnbench's own metadata by default.
 
-    CUDA 13 changes two: flash-attn-4 has an extra of its own for it, and xFormers' wheel, which is built for CUDA 12,
-    needs that runtime. Raises UserError where the metadata does not have the extra.
+    CUDA 13 changes two extras: flash-attn-4 has its own extra for it, and xFormers' wheel, which is built for CUDA 12,
+    needs the runtime of CUDA 12. Raises UserError where the metadata lacks the extra.
     """
     if declared is None:
         try:
             declared = importlib.metadata.requires("attnbench") or []
         except importlib.metadata.PackageNotFoundError:
             raise UserError(
-                "env create: attnbench is not installed, so its extras are not known; pip install -e ."
+                "env create: attnbench is not installed, so its extras are unknown; pip install -e ."
             ) from None
     marker = re.compile(rf"""\bextra\s*==\s*['"]{re.escape(extra)}['"]""")
     found = [text.partition(";")[0].strip() for text in declared if marker.search(text.partition(";")[2])]
@@ -190,7 +190,7 @@ def create(
 ) -> Venv:
     """Create the environment for an extra or a backend, list it, and return it. On failure nothing is left behind.
 
-    `options` are passed to pip; `say` receives what goes on; `source` as in `planned`. Raises UserError.
+    `options` are passed to pip, `say` receives progress, and `source` is as for `planned`. Raises UserError.
     """
     made, steps = planned(name, path, options, source)
     folder = Path(made.path)
@@ -206,7 +206,7 @@ def create(
         if built := [str(wheel) for wheel in (folder / "wheels").glob(WHEEL)]:
             made = replace(made, requirements=tuple(built))
         _join_namespace_packages(site, folders)
-        for runtime in site.glob("nvidia/cuda_runtime/lib/libcudart.so.12"):  # xFormers finds it once loaded
+        for runtime in site.glob("nvidia/cuda_runtime/lib/libcudart.so.12"):  # xFormers finds a loaded runtime
             (site / CUDA_RUNTIME).write_text(f"import ctypes; ctypes.CDLL({str(runtime)!r})\n")
         _write_list([*known_venvs().values(), made])
     except BaseException as error:
@@ -226,19 +226,19 @@ def planned(
 ) -> tuple[Venv, Sequence[Step]]:
     """Return the environment that `create` would make, and its commands after `python -m venv`.
 
-    `source`, of flash-attn 3 only: a clone of its repository to build, which keeps what was compiled, or a wheel.
-    Raises UserError where one cannot be made.
+    `source`, for flash-attn 3 only, is a wheel, or a clone of its repository, which is built and keeps compiled files.
+    Raises UserError where the environment cannot be made.
     """
     extra = extra_for(name)
     if old := known_venvs().get(extra):
         raise UserError(
-            f"there is an environment {extra} already ({old.path}); attnbench env remove {extra} forgets it"
+            f"there is an environment {extra} already ({old.path}); attnbench env remove {extra} removes it"
         )
     path = (path or data_folder() / "envs" / extra).absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} is there already and is not empty; choose another --path")
     if source and extra != FROM_SOURCE:
-        raise UserError(f"--source: {extra} is installed by pip; what follows -- goes to it, as -- --find-links FOLDER")
+        raise UserError(f"--source: {extra} is installed by pip; give its options after --: -- --find-links FOLDER")
     torch, cuda = _present_torch()
     wheel = source.absolute() if source and source.suffix == ".whl" else None
     if source:
@@ -283,7 +283,7 @@ def remove(name: str) -> Venv:
             shutil.rmtree(gone.path)
         except OSError as error:
             raise UserError(
-                f"{gone.path} cannot be deleted ({error.strerror}); it is no longer used, delete what is left of it"
+                f"{gone.path} cannot be deleted ({error.strerror}) and is no longer used; delete the rest by hand"
             ) from None
     return gone
 
@@ -294,7 +294,7 @@ def _write_list(venvs: Iterable[Venv]) -> None:
 
 
 def _present_torch() -> tuple[str, str | None]:
-    """Return the versions of this interpreter's torch and of its CUDA (None without), without importing torch."""
+    """Return the versions of this interpreter's torch and of its CUDA (None without CUDA), without importing torch."""
     spec = importlib.util.find_spec("torch")
     if not spec or not spec.origin:
         raise UserError(f"{sys.executable} has no torch for the environment to see; install torch first")
@@ -304,16 +304,16 @@ def _present_torch() -> tuple[str, str | None]:
 
 
 def _present_folders() -> list[str]:
-    """Return the folders of sys.path that hold packages: neither the standard library nor the folder of the program."""
+    """Return the folders of sys.path with packages: without the standard library and the program's own folder."""
     standard = {sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib")}
     others = {*standard, *(f"{folder}/lib-dynload" for folder in standard), os.path.dirname(sys.argv[0]), ""}
     return [folder for folder in dict.fromkeys(sys.path) if folder not in others and os.path.isdir(folder)]
 
 
 def _headers_of_torch() -> dict[str, str]:
-    """Return the variable for compilers that adds the headers of torch's own CUDA libraries, cuDNN and NCCL among them.
+    """Return the compilers' variable for the headers of torch's own CUDA libraries, such as cuDNN and NCCL.
 
-    A toolkit need not have those; what it has comes first.
+    A toolkit may lack these libraries; its own headers come first.
     """
     found = [str(path) for folder in _present_folders() for path in sorted(Path(folder).glob("nvidia/*/include"))]
     name = "CPLUS_INCLUDE_PATH"
@@ -323,7 +323,7 @@ def _headers_of_torch() -> dict[str, str]:
 def _join_namespace_packages(site: Path, folders: Iterable[str]) -> None:
     """Give a namespace package in `site` an __init__.py where a regular package of the same name would hide it.
 
-    The __init__.py joins both. flash-attn-4 is hidden so by flash-attn 2, which joins them itself since 2.8.4.
+    The __init__.py joins both. Flash-attn 2 before 2.8.4 hides flash-attn-4 in this way.
     """
     for package in site.iterdir():
         own = package / "__init__.py"
@@ -340,12 +340,12 @@ def _pip(made: Venv, what: str) -> tuple[str, ...]:
 
 
 def _pip_install(made: Venv, arguments: Sequence[str]) -> Step:
-    """Return the command that installs into an environment, which keeps its torch."""
+    """Return the command that installs into an environment and keeps its torch."""
     return Step((*_pip(made, "install"), *arguments, f"torch=={made.torch}"))
 
 
 def _run(made: Venv, step: Step, say: Callable[[str], None]) -> None:
-    """Run a command. Raises UserError with its reason."""
+    """Run a command. Raises UserError with the reason of its failure."""
     command: Sequence[str] = step.command
     if command[1:3] == ("-m", "pip"):
         words = [str(w) for word in command[3:] for w in (Path(word).parent.glob(WHEEL) if WHEEL in word else [word])]
@@ -365,15 +365,15 @@ def _run(made: Venv, step: Step, say: Callable[[str], None]) -> None:
         for line in filter(None, map(str.strip, process.stdout or ())):
             output.append(line)
             if done := re.match(r"\[(\d+)/(\d+)\] ", line):
-                say(f"compiled {done[1]} of {done[2]} files of {made.name}, each takes up to some minutes")
-            elif len(line) < 200:  # not the commands of a compiler
+                say(f"compiled {done[1]} of {done[2]} files of {made.name}; each takes up to some minutes")
+            elif len(line) < 200:  # commands of a compiler are longer
                 say(f"{program}: {line[:100]}")
     if process.returncode:
         raise UserError(f"env create {made.name}: {pip_problem(made, output, program)}")
 
 
 def pip_problem(made: Venv, output: Iterable[str], program: str = "pip") -> str:
-    """Return one line: the errors at the end of a program's output, and what to do about them."""
+    """Return one line with the errors at the end of a program's output, and what to do about them."""
     lines = list(output)
     errors = [line.partition(":")[2].strip() for line in lines if re.match(r"(?i)(error|fatal):", line)]
     causes = [line for line in lines if re.match(r"The user requested|.* depends on |.*\bfatal error: ", line)]
@@ -383,8 +383,8 @@ def pip_problem(made: Venv, output: Iterable[str], program: str = "pip") -> str:
     )
     everything = " ".join(lines)
     if program == "git":
-        return f"git says: {said}; is the repository within reach? Else give --source a clone or a wheel"
+        return f"git says: {said}; check that the repository is reachable, or give --source a clone or a wheel"
     for pattern, remedy in REMEDIES.items():
         if re.search(pattern, everything):
             return f"pip says: {said}; {remedy.format(made=made)}"
-    return f"pip says: {said}; correct that and create it again; pip's own options go after --"
+    return f"pip says: {said}; correct this and create the environment again; pip's own options go after --"

@@ -1,10 +1,10 @@
 """The pool of workers: one process per backend, which measures jobs in the order of the plan.
 
-Jobs of one case on a GPU go together: their workers prepare and check at the same time, and each times alone
+Jobs of one case on a GPU go in groups, whose workers prepare and check at the same time, and time one after the other
 (device_turns.py).
 
-Every job ends as one record. A crash, a hang, a lack of memory or a library that breaks at import costs the record of
-its job only: the worker is replaced, and the next job runs. The parent never opens the device.
+Every job ends as one record. A crash, a hang, a lack of memory or a library that fails at import costs only the record
+of its job: the worker is replaced, and the next job runs. The parent never opens the device.
 """
 
 from __future__ import annotations
@@ -39,61 +39,61 @@ from attnbench.run.plan import CaseSupport
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
 from attnbench.run.rank_workers import RankWorkers
 
-SLOW_START = 10.0  # seconds of importing, after which a person is told which backends have not finished
-COLD_TIMEOUT = 900.0  # seconds for a job that may have all its kernels to compile; FlashInfer's take minutes
+SLOW_START = 10.0  # seconds of importing after which the unfinished backends are reported
+COLD_TIMEOUT = 900.0  # seconds for a job that may compile all its kernels; FlashInfer's take minutes
 CEILINGS_EVERY = 60.0  # seconds between two readings of the device's ceilings for a dtype, by any worker
-MOST_TOGETHER = 12  # workers of a group
-TOGETHER = 0.1  # of a device's free memory, which the jobs of a group may take by their forecasts
-TOGETHER_CALL = 0.02  # seconds of a call; longer ones keep the device busy, so that nothing is gained
-LOOK_EVERY = 60.0  # seconds between two looks at what others do on a GPU; each takes a second or two
+MOST_TOGETHER = 12  # the most workers of a group
+TOGETHER = 0.1  # the share of a device's free memory for a group's jobs, by their forecasts
+TOGETHER_CALL = 0.02  # the longest call, in seconds, in a group; longer ones keep the device busy, without a gain
+LOOK_EVERY = 60.0  # seconds between two looks at other processes on a GPU; a look takes a second or two
 
-Key = tuple[str, int]  # a backend, and how many ranks its worker has
+Key = tuple[str, int]  # a backend and the number of its worker's ranks
 Op = Literal["run", "check", "fit"]  # of worker/serve.py
 
 
 class Begun(NamedTuple):
-    """A job whose worker is ready."""
+    """A job with its worker, which is ready, or the reason why there is none."""
 
     job: Job
     request: dict[str, Any]
     hearing: JobHearing | None
-    worker: WorkerProcess | RankWorkers | str  # or why there is none
+    worker: WorkerProcess | RankWorkers | str  # a text says why there is none
 
 
 @dataclass
 class WorkerPool:
-    """The workers of a run, by backend and ranks. One is started when it is needed, and replaced when it has died."""
+    """The workers of a run, by backend and ranks. A worker is started when needed, and replaced when it has died."""
 
     specs: Mapping[str, str]  # backend -> "module:object"
     interpreters: Mapping[str, str] = field(default_factory=dict)  # backend -> Python to run it with
     peers: Sequence[Device] = ()  # the devices of the ranks after the first
-    judge: Judge | None = None  # of the device, beside the workers
-    variables: Mapping[str, str] = field(default_factory=dict)  # in the environment of workers
-    here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> what makes its worker in this process
-    live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> state that its function is to have
+    judge: Judge | None = None  # the judge beside the workers
+    variables: Mapping[str, str] = field(default_factory=dict)  # set in the environment of workers
+    here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> maker of its worker here
+    live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> required state of its function
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
-    _hearings: dict[str, JobHearing] = field(default_factory=dict)  # backend -> that of its job at hand
-    _turns: dict[str, Callable[[str], None]] = field(default_factory=dict)  # backend -> how it waits for its turn
+    _hearings: dict[str, JobHearing] = field(default_factory=dict)  # backend -> the hearing of its present job
+    _turns: dict[str, Callable[[str], None]] = field(default_factory=dict)  # backend -> wait for its turn
     _failed_starts: dict[str, int] = field(default_factory=dict)
     _ceilings_due: dict[str, float] = field(default_factory=dict)  # dtype -> time.monotonic() of its next reading
-    _look_due: float = field(default_factory=lambda: time.monotonic() + LOOK_EVERY)  # of what others do on the GPU
-    compilers: set[str] = field(default_factory=set)  # backends that start a compiler, of those that were loaded
-    _loading: bool = False  # all workers load, and their answers were not received yet
-    _importing: bool = False  # and then import what measuring needs
-    _opened: set[Key] = field(default_factory=set)  # workers that were told to open the device
-    _loaded_versions: dict[str, str | None] = field(default_factory=dict)  # backend -> what its first worker loaded
+    _look_due: float = field(default_factory=lambda: time.monotonic() + LOOK_EVERY)  # the next look at others
+    compilers: set[str] = field(default_factory=set)  # loaded backends that start a compiler
+    _loading: bool = False  # all workers load; their answers are not yet received
+    _importing: bool = False  # they then import the modules for measuring
+    _opened: set[Key] = field(default_factory=set)  # workers that were asked to open the device
+    _loaded_versions: dict[str, str | None] = field(default_factory=dict)  # of each first worker
     _imported: dict[tuple[str, str], str] = field(default_factory=dict)  # backend and file of a call's import -> hash
 
     @property
     def kept(self) -> dict[str, Any]:
-        """The fields that a pool of other backends of the session has too."""
+        """The fields shared with a pool of other backends in the session."""
         return {name: getattr(self, name) for name in ("peers", "judge", "variables", "here", "live")}
 
     def start_loading(self, *, import_ahead: bool = False) -> None:
         """Start all workers and let them import their libraries, which takes seconds. `probe` receives the answers.
 
-        With `import_ahead` they also import what measuring needs, which takes as long. A failure of that is reported by
-        the first job.
+        With `import_ahead` they also import the modules for measuring, which takes as long; the first job reports a
+        failure of that.
         """
         for name, spec in self.specs.items():
             worker = self._worker((name, 1))
@@ -103,16 +103,16 @@ class WorkerPool:
         self._loading, self._importing = True, import_ahead
 
     def probe(self, tell: Callable[[str], None] | None = None) -> dict[str, Probe]:
-        """Return each backend's version, or why it cannot be used, when all have done what start_loading() asked.
+        """Return each backend's version, or why it cannot be used, after the end of start_loading().
 
-        `tell` is told one time of those that take long.
+        `tell` receives, once, a text about slow backends.
         """
         if not self._loading:
             self.start_loading()
         if tell and (slow := self._still_loading(time.monotonic() + SLOW_START)):
             tell(
                 f"{some(slow)} {'is' if len(slow) == 1 else 'are'} still importing after {SLOW_START:.0f} s "
-                f"(given up after {format_duration(START_TIMEOUT)}; Ctrl-C stops)"
+                f"(given up after {format_duration(START_TIMEOUT)}; Ctrl-C stops the command)"
             )
         found = {name: self._receive_probe(name) for name in self.specs}
         for worker in self._workers.values() if self._importing else ():
@@ -123,7 +123,7 @@ class WorkerPool:
         return found
 
     def _still_loading(self, deadline: float) -> list[str]:
-        """Wait until all workers have answered, or until a time of the monotonic clock; return who has not."""
+        """Wait until all workers have answered, or until `deadline` of the monotonic clock; return the others."""
         slow = []
         for name in self.specs:
             with contextlib.suppress(WorkerDied):
@@ -139,7 +139,7 @@ class WorkerPool:
         except WorkerHung:
             return Probe(reason=f"importing it{there} took over {START_TIMEOUT:.0f} s")
         except WorkerDied as death:
-            todo = "is that a Python?" if python else None
+            todo = "check that it is a Python" if python else None
             if "crashed" in str(death) and ".py:" not in self.specs[name]:
                 todo = "it may be built for another torch; install it again"
             said = (self._workers[name, 1].stderr_tail() or "").splitlines()[-1:]
@@ -149,7 +149,7 @@ class WorkerPool:
         self._note_loaded(name, answer)
         probe = Probe(**answer["probe"])
         self._loaded_versions[name] = probe.version
-        if probe.install and python:  # pip alone would install into another interpreter
+        if probe.install and python:  # else pip would install into another interpreter
             probe = replace(
                 probe, install=probe.install.replace("pip install", f"{shlex.quote(python)} -m pip install", 1)
             )
@@ -158,7 +158,7 @@ class WorkerPool:
     def survey(
         self, probes: Mapping[str, Probe], cases: Iterable[Case], device: Device
     ) -> dict[str, list[CaseSupport]]:
-        """Return the answers of each backend for all cases: what it supports, and what a forecast needs."""
+        """Return the answers of each backend for all cases: its support, and its facts for a forecast."""
         cases = list(cases)
         request = {"op": "survey", "device": to_json(device), "cases": [to_json(c) for c in cases]}
         answers = {}
@@ -167,10 +167,10 @@ class WorkerPool:
                 answers[name] = [CaseSupport(reason=probe.why_not)] * len(cases)
                 continue
             answer = self._surveyed(name, request)
-            if "died" in answer:  # another process may answer, as where this one was killed by somebody
+            if "died" in answer:  # a new process may answer, if something killed this one
                 answer = self._surveyed(name, request)
             if "answers" not in answer:
-                answers[name] = [CaseSupport(reason=f"cannot say what it supports: {answer['error']}")] * len(cases)
+                answers[name] = [CaseSupport(reason=f"its support is unknown: {answer['error']}")] * len(cases)
                 continue
             answers[name] = [
                 CaseSupport(reason, Workspace(**w), efficiency) for reason, w, efficiency in answer["answers"]
@@ -178,7 +178,7 @@ class WorkerPool:
         return answers
 
     def _surveyed(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a backend's answer for all cases; one that says why there is none, "died" where its process has."""
+        """Return a backend's answer for all cases, else an "error", with "died" where its process ended."""
         try:
             return self._loaded((name, 1)).ask(request, START_TIMEOUT)
         except WorkerHung:
@@ -187,9 +187,9 @@ class WorkerPool:
             return {"error": str(error), "died": True}
 
     def open_device(self, keys: Iterable[Key], device: Device) -> None:
-        """Let these workers import and open the device, all at the same time, so that no job takes longer for it.
+        """Let these workers import and open the device, all at the same time, so that no job's time includes it.
 
-        A worker that was asked before is not asked again. A failure is reported by its first job.
+        A worker is asked only once. Its first job reports a failure.
         """
         waiting = []
         new_keys = [key for key in keys if key not in self._opened]
@@ -209,7 +209,7 @@ class WorkerPool:
         return self._measure(job, policy, device, "check")
 
     def work_ahead(self, cases: Iterable[Case]) -> None:
-        """Have the judge compute what is right for the next cases that are checked."""
+        """Have the judge compute the answers of the next cases to be checked."""
         if self.judge:
             self.judge.work_ahead(cases, Policy().seed)
 
@@ -222,10 +222,10 @@ class WorkerPool:
         return (name, 1) not in self._workers or not self._workers[name, 1].alive
 
     def measure(self, job: Job, policy: Policy, device: Device, *, last: bool = False) -> Record:
-        """Measure a job and return its record, whatever happens to the worker.
+        """Measure a job and return its record, even if the worker fails.
 
-        With fresh caches the job has a worker of its own. After the last job, and from time to time, its worker looks
-        whether others use the GPU.
+        With fresh caches the job has a worker of its own. From time to time, and after the last job, the worker looks
+        for other processes on the GPU.
         """
         if last:
             self._look_due = 0.0
@@ -242,10 +242,10 @@ class WorkerPool:
                 self.close_worker(job.backend)
 
     def may_join(self, group: Sequence[Job], job: Job, policy: Policy, device: Device) -> bool:
-        """Whether a job can be measured together with a group of jobs.
+        """Return whether a job can be measured together with a group of jobs.
 
-        They are of one case on one GPU, on unlike backends that ship with attnbench: what a person's code takes of the
-        device's memory is known only where nothing else uses it. Their calls are short, and take little memory.
+        The jobs of a group are one case on one GPU on different shipped backends: the memory that a person's code takes
+        is known only where nothing else uses the device. Their calls are short, and take little memory.
         """
         jobs = [*group, job]
         return (
@@ -268,7 +268,7 @@ class WorkerPool:
         """Measure jobs that may be in one group, and return their records, each with its share of the time.
 
         Their workers prepare and check at the same time; each is timed while no other uses the device. A job that also
-        measures the device's ceilings, or looks at what others do, goes alone.
+        measures the device's ceilings, or looks at other processes, runs alone.
         """
         if len(jobs) == 1:
             return [self.measure(jobs[0], policy, device, last=last)]
@@ -295,7 +295,7 @@ class WorkerPool:
         """Ask the worker of each job in a thread of its own."""
         if self.judge:
             self.judge.revive()
-        # in this thread, as Linux ends a worker with the thread that has started it (worker/serve.py)
+        # in this thread, as Linux ends a worker with the thread that started it (worker/serve.py)
         begun = [self._begin(job, policy, device, slot=slot) for slot, job in enumerate(jobs)]
 
         def ask(slot: int) -> Record:
@@ -308,12 +308,12 @@ class WorkerPool:
             found = [threads.submit(ask, slot) for slot in range(len(jobs))]
             try:
                 return [of_one.result() for of_one in found]
-            except BaseException:  # as at Ctrl-C: no thread ends before its worker
+            except BaseException:  # for example at Ctrl-C: no thread ends before its worker
                 for one in begun:
                     if not isinstance(one.worker, str):
                         one.worker.send_kill()
                 if self.judge:
-                    self.judge.send_kill()  # which some may wait for
+                    self.judge.send_kill()  # workers may wait for the judge
                 raise
 
     def _measure(self, job: Job, policy: Policy, device: Device, op: Op = "run", memory: int | None = None) -> Record:
@@ -322,7 +322,7 @@ class WorkerPool:
     def _begin(
         self, job: Job, policy: Policy, device: Device, op: Op = "run", memory: int | None = None, *, slot: int = 0
     ) -> Begun:
-        """Have a worker ready for a job, and say what it is asked."""
+        """Return a job with a worker that is ready, and the request for the worker."""
         request, hearing = self._request(job, policy, device, op, memory, slot)
         if self._failed_starts.get(job.backend, 0) >= MAX_FAILED_STARTS:
             return Begun(job, request, hearing, GIVEN_UP)
@@ -330,11 +330,11 @@ class WorkerPool:
             worker = self._loaded((job.backend, job.case.ranks if device.kind != "fake" else 1), device)
         except (WorkerDied, WorkerHung) as error:
             self._failed_starts[job.backend] = self._failed_starts.get(job.backend, 0) + 1
-            return Begun(job, request, hearing, f"its worker would not start: {error or 'no answer'}")
+            return Begun(job, request, hearing, f"its worker did not start: {error or 'no answer'}")
         return Begun(job, request, hearing, worker)
 
     def _finish(self, begun: Begun, policy: Policy, device: Device) -> Record:
-        """Ask the worker of a job that was begun, and return the record. Several threads may do so."""
+        """Send the request of a begun job to its worker, and return the record. Several threads may do so."""
         job, request, hearing, worker = begun
         base = Record(job.case, job.backend, job.round, "failed", forecast=job.forecast)
         if isinstance(worker, str):
@@ -342,7 +342,7 @@ class WorkerPool:
         began = time.monotonic()
         limits = {5 * job.forecast.seconds: "5 times its forecast", policy.timeout_s: "--timeout, policy timeout_s"}
         if policy.caches == "fresh" or job.backend in self.compilers:
-            limits[COLD_TIMEOUT] = "it may have had kernels to compile"
+            limits[COLD_TIMEOUT] = "it may have compiled kernels"
         timeout = max(limits)
         try:
             answer = worker.ask(request, timeout)
@@ -357,7 +357,7 @@ class WorkerPool:
         if "record" not in answer:
             return self._failed(replace(base, reason=answer["error"]), worker, began)
         if not isinstance(imported := answer.get("imported"), dict):
-            return self._failed(replace(base, reason="its worker's answer is no record"), worker, began)
+            return self._failed(replace(base, reason="its worker's answer is not a record"), worker, began)
         self._note_files(job.backend, imported)
         try:
             record = from_json(Record, answer["record"])
@@ -367,8 +367,8 @@ class WorkerPool:
                 record = within(record)
             record = checked(record)
         except ValueError as error:
-            return self._failed(replace(base, reason=f"its worker's answer is no record: {error}"), worker, began)
-        if "ceilings" in request and "ceiling_copy" not in record.measurements:  # as of a wrong result
+            return self._failed(replace(base, reason=f"its worker's answer is not a record: {error}"), worker, began)
+        if "ceilings" in request and "ceiling_copy" not in record.measurements:  # missing for a wrong result, for one
             self._ceilings_due[job.case.dtype] = 0.0
         if answer.get("fatal"):
             worker.kill()
@@ -377,7 +377,7 @@ class WorkerPool:
     def _request(
         self, job: Job, policy: Policy, device: Device, op: Op, memory: int | None, slot: int
     ) -> tuple[dict[str, Any], JobHearing | None]:
-        """Return the request for a job, and its hearing where the judge beside the workers judges it."""
+        """Return the request for a job, and its hearing where the judge beside the workers judges the job."""
         request: dict[str, Any] = {
             "op": op,
             "device": to_json(device),
@@ -406,7 +406,7 @@ class WorkerPool:
     ) -> dict[str, Any]:
         """Return the answer of a backend's worker to a request of worker/serve.py. Raises UserError with the reason.
 
-        With several ranks it is that of the first, which has `device`. A "case" may be judged beside the worker.
+        With several ranks it is the answer of the first, which has `device`. A "case" may be judged beside the worker.
         """
         if self.judge and "case" in request and is_judged_beside(case := from_json(Case, request["case"])):
             self._hearings[name] = self.judge.hear(case, Policy().seed)
@@ -422,7 +422,7 @@ class WorkerPool:
     def close(self) -> None:
         """Kill all workers. The next job starts new ones."""
         for worker in self._workers.values():
-            worker.send_kill()  # first to all: the driver needs a while for each process that has opened a GPU
+            worker.send_kill()  # to all at first, as the driver needs a while for each process with an open GPU
         for worker in self._workers.values():
             worker.kill()
         self._workers.clear()
@@ -435,7 +435,7 @@ class WorkerPool:
             self._workers.pop(key).kill()
 
     def _worker(self, key: Key, device: Device | None = None) -> WorkerProcess | RankWorkers:
-        """Return a backend's worker; a new one if there is none that runs. `device` is that of the first rank."""
+        """Return a backend's worker; a new one if none runs. `device` is the first rank's."""
         (name, ranks), worker = key, self._workers.get(key)
         if worker is None or not worker.alive:
             if worker is not None:
@@ -452,7 +452,7 @@ class WorkerPool:
         return worker
 
     def _answer(self, name: str, python: str | None, question: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Return the answer to what the worker of a backend asks, which runs in an interpreter."""
+        """Return the answer to a question of a backend's worker, which runs in the interpreter `python`."""
         if question.get("do") in device_turns.REQUESTS:
             if name not in self._turns:
                 return {"error": "it is in no group"}
@@ -462,13 +462,13 @@ class WorkerPool:
         return hearing.answer(question, timeout, python) if hearing else {"error": "there is no judge"}
 
     def _loaded(self, key: Key, device: Device | None = None) -> WorkerProcess | RankWorkers:
-        """Return a worker that has loaded its backend; a new one if the last has died."""
+        """Return a worker that has loaded its backend; a new one if the last one died."""
         if self._start(key, device):
             self._receive_loaded(key)
         return self._workers[key]
 
     def _start(self, key: Key, device: Device | None = None) -> bool:
-        """Let a new worker load the backend, if none runs; return whether there is a new one."""
+        """Let a new worker load the backend, if none runs; return whether a new one was started."""
         old = self._workers.get(key)
         worker = self._worker(key, device)
         if worker is not old:
@@ -488,9 +488,9 @@ class WorkerPool:
         self._note_loaded(name, answer)
 
     def _note_loaded(self, name: str, answer: Mapping[str, Any]) -> None:
-        """Remember from the answer to "load" whether the backend starts a compiler, and which files it is made of.
+        """Keep from the answer to "load" whether the backend starts a compiler, and the hashes of its files.
 
-        Raises OtherStateError for a function that has another state than it is to have.
+        Raises OtherStateError for a function without its required state.
         """
         live, state = self.live.get(self.specs[name]), answer.get("state")
         if live and state is not None and (differs := differing(live, state)):
@@ -501,45 +501,45 @@ class WorkerPool:
             self._note_files(name, files)
 
     def _note_files(self, name: str, files: Mapping[str, str]) -> None:
-        """Remember the hash of each file of a backend, by its path. Raises UserError where one was another before."""
+        """Keep the hash of each file of a backend, by path. Raises UserError where a hash has changed."""
         for file, found in files.items():
             if (first := self._imported.setdefault((name, file), found)) != found:
                 raise _changed(name, f"{file} with the hash {first}", f"with {found}")
 
     def _failed(self, record: Record, worker: WorkerProcess | RankWorkers, began: float) -> Record:
-        """Kill a worker that gave no record; return one with the end of its stderr."""
+        """Kill a worker that gave no record; return `record` with the end of its stderr."""
         tail = worker.stderr_tail()
         worker.kill()
         return replace(record, stderr=tail, seconds=time.monotonic() - began)
 
 
 def _changed(name: str, first: str | None, later: str | None) -> UserError:
-    """Return the error for own code of which two processes loaded unlike versions."""
+    """Return the error for own code of which two processes loaded different versions."""
     return UserError(
-        f"{name} was changed while it was measured: a process loaded {first}, a later one {later}; what was "
-        "measured is kept; another run measures what it is now"
+        f"{name} was changed while it was measured: a process loaded {first}, a later one {later}; the records "
+        "are kept; start another run to measure the present code"
     )
 
 
 def checked(record: Record) -> Record:
-    """Return the record with status `wrong` where it says `ok` and its own errors say otherwise, or it has none.
+    """Return the record, with status `wrong` where it says `ok` but its errors are too large or missing.
 
-    Where a number in the record is nothing
-    that can be measured, so that a run file would not be read with it, return one that failed.
+    Where a number in the record cannot have been measured, so that a run file with it could not be read, the returned
+    record has status `failed`.
     """
     if record.status == "ok" and (record.accuracy is None or not record.accuracy.errors):
-        record = replace(record, status="wrong", reason="its worker says ok, and the record has no errors to show it")
+        record = replace(record, status="wrong", reason="its worker says ok, but the record has no errors that show it")
     elif record.status == "ok" and record.accuracy and not record.accuracy.ok:
-        reason = f"its worker says ok, and the errors in the record do not: {record.accuracy.problem()}"
+        reason = f"its worker says ok, but the errors in the record are too large: {record.accuracy.problem()}"
         record = replace(record, status="wrong", reason=reason)
     try:
         check_record(record)
     except ValueError as error:
-        reason = f"its worker's figures cannot be: {error}"
+        reason = f"its worker gave impossible figures: {error}"
         return Record(record.case, record.backend, record.round, "failed", reason, forecast=record.forecast)
     return record
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether the NVIDIA driver of Linux is loaded. Does not open the device."""
+    """Return whether the NVIDIA driver of Linux is loaded, without opening the device."""
     return Path("/dev/nvidiactl").exists()

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 LARGEST = 256 * 2**10  # bytes; PyYAML reads them in a second
-MOST_NODES = 200_000  # values of a file, with those that its aliases (*name) stand for
-WEIGHS = 64  # characters of a text that count as a value more
-WANTED = {  # what begins the type of a mistake that pydantic finds -> what is wanted
+MOST_NODES = 200_000  # values of a file, with the values of its aliases (*name)
+WEIGHS = 64  # characters of a text that count as one more value
+WANTED = {  # beginning of the type of pydantic's mistake -> the wanted value
     "bool": "true or false",
     "int": "a whole number",
     "float": "a number",
@@ -35,7 +35,7 @@ WANTED = {  # what begins the type of a mistake that pydantic finds -> what is w
 
 
 def read_yaml(path: Path) -> Any:
-    """Return the content of a YAML file. Raises UserError where it is too large, is not YAML, or has a key twice."""
+    """Return the content of a YAML file. Raises UserError where it is too large, not YAML, or has a key twice."""
     try:
         if path.is_char_device():  # /dev/zero has no end
             raise UserError(f"{path}: not readable as YAML: it is a device")
@@ -63,8 +63,8 @@ def first_mistake(
 ) -> str:
     """Return the first mistake in a file with its place: "axes.seqln: unknown key; did you mean "seqlen"?".
 
-    `models`: the key of a mapping in the file -> its model; "" for all other mappings. `plain`: the key of a mapping
-    without a model -> its keys, to say where a key that stands elsewhere belongs.
+    `models` is the key of a mapping in the file -> its model, "" for all other mappings. `plain` is the key of a
+    mapping without a model -> its keys, to say where a misplaced key belongs.
     """
     first, *others = error.errors()
     place = _place(first["loc"])
@@ -73,7 +73,7 @@ def first_mistake(
     if first["type"] == "literal_error":
         return f"{place}: {reprlib.repr(first['input'])} is not {first['ctx']['expected']}"
     if first["type"] != "extra_forbidden":
-        alike = (first, *(other for other in others if _place(other["loc"]) == place))  # one for each type it may have
+        alike = (first, *(other for other in others if _place(other["loc"]) == place))  # one per allowed type
         wanted = [WANTED[kind] for found in alike if (kind := found["type"].partition("_")[0]) in WANTED]
         if first["type"].partition("_")[0] not in WANTED:
             return f"{place}: {first['msg'].removeprefix('Value error, ')}"
@@ -87,9 +87,9 @@ def first_mistake(
 
 
 def stands(word: str, own: Collection[str], keys: Mapping[str, Collection[str]]) -> str:
-    """Return where a key stands that has no place among its `own` ones; "" where nothing has it, or they do.
+    """Return the place of a key that is not among the `own` keys; "" where it has none, or is among them.
 
-    `keys`: the key of a mapping in the file -> its keys, "" for the file itself. A dash counts as an underscore.
+    `keys` is the key of a mapping in the file -> its keys, "" for the file itself. A dash counts as an underscore.
     """
     word = word.replace("-", "_")
     for key, known in keys.items():
@@ -104,18 +104,18 @@ def keys_of(model: type[BaseModel]) -> set[str]:
 
 
 def _place(loc: tuple[int | str, ...]) -> str:
-    """Return the place of a mistake as keys with dots, without the types that pydantic tried there."""
+    """Return the place of a mistake as keys with dots, without the types that pydantic tried."""
     return ".".join(str(part) for part in loc if part not in WANTED and part != "str" and "[" not in str(part))
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's loader with the numbers of YAML 1.2: 12:30 is no 750 and 010 no 8.
+    """PyYAML's loader with the numbers of YAML 1.2, so that 12:30 is not 750 and 010 is not 8.
 
-    The loader of libyaml is faster, but ends the process where a file is nested deeply.
+    libyaml's loader is faster, but ends the process where a file is nested deeply.
     """
 
     def get_single_node(self) -> yaml.Node | None:
-        """Refuse aliases that repeat each other: a few lines would stand for more than fits the memory."""
+        """Refuse aliases that repeat each other, by which a few lines could fill the memory."""
         if node := super().get_single_node():
             _count(node, {})
         return node
@@ -132,14 +132,14 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def construct_scalar(self, node: Any) -> Any:
-        """Construct text. Raise ConstructorError for a character that escapes can write and no text file can have."""
+        """Construct text. Raise ConstructorError for an escaped character that no text file can have."""
         text = super().construct_scalar(node)
         if isinstance(text, str) and not can_name_a_file(text):
             raise ConstructorError(problem=f"{text!r} has a character that no text has", problem_mark=node.start_mark)
         return text
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Construct a value. Raise ConstructorError for one that its tag cannot have, where PyYAML's own code fails."""
+        """Construct a value. Raise ConstructorError for a value that its tag cannot have, where PyYAML itself fails."""
         try:
             return super().construct_object(node, deep)
         except (ValueError, TypeError, AttributeError, LookupError):
@@ -148,11 +148,11 @@ class _Loader(yaml.SafeLoader):
 
 
 def _count(node: yaml.Node, known: dict[yaml.Node, int]) -> int:
-    """Return how many values a node stands for. Raises ConstructorError where these are more than MOST_NODES."""
+    """Return the number of values that a node stands for. Raises ConstructorError for more than MOST_NODES."""
     if isinstance(node, yaml.ScalarNode):
         return 1 + len(node.value) // WEIGHS
     if node not in known:
-        known[node] = MOST_NODES  # until it is counted, if it holds itself
+        known[node] = MOST_NODES  # until it is counted, in case it contains itself
         inner = node.value if isinstance(node, yaml.SequenceNode) else itertools.chain.from_iterable(node.value)
         known[node] = 1 + sum(_count(of, known) for of in inner)
     if known[node] > MOST_NODES:

@@ -1,4 +1,4 @@
-"""Start a worker: `python -m attnbench.worker`. The parent starts one for each backend."""
+"""The program of a worker: `python -m attnbench.worker`. The parent starts one for each backend."""
 
 from attnbench.worker.serve import main
 

@@ -1,7 +1,7 @@
-"""A cell as measure_cell.py drives it: the steps in their order, what they find, and the record that comes of it.
+"""The interface by which measure_cell.py drives a cell: the steps in their order, their findings, and the record.
 
-CellSteps (cell_steps.py) has the steps of a case on one device, RankCell (ranks/rank_cell.py) those of one rank of
-several, StepCell (step/step_cell.py) those of a step of a whole model.
+CellSteps (cell_steps.py) has the steps for a case on one device, RankCell (ranks/rank_cell.py) for one of several
+ranks, StepCell (step/step_cell.py) for a step of a whole model.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
 from attnbench.worker.kernel_trace import TraceFindings
 from attnbench.worker.laps import Laps
 
-Fields = dict[str, Any]  # of a Record
+Fields = dict[str, Any]  # fields of a Record
 
 
 class Cell:
-    """The steps of one cell, and what they hand on. They stand here in the order in which they are taken.
+    """The steps of one cell, and the values that they pass on, in the order in which they are taken.
 
-    Each step returns None, or the fields of the record that ends the cell: status, reason, and what is known of its
-    accuracy. It raises Unsupported where the library refuses the case, and whatever else the library raises. The
-    kinds of cells define the steps from `make_inputs` to `trace_launch`; of those after it each has what it needs.
+    Each step returns None, or the fields of the record that ends the cell: status, reason, and known errors. It raises
+    Unsupported where the library refuses the case, and all other errors of the library. Subclasses define the steps
+    from `make_inputs` to `trace_launch`, and the later steps that they need.
     """
 
-    accuracy: Accuracy  # of the launches before timing
+    accuracy: Accuracy  # in the launches before timing
     first_call: float  # seconds of `prepare` and the first launch, compilation and tuning included
     memory: dict[str, int]  # bytes
     traced: TraceFindings
@@ -40,7 +40,7 @@ class Cell:
     def __init__(
         self, instruments: Instruments, backend: Backend, case: Case, policy: Policy, *, timed: bool = True
     ) -> None:
-        """Take what is measured; without `timed` the same checks are made and nothing is timed."""
+        """Take a cell to measure; without `timed` the same checks are made, and nothing is timed."""
         self.timed = timed
         self.instruments = instruments
         self.backend = backend
@@ -49,9 +49,9 @@ class Cell:
         self.laps = Laps()
         self.timing: Timing | None = None
         self.others: tuple[str, ...] = ()
-        self.unseen = False  # whether it allocates where torch does not see it, so that its peak is not known
-        self.leak = ""  # a sentence on memory that calls never free; "" where they free it
-        self._notes: list[str] = []  # but for those of timing and trace, sentences
+        self.unseen = False  # whether it allocates outside of torch, so that its peak is unknown
+        self.leak = ""  # a sentence on memory that calls never free; "" if none
+        self._notes: list[str] = []  # sentences, without the notes of timing and trace
         self._began, self._ecc_errors = time.time(), instruments.state.ecc_errors()
 
     def make_inputs(self) -> Fields | None:
@@ -63,20 +63,20 @@ class Cell:
         raise NotImplementedError
 
     def launch_to_check(self) -> Fields | None:
-        """Launch, measure the memory of that, and check the results."""
+        """Launch, measure its memory, and check the results."""
         raise NotImplementedError
 
     def prepare_to_time(self) -> None:
-        """Prepare the launch that is timed, where it is another one."""
+        """Prepare the launch that is timed, if it is another one."""
 
     def be_alone(self) -> None:
-        """Wait until no other worker uses the device; what follows may be timed."""
+        """Wait until no other worker uses the device, so that the next steps may be timed."""
         if self.timed:
             self.instruments.alone_on_device()
             self.laps.begin()
 
     def time(self) -> Fields | None:
-        """Time the launch, and see that the inputs are as they were."""
+        """Time the launch, and check that the inputs are unchanged."""
         if self.timed:
             launch = self.timed_launch()
             self.timing = self.instruments.time(launch, self.policy)
@@ -87,14 +87,14 @@ class Cell:
         return None
 
     def timed_launch(self) -> TimedLaunch:
-        """Return the launch as the instruments take it."""
+        """Return the launch in the form that the instruments take."""
         raise NotImplementedError
 
     def time_beside(self, launch: TimedLaunch, timing: Timing) -> None:
-        """Add to `timing` what is measured beside the launch."""
+        """Add further measurements to `timing`."""
 
     def first_changed(self) -> str | None:
-        """Return the name of an input that a launch has written to; None where none is known."""
+        """Return the name of an input to which a launch has written; None where none is known."""
         return None
 
     def time_plan(self) -> Fields | None:
@@ -124,23 +124,23 @@ class Cell:
             self.laps.begin()
 
     def check_renewed_inputs(self) -> Fields | None:
-        """Check the results of the traced launch, where it had inputs that were changed in place."""
+        """Check the results of the traced launch, if its inputs were changed in place."""
         return None
 
     def check_restored_inputs(self) -> Fields | None:
-        """Launch again on the inputs as they were, and check."""
+        """Launch again on the original inputs, and check."""
         return None
 
     def check_repeated_calls(self) -> Fields | None:
-        """Compare the results of calls that follow each other without a pause."""
+        """Compare the results of successive calls without pauses."""
         return None
 
     def check_strides_of_dout(self) -> Fields | None:
-        """See that gradients are the same for a dense dout and for one of the same values and other strides."""
+        """Check that gradients are the same for a dense dout and for one with the same values and other strides."""
         return None
 
     def record(self) -> Fields:
-        """Return the fields of the record of a right kernel; without measurements where it was not timed."""
+        """Return the record's fields for a right kernel; without measurements where it was not timed."""
         found: Fields = {"status": "ok", "accuracy": self.accuracy, "kernels": self.traced.kernels}
         found |= {"approximation": self.approximation, "notes": tuple(self.notes)}
         if self.timing is None:
@@ -166,17 +166,17 @@ class Cell:
         }
 
     def counts(self) -> dict[str, Measurement]:
-        """Return what was counted, and not measured, of a cell that was timed."""
+        """Return the counts, which are not measurements, of a timed cell."""
         return {}
 
     @property
     def approximation(self) -> Approximation | None:
-        """How far an approximate backend is from exact attention."""
+        """The error of an approximate backend against exact attention; None for an exact one."""
         return None
 
     @property
     def notes(self) -> list[str]:
-        """The notes of all steps that were taken, as sentences."""
+        """The notes of all steps so far, as sentences."""
         timing = self.timing.notes if self.timing else []
         return [*self._notes, *filter(None, [self.leak]), *timing, *self.traced.notes]
 
@@ -187,34 +187,34 @@ class Cell:
 
     @contextlib.contextmanager
     def told_what_to_do(self) -> Iterator[None]:
-        """Add to an error of the block what a person can do about it, where that is known."""
+        """Add a known remedy to an error raised in the block."""
         try:
             yield
         except Exception as error:
             if not isinstance(error, Unsupported):
                 todo = self.leak if failures.is_out_of_memory(error) else self.what_to_do()
-                with contextlib.suppress(Exception):  # its class may take no attributes
+                with contextlib.suppress(Exception):  # its class may refuse attributes
                     setattr(error, failures.TODO, todo)
             raise
 
     def what_to_do(self) -> str:
-        """Return what to do about a wrong result or a failure, where a try shows it; else ""."""
+        """Return the remedy for a wrong result or a failure, where a trial shows one; else ""."""
         return ""
 
     def wrong(self, accuracy: Accuracy, when: str = "", why: str = "") -> Fields:
-        """Return the fields of the record of wrong results of the launch that `when` names; `why` where it is known."""
+        """Return the record's fields for wrong results; `when` names the launch, `why` the cause where it is known."""
         reason = "; ".join(filter(None, (when + accuracy.problem(), why or self.what_to_do())))
         return {"status": "wrong", "reason": reason, "accuracy": accuracy}
 
     @property
     def later(self) -> str:
-        """The words that a reason has of checks that come after timing."""
+        """The words in a reason of a check after timing."""
         return "after timing, " if self.timing else ""
 
 
 def notes_on_data(case: Case, is_hard_checked: bool) -> tuple[str, ...]:
-    """Return the notes on what the check of a case with such data tells, as sentences."""
+    """Return notes on the limits of checks with the data of a case, as sentences."""
     if case.data != "zeros":
         return ()
     only = "only the launch on hard inputs" if is_hard_checked else "nothing"
-    return (f"data zeros: every right result is 0, so that {only} tells a kernel that writes zeros",)
+    return (f"data zeros: every right result is 0, so that {only} can reveal a kernel that writes zeros",)

@@ -1,6 +1,6 @@
 """One case on one backend and one device, measured and checked step by step.
 
-measure_cell.py takes the steps in the order of cell.py; profile_call.py takes those that it needs.
+measure_cell.py takes the steps in the order of cell.py; profile_call.py takes only some.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from time import perf_counter  # own names, which no kernel can replace
+from time import perf_counter  # bound here, so that no kernel can replace it
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.backends.shared.function import Function
@@ -34,8 +34,8 @@ from attnbench.worker.measure.memory import CpuMemory, resident_bytes
 if TYPE_CHECKING:
     from torch import Tensor
 
-ALLOCATED = 512  # bytes, of which torch's CUDA allocator gives out multiples
-LEAK = 2**20  # bytes; less than that a call may keep in Python's objects and torch's tables
+ALLOCATED = 512  # bytes; torch's CUDA allocator gives out multiples
+LEAK = 2**20  # bytes; a call may keep less in Python's objects and torch's tables
 ONE_BACKWARD = (
     "only the first backward after a forward is right, and the pass bwd times the backward of one forward many times: "
     "keep what the forward saved as it is, or measure both with --pass fwd_bwd"
@@ -43,25 +43,25 @@ ONE_BACKWARD = (
 NAN_WITHOUT_KEYS = "its output is NaN for queries that see no key"
 OVERFLOW = "scores there are beyond what exp holds in float32: subtract the maximum of each row from its scores"
 SHARED = "its calls share the memory of their results: a later call overwrites what an earlier one returned"
-UNSEEN = "its peak memory is not known: it allocates where torch does not see it"
-HIDDEN = 2**24  # bytes of growth of a process on a CPU, beyond what torch explains, that a call must have taken
-UNLIKE = 0.1  # of the largest value: two results that differ by more have not read the same values
+UNSEEN = "its peak memory is unknown: it allocates memory outside of torch"
+HIDDEN = 2**24  # bytes of a process's growth on a CPU, beyond torch's own, that a call must have caused
+UNLIKE = 0.1  # of the largest value: results with a larger difference come from other inputs
 
 T = TypeVar("T")
 
 
 class CellSteps(Cell):
-    """The steps of one cell on one device, and what they hand on: inputs, the prepared launch, and what was found.
+    """The steps of one cell on one device, and the values that they pass on: inputs, the prepared launch, and findings.
 
-    Without `timed` no memory is measured but that calls leak.
+    Without `timed` no memory is measured, except for leaks of calls.
     """
 
     judge: CellJudge
     prepared: Prepared
-    _first: Accuracy  # of the first launch
+    _first: Accuracy  # in the first launch
     _kept_by_first: int  # bytes
-    _seconds: float  # of a launch, about; 0 where that is not known
-    _enqueue: float  # seconds of the host for it, about
+    _seconds: float  # rough seconds of a launch; 0 where unknown
+    _enqueue: float  # rough seconds of the host for a launch
     renewal: InputRenewal
 
     def make_inputs(self) -> Fields | None:
@@ -73,9 +73,9 @@ class CellSteps(Cell):
         return {"status": "failed", "reason": self.judge.flaw} if self.judge.flaw else None
 
     def launch_first(self) -> Fields | None:
-        """Prepare the backend and launch once on hard inputs, where there are any for it; then give both up.
+        """Prepare the backend and launch once on hard inputs, if it has any; then release both.
 
-        A kernel that is wrong here may be wrong on any inputs, which `launch_to_check` finds out.
+        A kernel that is wrong here may be wrong on any inputs, which `launch_to_check` finds.
         """
         is_hard = self.judge.hard
         first_inputs = self.judge.hard_inputs() if is_hard else self.judge.to_check
@@ -88,9 +88,9 @@ class CellSteps(Cell):
         return None if is_hard or self._first.ok else self.wrong(self._first)
 
     def launch_to_check(self) -> Fields | None:
-        """Prepare on the given inputs, measure the memory of a launch, and check its results and those of the first.
+        """Prepare on the given inputs, measure the memory of a launch, and check its results and the first launch's.
 
-        The memory comes before the instruments allocate any.
+        Memory is measured before the instruments allocate any.
         """
         memory = self.instruments.memory
         held, self.prepared = self._measure_held(lambda: self._prepare(self.judge.to_check))
@@ -126,12 +126,11 @@ class CellSteps(Cell):
         return self.wrong(self._first, "on hard inputs: ", OVERFLOW if self._first.unwritten else "")
 
     def prepare_to_time(self) -> None:
-        """Prepare the launch on a dense `dout`, where the check so far had one that is zero outside sampled rows.
+        """Prepare the launch on a dense `dout`, where the `dout` of the checks was zero outside sampled rows.
 
-        Small tensors of the check may have split blocks of torch's cache, so the cache is emptied. Tensors that stay
-        alive while the launch is timed are allocated here. Allocated later, they would split the large blocks in the
-        cache that launches free and need again, and it would have to be emptied, which costs standard attention half a
-        second.
+        The cache of torch is emptied, because small tensors of the check may have split its blocks. Tensors that stay
+        alive during timing are allocated here. Allocated later, they would split the large blocks that launches free
+        and need again, and the cache would have to be emptied again, which costs standard attention half a second.
         """
         if self.judge.masked:
             self.judge.use_given()
@@ -155,7 +154,7 @@ class CellSteps(Cell):
     def time_plan(self) -> Fields | None:
         """Time the plan of a backend that has one, and measure its memory.
 
-        The launches that are checked later are by a plan built again.
+        The later checks are of launches with a rebuilt plan.
         """
         if self.timing is not None and self.prepared.plan is not None:
             self.timing.measurements["plan"], note = plan_time.time_plan(self.instruments, self.prepared.plan)
@@ -166,7 +165,7 @@ class CellSteps(Cell):
         return None
 
     def trace_launch(self) -> kernel_trace.TraceFindings:
-        """Change the inputs in place, and trace one launch on them; of long calls time some more."""
+        """Change the inputs in place, and trace one launch on them; time some further long calls."""
         self.renewal = InputRenewal(self.case, self.judge.given, self.prepared, self.judge.renewal_seed)
         found = kernel_trace.trace_launch(
             self.instruments, self.case, self.signature, self._checked, self.timing, self.renewal.renew
@@ -176,9 +175,9 @@ class CellSteps(Cell):
         return found
 
     def check_renewed_inputs(self) -> Fields | None:
-        """Check the results of the traced launch, and where rows are sampled screen all of them.
+        """Check the results of the traced launch, and screen all rows where only a sample was checked.
 
-        The screen comes this late since its kernels are loaded into memory that counts where memory is measured.
+        The screen comes this late because its kernels are loaded into memory that would count as the cell's.
         """
         results = self.prepared.canonical(self.traced.result)
         self.traced = replace(self.traced, result=None)
@@ -191,7 +190,7 @@ class CellSteps(Cell):
         return None
 
     def check_restored_inputs(self) -> Fields | None:
-        """Restore the inputs, launch again, and check, unless a launch is long.
+        """Restore the inputs, launch again, and check, unless launches are long.
 
         A kernel that returns an earlier result fails here or on the renewed inputs.
         """
@@ -199,7 +198,7 @@ class CellSteps(Cell):
             self.renewal.restore()
             accuracy = self.judge.check_restored(self.prepared.canonical(self._checked.launch()))
             if not accuracy.ok:
-                return self.wrong(accuracy, f"{self.later}on the old inputs again: ")
+                return self.wrong(accuracy, f"{self.later}on the original inputs again: ")
             if self.timing and self.instruments.device.type == "cpu":
                 self.timing.measurements.update(
                     kernel_trace.slow_on_new_inputs(
@@ -210,7 +209,7 @@ class CellSteps(Cell):
         return None
 
     def check_repeated_calls(self) -> Fields | None:
-        """Compare the results of calls on the given inputs that follow each other without a pause."""
+        """Compare the results of successive calls on the given inputs without pauses."""
         self.renewal.restore()
         nbytes = _bytes_of_results(self.judge.given)
         wrong, shared = repeated_calls.find_wrong_call(
@@ -262,7 +261,7 @@ class CellSteps(Cell):
 
     @property
     def signature(self) -> Signature:
-        """What the backend declares of the case; any kernel may run where it declares nothing."""
+        """The backend's declared kernels for the case; any kernel may run where it declares none."""
         device: Device = self.instruments.device_info
         return (
             self.backend.signature(self.case, device) if hasattr(self.backend, "signature") else Signature(float32=True)
@@ -279,7 +278,7 @@ class CellSteps(Cell):
 
     @cached_property
     def _other_renewal(self) -> Callable[[], None]:
-        """Write other values to tensors that no call reads."""
+        """Return a function that writes other values to tensors that no call reads."""
         copies = inputs.clone(self.judge.given)
         return InputRenewal(self.case, copies, replace(self.prepared, reads={}), self.judge.renewal_seed).renew
 
@@ -291,11 +290,11 @@ class CellSteps(Cell):
         return ready
 
     def _measure_held(self, make: Callable[[], T]) -> tuple[int, T]:
-        """Return the bytes that what `make` returns holds (0 where nothing is timed), and that."""
+        """Return the bytes held by the result of `make` (0 without timing), and the result."""
         return self.instruments.memory.measure_held(make) if self.timed else (0, make())
 
     def _measure_seconds(self, launch: Callable[[], T]) -> T:
-        """Launch once, and note about how many seconds that takes, where nothing else of the run is at work."""
+        """Launch once and return its result; keep its rough seconds where nothing else of the run works."""
         began = perf_counter()
         result = launch()
         self._enqueue = perf_counter() - began
@@ -304,9 +303,10 @@ class CellSteps(Cell):
         return result
 
     def _launch_and_give_up(self, first_inputs: Inputs) -> Accuracy:
-        """Prepare and launch once, both timed, and return the accuracy. What is still allocated then, a library keeps.
+        """Prepare and launch once, both timed, and return the accuracy.
 
-        The memory of the results was filled with NaN before, so that what a kernel leaves unwritten is seen.
+        Memory that is then still allocated is kept by a library. The memory of the results is filled with NaN before,
+        so that values that a kernel does not write are found.
         """
         self.instruments.memory.fill_with_nan(self.case)
         began = perf_counter()
@@ -332,10 +332,9 @@ class CellSteps(Cell):
         return accuracy
 
     def _kept_by_prepare(self, held: int, saved: int | None) -> int:
-        """Return the bytes that `prepare` keeps for itself, of those that it holds, which count as memory of the cell.
+        """Return the part of the `held` bytes of `prepare` that counts as the cell's memory; 0 where unknown.
 
-        Not counted are a copy of each input and, where only the backward is timed, what its forward saved (`saved`,
-        bytes). 0 where that is not known.
+        A copy of each input and, where only the backward is timed, the `saved` bytes of its forward do not count.
         """
         if not self.case.has_forward:
             if saved is None:
@@ -352,9 +351,9 @@ class CellSteps(Cell):
         return TimedLaunch(launch, on_copies, nbytes, footprint, self._seconds, self._enqueue)
 
     def _allocates_unseen(self, results: int) -> bool:
-        """Whether a call on a CPU takes memory that torch's profiler does not see, as in another thread or in numpy.
+        """Return whether a call on a CPU takes memory unseen by torch's profiler, for example in a thread or in numpy.
 
-        `results` are the bytes of what it returns.
+        `results` is the number of bytes of its results.
         """
         memory = self.instruments.memory
         if not isinstance(memory, CpuMemory):
@@ -363,7 +362,7 @@ class CellSteps(Cell):
         return grown > max(2 * peak, memory.given_out) + HIDDEN or peak < results or memory.in_other_threads
 
     def _leak_of_a_call(self) -> int:
-        """Return the bytes that a call leaves allocated once its results are freed; 0 where one of two leaves none."""
+        """Return the bytes that calls leave allocated after their results are freed; 0 where one of two leaves none."""
 
         def call() -> None:
             self.judge.launcher(self.prepared)()
@@ -372,9 +371,9 @@ class CellSteps(Cell):
         return left if left >= LEAK else 0
 
     def _unseen_leak_of_a_call(self) -> int:
-        """Return the bytes by which a call makes this process on a CPU grow; 0 where one of four adds no LEAK.
+        """Return the bytes by which calls make this process on a CPU grow; 0 where one of four adds less than LEAK.
 
-        What a call frees Python may keep for the next, so that only calls that all add memory leak.
+        Python may keep freed memory for the next call, so that only calls that all add memory leak.
         """
         left = []
         for _ in range(4):
@@ -390,10 +389,10 @@ class CellSteps(Cell):
         return self._in_other_order() or self._with_one_backward()
 
     def _refuse_rows_without_keys(self, out: Tensor) -> None:
-        """Raise Unsupported where a person's function gives NaN for queries that see no key, and there alone.
+        """Raise Unsupported where a person's function gives NaN only for queries that see no key.
 
-        A softmax over no key is 0/0. A function that defines no output there does not support the case, as torch's SDPA
-        does not.
+        A softmax over no key is 0/0. A function without a defined output for it does not support the case, as torch's
+        SDPA does not.
         """
         s, empty = self.case.shape, self.case.shape.seqlen_q - self.case.shape.seqlen_k
         if self.case.causal and empty > 0 and out.shape[1] == s.seqlen_q:
@@ -402,7 +401,7 @@ class CellSteps(Cell):
                 raise Unsupported(NAN_WITHOUT_KEYS)
 
     def _with_one_backward(self) -> str:
-        """Return what to do where the first backward after a forward is right, and the next is not; else ""."""
+        """Return the remedy where the first backward after a forward is right, and the next is not; else ""."""
         if self.case.direction != "bwd":
             return ""
         try:
@@ -412,7 +411,7 @@ class CellSteps(Cell):
                 try:
                     if not judge.check_first(prepared.canonical(prepared.launch()), trial=True).ok:
                         return ""
-                except RuntimeError:  # of torch.compile, which refuses a graph that is to be kept
+                except RuntimeError:  # torch.compile refuses to keep a graph
                     prepared = self.backend.prepare(replace(self.case, direction="fwd_bwd"), judge.to_check)
                     results = prepared.canonical(prepared.launch())
                     return ONE_BACKWARD if judge.check_first(results, trial=True).ok else ""
@@ -424,7 +423,7 @@ class CellSteps(Cell):
         return ONE_BACKWARD
 
     def _in_other_order(self) -> str:
-        """Return what to do where a person's function is right with its dimensions in another order; else ""."""
+        """Return the remedy where a person's function is right with its dimensions in another order; else ""."""
         if not isinstance(self.backend, Function):
             return ""
         other, todo = self.backend.in_other_order()
@@ -438,7 +437,7 @@ class CellSteps(Cell):
 
 
 def bytes_of_tensors(raw: Any, multiple: int = ALLOCATED) -> int:
-    """Return the bytes that the tensors in a launch's raw results occupy, each storage once and as a multiple."""
+    """Return the bytes of the tensors in a launch's raw results, each storage once, rounded up to `multiple`."""
     import torch
 
     storages: dict[int, int] = {}
@@ -455,11 +454,11 @@ def bytes_of_tensors(raw: Any, multiple: int = ALLOCATED) -> int:
 
 
 def _bytes_of_results(given: Inputs) -> int:
-    """Return about as many bytes as the results of a call have: those of q, and with a backward of all inputs."""
+    """Return the rough bytes of a call's results: as many as q has, or with a backward as all inputs have."""
     return int(given.q.nbytes) if given.dout is None else given.nbytes
 
 
 def _is_cross_checked(case: Case, backend: str, share: float) -> bool:
-    """Whether a cell is among the `share` of cells that are cross-checked. The same cells are chosen in every run."""
+    """Return whether a cell is in the `share` of cross-checked cells, which are the same in every run."""
     digest = hashlib.sha256(f"{case.key}/{backend}".encode()).digest()
     return int.from_bytes(digest[:4], "big") < share * 2**32

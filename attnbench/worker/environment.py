@@ -1,4 +1,4 @@
-"""Describes the machine and its device and measures its quick rates, in a worker: the parent never uses CUDA."""
+"""Description of the machine and its device, with quick rates, in a worker, as the parent never uses CUDA."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ PACKAGES = (
     *("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "xformers", "flashinfer-python"),
     *("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "transformer-engine", "transformers"),
 )
-FAKE_MEMORY = 80 * 2**30  # bytes of the simulated device
+FAKE_MEMORY = 80 * 2**30  # bytes of memory of the simulated device
 FAKE_RATES = {"bf16": 800e12, "fp16": 800e12, "fp32": 50e12, "fp8": 1600e12}  # FLOP/s
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-# Environment variables that change figures: of compilers and libraries, of memory and of how threads wait; not where
-# files are and what is logged. Those of _OF_GPUS change nothing on a CPU.
+# Environment variables that change figures: of compilers, libraries, memory and waiting threads, but not places of
+# files and logging. The variables in _OF_GPUS change nothing on a CPU.
 _OF_ALL = (
     r"LD_PRELOAD|GLIBC_TUNABLES|MALLOC_\w+|THP_MEM_ALLOC_ENABLE|OPENBLAS_CORETYPE|"
     r"OMP_(WAIT_POLICY|PROC_BIND|PLACES|DYNAMIC|THREAD_LIMIT|MAX_ACTIVE_LEVELS|NESTED|SCHEDULE)|"
@@ -45,17 +45,17 @@ _OF_GPUS = (
     r"TORCH_(BLAS|CUDNN|ROCM)_\w+|(XFORMERS|FLASH_ATTENTION|FLASHINFER|NVTE)_\w+"
 )
 _OTHERS = r"\w+_(DIR|BASE|HOME|PATH|REPOSITORY|LOG\w*|VERBOSE)"
-_SET = dict(os.environ)  # read before torch is imported, which sets some too
+_SET = dict(os.environ)  # read before the import of torch, which sets some too
 QUICK_MATMUL = {"cuda": 4096, "cpu": 512}  # rows and columns
 QUICK_COPY = {"cuda": 2**28, "cpu": 2**26}  # bytes
 
 
 class NoDevice(Exception):
-    """Raised where the requested device does not exist. The message is for the user."""
+    """The requested device does not exist. The message is for the user."""
 
 
 def resolve_device(device: str) -> str:
-    """Return "cuda:N", "cpu" or "fake" for a device option: "auto" takes cuda:0 or else the CPU, "cuda" is cuda:0.
+    """Return "cuda:N", "cpu" or "fake" for a device option: "auto" is cuda:0, else the CPU; "cuda" is cuda:0.
 
     Raises NoDevice where there is no such device.
     """
@@ -82,8 +82,8 @@ def resolve_device(device: str) -> str:
 def no_gpu_here() -> bool:
     """Return whether it is certain that torch would find no GPU: Linux with neither NVIDIA's nor AMD's driver.
 
-    To ask torch takes seconds for its import. NVIDIA's library decides only where there is no device file, because its
-    installer may leave making that to the first program that opens the GPU.
+    Asking torch would take seconds for its import. NVIDIA's library is asked only without a device file, which the
+    first program that opens the GPU may have to make.
     """
     if sys.platform != "linux" or any(Path(f"/dev/{name}").exists() for name in ("nvidiactl", "kfd")):
         return False
@@ -97,7 +97,7 @@ def no_gpu_here() -> bool:
 def describe(device: str, *, with_torch: bool = True) -> Environment:
     """Return the environment of this interpreter and of `device` ("cuda:N", "cpu", "fake"), without rates.
 
-    Without torch it leaves out what torch alone knows of a CPU: its threads, and the CUDA for which it is built.
+    Without torch its facts are missing: a CPU's threads, and the CUDA for which torch is built.
     """
     if device == "fake":
         return _fake()
@@ -107,7 +107,7 @@ def describe(device: str, *, with_torch: bool = True) -> Environment:
 
     where = torch.device(device)
     found = _with_other_work(where) if where.type == "cuda" else _host(torch.get_num_threads(), _instructions())
-    version = str(torch.__version__)  # a TorchVersion, which JSON would make a plain str
+    version = str(torch.__version__)  # a plain str, as JSON gives back, not a TorchVersion
     known = replace(_environment(found, version), cuda=torch.version.cuda or getattr(torch.version, "hip", None))
     if where.type == "cpu":
         return known
@@ -132,7 +132,7 @@ def _environment(device: Device, torch: str) -> Environment:
 
 
 def _variables(kind: str) -> dict[str, str]:
-    """Return the environment variables that a person has set and that change figures on this kind of device."""
+    """Return the environment variables set by a person that change figures on this kind of device."""
     names = rf"(?!({_OTHERS})$)({_OF_ALL if kind == 'cpu' else f'{_OF_ALL}|{_OF_GPUS}'})"
     return {name: value for name, value in sorted(_SET.items()) if value and re.fullmatch(names, name)}
 
@@ -140,7 +140,7 @@ def _variables(kind: str) -> dict[str, str]:
 def with_quick_rates(device: Device, dtypes: Iterable[str] = ()) -> Device:
     """Return the device with measured rates: a matmul in each of `dtypes` (FLOP/s) and a copy (bytes/s).
 
-    Nothing else should run on the machine meanwhile. Dtypes that the device cannot multiply are left out.
+    Nothing else should run on the machine meanwhile. Dtypes without products on the device are left out.
     """
     if device.kind == "fake":
         return replace(device, matmul=FAKE_RATES, copy=4e12)
@@ -154,34 +154,34 @@ def with_quick_rates(device: Device, dtypes: Iterable[str] = ()) -> Device:
 
 
 def open_gpu_state(device: torch.device) -> GpuState:
-    """Return NVML's view of the physical GPU behind a torch device, whatever CUDA_VISIBLE_DEVICES is."""
+    """Return NVML's view of the physical GPU of a torch device, for any CUDA_VISIBLE_DEVICES."""
     import torch
 
     return GpuState(_uuid(torch.cuda.get_device_properties(device)))
 
 
 def measure_in_this_process() -> None:
-    """Say that this process has the run itself, so that its child processes are the run's other workers."""
+    """Declare that this process has the run itself, so that its child processes are the run's other workers."""
     nvml.session_pid = os.getpid()
 
 
 def check_is(device: Device) -> None:
-    """Raise RuntimeError where this process sees another GPU under the index of one that was described elsewhere."""
+    """Raise RuntimeError where this process sees another GPU than `device` under its index."""
     import torch
 
     seen = _uuid(torch.cuda.get_device_properties(torch.device(str(device))))
     if device.uuid and seen not in ("", device.uuid):
         raise RuntimeError(
-            f"its process sees GPU {seen} as {device}, and the run measures {device.uuid}: code that sets "
-            "CUDA_VISIBLE_DEVICES; take that out, and choose with --device"
+            f"its process sees GPU {seen} as {device}, but the run measures {device.uuid}: code sets "
+            "CUDA_VISIBLE_DEVICES; remove that, and choose the GPU by --device"
         )
 
 
 def _with_other_work(where: torch.device) -> Device:
-    """Return a GPU with how much others use it, read while this process does nothing on it, and who they are.
+    """Return a GPU with its use by other processes, read while this process leaves it idle, and their names.
 
-    Processes are named at the end, when this one has opened the device: only then does NVML's list show whether its
-    numbers are those of this process's namespace.
+    Processes are named after this one has opened the device, because only then does NVML's list show whether its
+    process ids belong to this process's namespace.
     """
     state, since = open_gpu_state(where), time.time()
     busy = state.busy_with_others()
@@ -209,12 +209,12 @@ def _gpu(where: torch.device) -> Device:
 
 
 def _uuid(properties: Any) -> str:
-    """Return a GPU's UUID as torch reports it; empty where it reports none."""
+    """Return a GPU's UUID by torch; "" where it reports none."""
     return str(getattr(properties, "uuid", ""))
 
 
 def _instructions() -> str:
-    """Return the CPU instructions that torch uses, which ATEN_CPU_CAPABILITY limits, and what limits its libraries'."""
+    """Return the CPU instructions that torch uses, within ATEN_CPU_CAPABILITY, and the limits of its libraries."""
     import torch
 
     used = torch.backends.cpu.get_cpu_capability()
@@ -247,7 +247,7 @@ def _fake() -> Environment:
 def _fastest_call(call: Callable[[], Any], where: torch.device) -> float:
     """Return the seconds of the fastest of three calls, after two to warm up.
 
-    On a CPU it calls for 0.2 s at least, since other processes may load the host.
+    On a CPU it calls for at least 0.2 s, since other processes may load the host.
     """
     import torch
 
@@ -267,7 +267,7 @@ def _fastest_call(call: Callable[[], Any], where: torch.device) -> float:
 
 
 def _matmul_rates(where: torch.device, dtypes: Iterable[str], n: int) -> dict[str, float]:
-    """Return the FLOP/s of a matmul of n x n by dtype. Leaves out fp8 where the device cannot multiply it."""
+    """Return dtype -> FLOP/s of an n x n matmul, without fp8 where the device has no product for it."""
     import torch
 
     named = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}
@@ -291,7 +291,7 @@ def _copy_rate(where: torch.device, nbytes: int) -> float:
 
 
 def last_level_cache() -> int | None:
-    """Return the bytes of the largest cache of CPU core 0 (Linux); None where it is not known."""
+    """Return the bytes of the largest cache of CPU core 0 (Linux); None where unknown."""
     texts = (cgroups.read_text(path) or "" for path in CACHES.glob("index*/size"))  # empty on some virtual machines
     sizes = [re.fullmatch(r"(\d+)([KM]?)", text, re.ASCII) for text in texts]
     return max((int(size[1]) * {"": 1, "K": 2**10, "M": 2**20}[size[2]] for size in sizes if size), default=None)

@@ -1,4 +1,4 @@
-"""What a record says of an exception: whether memory ran out, its text in one line, its place in a person's code."""
+"""A record's facts of an exception: whether memory ran out, its text in one line, its place in a person's code."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from attnbench.core.own_files import INSTALLED
 from attnbench.core.sizes import format_bytes
 from attnbench.core.text import one_line, printable
 
-LONGEST = 400  # characters of a message
-READ = 10 * LONGEST  # characters of an exception's text, of which the message is made: its patterns take quadratic time
+LONGEST = 400  # the most characters of a message
+READ = 10 * LONGEST  # the most characters read of an exception's text, as patterns take quadratic time
 ATTNBENCH = Path(__file__).resolve().parents[1]
 NO_GPU_OF_TRITON = re.compile(r"\b0 active drivers|cannot be accessed from Triton \(cpu tensor")
 WITHOUT_GPU = (
     "Triton runs on a GPU, or on a CPU with the environment variable TRITON_INTERPRET=1: slowly, for tests of its "
     "results in fp32 and fp16"
 )
-NOBODY = "nobody can answer while it is measured: call it from a script of your own to use input() or a debugger"
+NOBODY = "input cannot be given during a measurement; use input() or a debugger in a script of your own"
 REENTRANT = "gradients are taken by torch.autograd.grad here: give its checkpoint use_reentrant=False"
-TODO = "_attnbench_todo"  # attribute of an exception: what a person can do about it
+TODO = "_attnbench_todo"  # attribute of an exception with a remedy for a person
 STABLE_ALLOCATION = re.compile(r"aoti_torch_(aten_)?(new_)?(empty|zeros)\w*\(.*API call failed.*", re.DOTALL)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception means out of memory, by the messages of torch's allocators, CUDA, cuDNN and cuBLAS.
+    """Return whether an exception means out of memory, by the messages of torch's allocators, CUDA, cuDNN and cuBLAS.
 
-    Of an allocation that fails in a library of torch's stable interface (flash-attn 3) the message has the call only.
+    A failed allocation in a library of torch's stable interface (flash-attn 3) names only the call.
     """
     if is_of_judge(error):
         return isinstance(error, MemoryError)
@@ -44,23 +44,22 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def is_of_judge(error: BaseException) -> bool:
-    """Whether the judge beside the worker failed, and not the backend."""
+    """Return whether the judge beside the worker failed, and not the backend."""
     return type(error).__name__ in (
         "JudgeError",
         "JudgeOutOfMemoryError",
-    )  # of judging.py, which is imported where cells are measured
+    )  # of judging.py, which is imported only for measuring
 
 
 def reason(error: BaseException, spec: str) -> str:
-    """Return an exception's type, the first paragraph of its message, its place in the code of `spec`, what to do.
+    """Return an exception's type, the first paragraph of its message, its place in the code, and a known remedy.
 
-    All of that is one line, and what to do is there where it is known. `spec` is the backend's "module:object" or
-    "file.py:object".
+    They are one line. `spec` is the backend's "module:object" or "file.py:object".
     """
     try:
         return _reason(error, spec)
-    except Exception:  # its class and its attributes may be anything
-        return f"{type(error).__name__}: nothing more can be read of it"
+    except Exception:  # its class and attributes may fail in any way
+        return f"{type(error).__name__}, whose text cannot be read"
 
 
 def _reason(error: BaseException, spec: str) -> str:
@@ -80,7 +79,7 @@ def _reason(error: BaseException, spec: str) -> str:
 
 
 def place(error: BaseException, spec: str) -> str:
-    """Return " (mine.py:12 in attention)": the last frame in the person's file or package; "" where there is none."""
+    """Return the last frame in the person's file or package: " (mine.py:12 in attention)"; "" without one."""
     own = _own_code(spec)
     if own is None:
         return ""
@@ -95,7 +94,7 @@ def place(error: BaseException, spec: str) -> str:
 
 
 def _own_code(spec: str) -> Path | None:
-    """Return the folder of a person's file or package, or their one module; None for a backend of attnbench."""
+    """Return the folder of a person's file or package, or their single module; None for a backend of attnbench."""
     where = spec.rpartition(":")[0]
     if spec in BACKENDS.values() or not where:
         return None
@@ -103,7 +102,7 @@ def _own_code(spec: str) -> Path | None:
         return Path(where).resolve().parent
     try:
         found = importlib.util.find_spec(where.partition(".")[0])
-    except ValueError:  # a module without a spec
+    except ValueError:  # raised for a module without a spec
         return None
     folders = list(found.submodule_search_locations or ()) if found else []
     file = folders[0] if folders else found and found.origin
@@ -117,5 +116,5 @@ def _no_memory(match: re.Match[str]) -> str:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except BaseException:  # a person's own code
+    except BaseException:  # of a person's own code
         return "its text cannot be read"

@@ -1,13 +1,13 @@
-"""Whether one cell fits in memory and is right there, for `attnbench capacity`: no second copy of its inputs.
+"""The test of `attnbench capacity`: whether one cell fits in memory and is right, without a second copy of its inputs.
 
-`fit` has the steps, LeanCell what they need of a case on one device, and ranks/lean_ranks.py of one rank of several.
+`fit` has the steps, LeanCell their parts for a case on one device, and ranks/lean_ranks.py for one of several ranks.
 Inputs are made in the order of dimensions that the backend takes, so that `prepare` has nothing to copy.
 
-The steps: inputs; the reference, which then waits in the host's memory; a launch on inputs that are changed in place,
-as a kernel that returns earlier results is then wrong in the next; a launch whose memory and seconds are measured, and
-whose results are compared with the reference once the inputs are freed. So the check needs less memory than the call,
-and where it fails for want of memory all the same, the record says that it was the check. dout is zero outside the
-sampled rows (judge), also where it is timed.
+The steps are: inputs; the reference, which then waits in the host's memory; a launch on inputs that are changed in
+place, so that a kernel that returns earlier results is wrong in the next launch; a launch whose memory and seconds are
+measured, and whose results are compared with the reference after the inputs are freed. The check then needs less memory
+than the call; where it nevertheless lacks memory, the record says that it was the check. dout is zero outside the
+sampled rows (judge/), also in the timed launch.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ NOT_FILLED = "the memory of the results was not filled with NaN before the call:
 
 
 class NoRoomToCheckError(Exception):
-    """Raised where the check, and not the call, ran out of memory."""
+    """The check, and not the call, ran out of memory."""
 
 
 class LeanCell:
-    """One case on one device, near the limit of its memory, as `fit` sees it."""
+    """One case on one device, near the limit of its memory, for `fit`."""
 
     given: Inputs
 
     def __init__(self, instruments: Instruments, backend: Backend, case: Case, policy: Policy) -> None:
         self.instruments, self.backend, self.case, self.policy = instruments, backend, case, policy
-        self.notes: list[str] = []  # on what could not be checked or measured as usual, sentences
+        self.notes: list[str] = []  # sentences on missing checks and measurements
 
     def make_inputs(self) -> Fields | None:
-        """Make the inputs, and the reference, which waits in the host's memory; return what must not be measured."""
+        """Make the inputs, and the reference in the host's memory; return a record's fields to end the cell."""
         device, seed = str(self.instruments.device), self.policy.seed
         self.given = in_order_of(self.backend, self.case, inputs.make(self.case, device, seed))
         self._check = ResultCheck(self.case, self.given, seed, lean=True)
@@ -66,7 +66,7 @@ class LeanCell:
     def measure_launch(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
         """Launch once, with the memory of the results filled with NaN if there is room. Return its memory and result.
 
-        The memory is in bytes, by name.
+        The memory is a mapping of names to bytes.
         """
         memory, filled = self.instruments.memory, True
         try:
@@ -84,7 +84,7 @@ class LeanCell:
         return found, raw
 
     def _leak(self, launch: Callable[[], Any], left: int) -> int:
-        """Return the bytes that a call leaves allocated, 0 for none, where one has left so many; two more must too."""
+        """Return the bytes that calls leave allocated, after one left `left`; 0 unless two more leave some too."""
         if left < LEAK:
             return 0
 
@@ -106,7 +106,7 @@ class LeanCell:
         return accuracy
 
     def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
-        """Return why the launch of an fp8 cell does not compute in fp8; None where nothing shows that."""
+        """Return the sign that the launch of an fp8 cell does not compute in fp8; None without one."""
         return self._check.fp8_problem(prepared, accuracy)
 
     def all(self, value: Any) -> list[Any]:
@@ -122,10 +122,10 @@ def fit(
     memory: int | None,
     kind: type[LeanCell] = LeanCell,
 ) -> Fields:
-    """Return the fields of the record of one cell. Raises what the library raises, out of memory too.
+    """Return the record's fields for one cell. Raises the library's errors, out of memory included.
 
-    On a GPU torch's allocator gives out at most `memory` bytes for the call, its inputs included, and what there is for
-    the check; on a CPU the worker has set that limit for both. Of several ranks all call this.
+    On a GPU torch's allocator gives out at most `memory` bytes for the call with its inputs, and any amount for the
+    check; on a CPU the worker has set the limit for both. All ranks call this.
     """
     if not getattr(backend, "exact", True):
         return {"status": "skipped", "reason": "approximates attention; capacity checks exact attention only"}
@@ -141,7 +141,7 @@ def fit(
         kept, prepared = of_memory.measure_held(partial(backend.prepare, case, cell.given))
         renewal = InputRenewal(case, cell.given, prepared, policy.seed)
         renewal.renew()
-        prepared.launch()  # compiles and tunes, which may take memory of its own
+        prepared.launch()  # compilation and tuning may take further memory
         instruments.synchronize()
         renewal.restore()
         del renewal
@@ -169,11 +169,11 @@ def fit(
 
 
 def in_order_of(backend: Backend, case: Case, given: Inputs) -> Inputs:
-    """Return the inputs of a dense batch in the order of dimensions that the backend takes; others as they are."""
-    takes = getattr(backend, "on_one", backend) if case.ranks == 1 else backend  # on one rank its kernel alone
+    """Return the inputs of a dense batch in the order of dimensions that the backend takes; other inputs unchanged."""
+    takes = getattr(backend, "on_one", backend) if case.ranks == 1 else backend  # on one rank only its kernel runs
     is_dense = not (case.is_ragged or case.is_paged)
     if is_dense and case.layout == "native" and getattr(takes, "order", "bshd") == "bhsd":
-        for name in [name for name, t in given.values.items() if t.dim() == 4]:  # in turn: one is there twice at most
+        for name in [name for name, t in given.values.items() if t.dim() == 4]:  # in turn, one copy at a time
             given = given.with_values({name: given.values[name].transpose(1, 2).contiguous().transpose(1, 2)})
     return given
 
@@ -189,7 +189,7 @@ def timed(instruments: Instruments, launch: Callable[[], Any], call: list[float]
 
 @contextmanager
 def of_the_check() -> Iterator[None]:
-    """Raise NoRoomToCheckError where what is in the block runs out of memory."""
+    """Raise NoRoomToCheckError where the block runs out of memory."""
     try:
         yield
     except Exception as error:
@@ -202,7 +202,7 @@ def of_the_check() -> Iterator[None]:
 def at_most(instruments: Instruments, memory: int | None, inputs: int) -> Iterator[None]:
     """Let torch's allocator of a GPU give out at most `memory` bytes for a call and the bytes of its `inputs`.
 
-    What it holds beside those inputs, for instruments and matrix products, does not count. None: all there is.
+    Its other memory, for instruments and matrix products, does not count. None sets no limit.
     """
     import torch
 
@@ -220,7 +220,7 @@ def at_most(instruments: Instruments, memory: int | None, inputs: int) -> Iterat
 
 
 def checksums(given: Inputs) -> dict[str, int]:
-    """Return a sum of the bits of each input, which a kernel that writes to it changes."""
+    """Return a sum of the bits of each input, which changes where a kernel writes to it."""
     import torch
 
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -1,4 +1,4 @@
-"""A flame graph of the host's work in calls, by pyinstrument where it is installed: what the time to launch goes to."""
+"""A flame graph of the host's work in launching calls, by pyinstrument where it is installed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SECONDS = 1.0  # of calls that are sampled
-INTERVAL = 1e-4  # between samples
-CALLS = 8  # launched in a row before the device is waited for, so that its queue does not fill
-MISSING = "no flame graph: pyinstrument is not installed; pip install pyinstrument"
+SECONDS = 1.0  # of sampled calls
+INTERVAL = 1e-4  # seconds between samples
+CALLS = 8  # launches before each wait for the device, so that its queue does not fill
+MISSING = "no flame graph: pyinstrument is missing; pip install pyinstrument"
 
 
 def write(launch: Callable[[], Any], wait: Callable[[], Any], path: str) -> str | None:
-    """Sample the host in calls of `launch` and write the flame graph, a page of HTML; return None, or why it did not.
+    """Sample the host in calls of `launch` and write the flame graph, an HTML page; return None, or why it failed.
 
-    `wait` returns when the device is done with what was launched; it is not sampled.
+    `wait` returns when the device has finished all launches; it is not sampled.
     """
     try:
         from pyinstrument import Profiler

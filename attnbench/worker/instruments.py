@@ -1,7 +1,7 @@
-"""The instruments of one device, opened once, and how they are combined to time a cell.
+"""The instruments of one device, opened once, and their combination to time a cell.
 
 The samples come from the instrument that the policy names: CUDA events, CUDA graph replay, or kernel spans (CUPTI).
-Cells under 1 ms that are timed by events are traced too. Under 100 us a launch gap of some microseconds is a large part
+Cells timed by events under 1 ms are traced too, because under 100 us a launch gap of some microseconds is a large part
 of the events' reading, and all backends of a case need one method.
 
 In a cross-check all three instruments take turns, one reading each, because the clock differs more between two moments
@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter  # own names, which no kernel can replace
+from time import perf_counter  # bound here, so that no kernel can replace it
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import stats
@@ -49,25 +49,25 @@ from attnbench.worker.measure.sampling import (
 if TYPE_CHECKING:
     import torch
 
-SHORT_TRACES = 3  # traces of a cell under 100 us, each of policy.min_samples calls; of one under 1 ms a single trace
-TURNS, TURNS_OF_LONG_CALLS = 8, 3  # of a cross-check
+SHORT_TRACES = 3  # traces of policy.min_samples calls for a cell under 100 us; one trace for a cell under 1 ms
+TURNS, TURNS_OF_LONG_CALLS = 8, 3  # turns of a cross-check
 LONG_CALL_S = 0.1  # seconds of a call from which a cross-check takes fewer turns
 CEILING = Policy(warmup_s=0.01, min_samples=5, min_seconds=0.02, max_seconds=0.1)
-GRAPH_REPLAYS = 5  # of the graph of one call
-COOL_READINGS = 3  # consecutive readings of a cool device that end a wait
-COOL_SECONDS = 30.0  # the longest wait
+GRAPH_REPLAYS = 5  # replays of the graph of one call
+COOL_READINGS = 3  # the consecutive readings of a cool device that end a wait
+COOL_SECONDS = 30.0  # seconds of the longest wait
 
 
 @dataclass(frozen=True)
 class TimedLaunch:
-    """A cell's launch, and how to make the same launch on copies of its inputs (for CUDA graphs)."""
+    """A cell's launch, and a maker of the same launch on copies of its inputs (for CUDA graphs)."""
 
     launch: Callable[[], Any]
     on_copies: Callable[[int], Sequence[Callable[[], Any]]]  # n -> n launches, prepared on the current stream
-    nbytes: int  # bytes that one call reads and writes at least
-    footprint: int  # bytes of memory that one more copy needs
-    seconds: float = 0.0  # about that many of one call, where it is known
-    enqueue: float = 0.0  # about that many that the host takes to launch it, where it is known
+    nbytes: int  # least bytes that one call reads and writes
+    footprint: int  # bytes of memory of one more copy
+    seconds: float = 0.0  # rough seconds of a call; 0: unknown
+    enqueue: float = 0.0  # the host's rough seconds for a launch; 0: unknown
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Timing:
 
 
 class Instruments:
-    """The instruments of one device. `events` and `tracer` are None on a CPU, `tracer` also without CUPTI."""
+    """The instruments of one device. `events` and `tracer` are None on a CPU, and `tracer` also without CUPTI."""
 
     def __init__(self, device: Device) -> None:
         import torch
@@ -98,11 +98,11 @@ class Instruments:
         self.timer: CpuTimer | EventTimer
         self.flush: l2_cache.L2Flush
         self._l2_states: dict[tuple[str, str], str] = {}
-        self.ask_judge: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # that is beside the worker
-        self.mapped = Mapped(self.device)  # its memory
-        self._ask_turn: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # where others use the device too
+        self.ask_judge: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # asks the judge beside the worker
+        self.mapped = Mapped(self.device)  # the judge's memory
+        self._ask_turn: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # asks for a turn
         self._waited = 0.0  # seconds
-        self.broken = False  # True: a failed graph capture broke torch's allocator and random generators
+        self.broken = False  # whether a failed graph capture broke torch's allocator and random generators
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
             environment.check_is(device)
@@ -112,25 +112,25 @@ class Instruments:
             with contextlib.suppress(Untraceable):
                 self.tracer = Tracer(self.events, self.flush)
         else:
-            # of the least size, as virtual machines report the last-level cache of the whole host
+            # the least size, as virtual machines report the last-level cache of the whole host
             self.flush = l2_cache.L2Flush(self.device, 0)
             self.state = GpuState(None)
             self.timer = CpuTimer(before=self.flush)
 
     def join(self, together: Together) -> None:
-        """Time launches together with other ranks from now on: they begin together, and the slowest counts."""
+        """Time launches together with other ranks: they begin together, and the slowest counts."""
         self.together = self.timer.together = together
 
     def share_device(self, ask: Callable[[Mapping[str, Any]], dict[str, Any]] | None) -> None:
-        """Take how to ask for a turn where other workers of the run use the device too; None where none does."""
+        """Take the function that asks for a turn; None where no other worker of the run uses the device."""
         self._ask_turn, self.memory.is_shared = ask, ask is not None
 
     def alone_on_device(self) -> None:
-        """Wait until no other worker of the run uses the device, which is so from here on."""
+        """Wait until no other worker of the run uses the device, and keep it alone from then on."""
         self._take_turn("alone")
 
     def together_on_device(self) -> None:
-        """Let other workers of the run use the device at the same time from here on."""
+        """Let other workers of the run use the device at the same time from now on."""
         self._take_turn("together")
 
     def _take_turn(self, turn: str) -> None:
@@ -141,7 +141,7 @@ class Instruments:
             self._waited += perf_counter() - began
 
     def seconds_waited(self) -> float:
-        """Return the seconds that were spent on waiting for a turn since the last call."""
+        """Return the seconds of waiting for turns since the last call."""
         waited, self._waited = self._waited, 0.0
         return waited
 
@@ -157,18 +157,18 @@ class Instruments:
 
     @property
     def bandwidth(self) -> float:
-        """The memory bandwidth in bytes/s from a quick reading; 10 GB/s where there is none."""
+        """The memory bandwidth in bytes/s by a quick reading; 10 GB/s without one."""
         return self.device_info.copy or 1e10
 
     def synchronize(self) -> None:
-        """Wait until the device has nothing left to do."""
+        """Wait until the device has finished all work."""
         import torch
 
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
     def time(self, timed: TimedLaunch, policy: Policy) -> Timing:
-        """Time one cell as the policy says.
+        """Time one cell by the policy.
 
         Raises Unsupported where the policy's instrument cannot be used.
         """
@@ -184,17 +184,17 @@ class Instruments:
             sample = partial(self.timer.samples, timed.launch)
             watch = CoreWatch()
             found = {"time": Measurement("s", tuple(collect_samples(sample, policy, clock=self.together.clock)))}
-            left = watch.cores_left() if self.together.ranks == 1 else None  # other ranks are no other work
+            left = watch.cores_left() if self.together.ranks == 1 else None  # other ranks do not count as other work
             if left is not None:
                 found["cores_left"] = Measurement("", (left,))
             notes, threads = [], torch.get_num_threads()
             own = self.together.ranks == 1  # several ranks share the threads
-            if own and self.device_info.threads not in (None, threads):  # a person's file may set them
+            if own and self.device_info.threads not in (None, threads):  # a person's file may set its threads
                 notes = [f"computed with {threads} threads where this process has {self.device_info.threads}"]
             return Timing(found, "perf_counter", l2, notes)
         timing = self._on_gpu(self.events, timed, policy)
         if not cool:
-            timing.notes.append(f"isolate-power: power or clock were not back within {COOL_SECONDS:g} s")
+            timing.notes.append(f"isolate-power: power or clock did not recover within {COOL_SECONDS:g} s")
         return timing
 
     def _on_gpu(self, events: EventTimer, timed: TimedLaunch, policy: Policy) -> Timing:
@@ -204,7 +204,7 @@ class Instruments:
             self.tracer.host_bound = False
         events.calibrate()
         events.expect(timed.enqueue)
-        worked = timed.seconds if timed.seconds >= policy.burst_s else 0.0  # a long call has just been made
+        worked = timed.seconds if timed.seconds >= policy.burst_s else 0.0  # a long call just before
         pacer = Pacer(events.clocks, events.best_clock, policy.burst_s, self.together, worked=worked)
         with self._sampling(events, timed, policy) as sample, StateSampler(self.state) as sampler:
             times = collect_samples(sample, policy, pacer=pacer, clock=self.together.clock)
@@ -215,11 +215,11 @@ class Instruments:
         )
         notes = [f"no SM clock but NVML's: {events.gauge.fault}"] if events.gauge.fault else []
         timing = Timing({"time": Measurement("s", tuple(times))}, policy.timer, l2, notes, sampler.limits, host_bound)
-        if policy.timer != "events":  # replays and traces do not show the host's time
+        if policy.timer != "events":  # replays and traces do not contain the host's time
             events.reset()
             events.samples(timed.launch, 10)
         timing.measurements["enqueue"] = Measurement("s", tuple(events.enqueue))
-        units = {"power": "W", "temperature": "C"}  # the rest are clocks
+        units = {"power": "W", "temperature": "C"}  # the others are clocks
         timing.measurements.update({n: Measurement(units.get(n, "Hz"), tuple(v)) for n, v in readings.items() if v})
         latency = stats.median(times)
         if policy.timer == "events" and latency < SPAN_LIMIT and self.tracer and self.together.ranks == 1:
@@ -239,7 +239,7 @@ class Instruments:
 
     @contextlib.contextmanager
     def _sampling(self, events: EventTimer, timed: TimedLaunch, policy: Policy) -> Any:
-        """Open the policy's instrument. Yields a function that takes n samples and returns them in seconds."""
+        """Open the policy's instrument. Yield a function that takes n samples and returns them in seconds."""
         if policy.timer == "graph":
             estimate = stats.median(events.samples(timed.launch, 3))
             events.reset()
@@ -269,9 +269,9 @@ class Instruments:
         return sample
 
     def in_graph(self, timed: TimedLaunch, latency: float) -> list[float]:
-        """Return the seconds of one call, of about `latency`, in replays of a CUDA graph, its operands not in L2.
+        """Return the seconds of one call, of about `latency`, in replays of a CUDA graph with operands outside of L2.
 
-        Raises Unsupported where it cannot be captured; torch's state may be broken then (`broken`).
+        Raises Unsupported where it cannot be captured, which may break torch's state (`broken`).
         """
         assert self.events is not None
         captured = self._captured(self.events, timed, Policy(), latency)
@@ -281,7 +281,7 @@ class Instruments:
             captured.close()
 
     def _captured(self, events: EventTimer, timed: TimedLaunch, policy: Policy, estimate: float) -> GraphTimer:
-        """Capture the launch, on copies of its inputs where L2 is to be cold. Raises Unsupported where it cannot be."""
+        """Capture the launch, for a cold L2 on copies of its inputs. Raises Unsupported where this is impossible."""
         try:
             count = cuda_graph.copies_needed(timed.nbytes, self.l2_bytes) if policy.l2 == "cold" else 1
             cuda_graph.check_memory(count * timed.footprint)
@@ -291,7 +291,7 @@ class Instruments:
             raise Unsupported(f"--timer graph: {error}") from None
 
     def l2_state(self, timer: str, expected: str) -> str:
-        """Return `expected` ("cold" or "warm") where a memory-bound read shows it with this timer, else "unproven".
+        """Return `expected` ("cold" or "warm") where a memory-bound read confirms it with this timer, else "unproven".
 
         The test runs once for each timer and expected state.
         """
@@ -303,7 +303,7 @@ class Instruments:
 
     def _is_observed(self, timer: str, expected: str) -> bool:
         try:
-            if timer == "graph":  # l2_state compares replays over many copies (cold) with those of one copy (warm)
+            if timer == "graph":  # l2_state compares replays over many copies (cold) with replays of one copy (warm)
                 assert self.events is not None
                 return cuda_graph.l2_state(self.events, self.device, self.l2_bytes, self.bandwidth) == "cold"
             instrument = self.tracer if timer == "cupti" else self.timer
@@ -317,10 +317,10 @@ class Instruments:
         return False
 
     def cross_check(self, timed: TimedLaunch, policy: Policy) -> tuple[dict[str, Measurement], list[str]]:
-        """Let all three instruments take turns on one launch, one reading a turn.
+        """Let all three instruments take turns on one launch, one reading per turn.
 
-        Return measurements "turns_events", "turns_graph", "turns_cupti" and "turns_traced" (the events' reading of the
-        traced calls), and notes that say why an instrument is missing.
+        Return the measurements "turns_events", "turns_graph", "turns_cupti" and "turns_traced" (the events' reading of
+        the traced calls), and notes on missing instruments.
         """
         assert self.events is not None
         events, notes = self.events, []
@@ -356,7 +356,7 @@ class Instruments:
     def _traced_turn(
         self, tracer: Tracer, launches: Sequence[Callable[[], Any]], by_events: list[float]
     ) -> list[float]:
-        """Return the spans of some calls; append the median that CUDA events read of the same calls to `by_events`."""
+        """Return the spans of some calls; append the median of the same calls by CUDA events to `by_events`."""
         calls = tracer.calls(launches)
         by_events.append(stats.median([call.events for call in calls]))
         return [call.span for call in calls]
@@ -366,7 +366,7 @@ class Instruments:
         result = run_sustained(timed.launch, latency, policy.sustained_s, self.state)
         timing.measurements["sustained"] = Measurement("s", result.times)
         if not result.steady:
-            timing.notes.append(f"sustained: not steady within {policy.sustained_s:g} s; give --sustained more")
+            timing.notes.append(f"sustained: not steady within {policy.sustained_s:g} s; give a larger --sustained")
         if result.watts is None or result.uncertainty is None:
             timing.notes.append("sustained: NVML's energy counter did not move, so no joules")
         else:
@@ -375,7 +375,7 @@ class Instruments:
         self.cool_down()
 
     def cool_down(self) -> bool:
-        """Wait until nothing limits the clock, it is within 1 % of its best, and power is at most half the cap.
+        """Wait until the clock is unlimited and within 1 % of its best, and power is at most half the cap.
 
         Return False where that takes more than 30 s.
         """
@@ -394,8 +394,8 @@ class Instruments:
     def ceilings(self, dtype: torch.dtype) -> dict[str, Measurement]:
         """Measure the device's ceilings: a large matmul in `dtype`, a large copy, and a kernel of exponentials.
 
-        Return "ceiling_matmul" (FLOP/s), "ceiling_copy" (bytes/s) and "ceiling_exp" (1/s), without those that do not
-        fit in memory or that the device has no units for. A CPU has no "ceiling_exp".
+        Return "ceiling_matmul" (FLOP/s), "ceiling_copy" (bytes/s) and "ceiling_exp" (1/s). Ceilings that do not fit in
+        memory, or for which the device has no units, are left out; a CPU has no "ceiling_exp".
         """
         with self.alone():
             return self._ceilings(dtype)
@@ -411,7 +411,7 @@ class Instruments:
         return found
 
     def collect(self, launch: Callable[[], Any]) -> list[float]:
-        """Return the seconds of some calls of a launch, in bursts at the best clock, as those of a cell."""
+        """Return the seconds of some calls of a launch, in bursts at the best clock, as for a cell."""
         self.timer.before = do_nothing
         sample = partial(self.timer.samples, launch)
         if self.events is None:
@@ -424,5 +424,5 @@ class Instruments:
 
 
 def _best_clocks(events: EventTimer, pacer: Pacer) -> dict[str, list[float]]:
-    """Return the highest clocks that a cell is compared with: of the idle device, and of the cell's own bursts."""
+    """Return the highest clocks with which a cell is compared: of the idle device, and of the cell's own bursts."""
     return {"clock_idle": [events.best_clock], "clock_best": [pacer.best_held]} if events.clocks else {}

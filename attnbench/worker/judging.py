@@ -1,11 +1,12 @@
-"""How a worker has its cells judged: by the judge beside it, or within its own process.
+"""The judging of a worker's cells: by the judge beside it, or within its own process.
 
-Beside it, the judge (judge/service.py) is another process, which the worker reaches through the parent: so the parent
-sees each verdict, and nothing that a backend does to the worker's process changes one. Inputs lie in memory of the
-judge, and results are copied there.
+The judge beside the worker (judge/service.py) is another process, which the worker reaches through the parent. The
+parent therefore sees each verdict, and a backend cannot change one by changing the worker's process. Inputs lie in the
+judge's memory, and results are copied there.
 
-Within, the worker makes inputs and reference itself: for an approximate backend, whose own definition says what is
-right, where memory cannot be shared, and where the parent knows no judge of the case (run/judge.py).
+The worker judges within its process for an approximate backend, which is judged by its own definition, where memory
+cannot be shared, and where the parent has no judge for the case (run/judge.py). It then makes inputs and reference
+itself.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
     from attnbench.worker.instruments import Instruments
 
-MOST_STRETCHED = 4  # times the bytes of a result's elements
-TOGETHER = 2**28  # bytes of results that are handed over at a time
+MOST_STRETCHED = 4  # most bytes of a result's storage over the bytes of its elements
+TOGETHER = 2**28  # most bytes of results handed over at a time
 Results = Mapping[str, "Tensor"]
 Ask = Callable[[Mapping[str, Any]], dict[str, Any]]  # a request of judge/service.py -> its answer
 
@@ -49,14 +50,14 @@ class JudgeOutOfMemoryError(MemoryError):
 
 
 class CellJudge(Protocol):
-    """The judge of one cell as the steps of measuring it see it.
+    """The judge of one cell, for the steps of measuring it.
 
     `given` are the case's inputs, which launches read; before timing they read `to_check`, whose dout may be zero
     outside sampled rows.
     """
 
     flaw: str | None  # of the inputs
-    hard: bool  # whether the first launch is to be checked on hard inputs
+    hard: bool  # whether the first launch is checked on hard inputs
     renewal_seed: int
 
     @property
@@ -69,18 +70,18 @@ class CellJudge(Protocol):
 
     @property
     def masked(self) -> bool:
-        """Whether `to_check` has another dout than `given`."""
+        """Whether the douts of `to_check` and `given` differ."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What could not be checked as usual, one sentence each."""
+        """Sentences on checks that could not be made as usual."""
 
     @property
     def approximation(self) -> Approximation | None:
-        """How far an approximate backend is from exact attention, once its results were found right."""
+        """The error of an approximate backend against exact attention, set once its results were found right."""
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
-        """Return the launch to call where its results are to be checked."""
+        """Return the launch to call for results to check."""
 
     def hard_inputs(self) -> Inputs:
         """Return hard inputs."""
@@ -92,52 +93,52 @@ class CellJudge(Protocol):
         """Free the memory of the hard inputs and their reference."""
 
     def check_first(self, results: Results, *, trial: bool = False) -> Accuracy:
-        """Compare the results of a launch on `to_check`; with `trial` as a try that decides nothing."""
+        """Compare the results of a launch on `to_check`; with `trial` the comparison decides nothing."""
 
     def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
-        """Return why the launch of an fp8 cell does not compute in fp8, in one line; None where nothing shows that."""
+        """Return the sign that the launch of an fp8 cell does not compute in fp8, in one line; None without one."""
 
     def use_given(self) -> None:
         """Expect launches on `given` from now on."""
 
     def keep_original(self) -> None:
-        """Keep the inputs where no backend writes to them."""
+        """Keep a copy of the inputs to which no backend can write."""
 
     def first_changed(self) -> str | None:
-        """Return the name of an input that a launch has written to; None where there is none, or none is kept."""
+        """Return the name of an input to which a launch has written; None where there is none, or no copy is kept."""
 
     def check_renewed(self, renewal: InputRenewal, results: Results) -> Accuracy:
         """Compare the results of a launch on renewed inputs."""
 
     def find_wrong_rows(self, renewal: InputRenewal, results: Results, signature: Signature) -> Accuracy | None:
-        """Return the comparison of rows of out that are wrong on renewed inputs; None where none is."""
+        """Return the comparison of wrong rows of out on renewed inputs; None where none is wrong."""
 
     def check_restored(self, results: Results) -> Accuracy:
-        """Compare the results of a launch on `given` as it was."""
+        """Compare the results of a launch on the restored `given`."""
 
     def check_calls(self, calls: Sequence[Results]) -> tuple[Accuracy, int]:
-        """Return the accuracy of one of several calls that is wrong, and its number; of a right one where none is."""
+        """Return the accuracy and the number of a wrong call among several; of a right call where none is wrong."""
 
     def distances(self, one: Results, other: Results) -> dict[str, float]:
-        """Return how far each result is from another."""
+        """Return the distance of each result from the other's."""
 
     def again(self) -> CellJudge:
-        """Return the judge of the same cell with inputs as they were made."""
+        """Return the judge of the same cell with newly made inputs."""
 
 
 class HeadsJudge(Protocol):
-    """The judge of a case on several devices: of each of some key heads, which it has drawn."""
+    """The judge of a case on several devices, which judges some key heads that it has drawn."""
 
     flaw: str | None  # of the inputs
     heads: tuple[int, ...]
     renewal_seed: int
 
     def of(self, head: int) -> CellJudge:
-        """Return the judge of one key head (judge/heads.py). It can be used until the judge of another is asked for."""
+        """Return the judge of one key head (judge/heads.py), which is valid until the judge of another is requested."""
 
 
 class JudgeWithin:
-    """Judges one cell in the worker's own process."""
+    """The judge of one cell in the worker's own process."""
 
     def __init__(self, case: Case, device: torch.device, seed: int, backend: Backend) -> None:
         """Make the inputs, and the reference unless they have a flaw."""
@@ -223,7 +224,7 @@ class JudgeWithin:
 
 
 class HeadsWithin:
-    """Judges the heads of a case on several devices in the process of rank 0."""
+    """The judge of the heads of a case on several devices, in the process of rank 0."""
 
     def __init__(self, case: Case, device: torch.device, seed: int, backend: Backend) -> None:
         """Make the inputs of the heads, and the references."""
@@ -237,21 +238,21 @@ class HeadsWithin:
 
 
 class JudgeBeside:
-    """Has one cell judged by the process beside the worker. `took` is told the bytes of the device that it took."""
+    """The worker's side of the judge beside it, for one cell. `took` receives the bytes that the judge took."""
 
     approximation = None
 
     def __init__(self, case: Case, seed: int, ask: Ask, mapped: Mapped, took: Callable[[int], object]) -> None:
-        """Have it make the inputs and the reference. Raises NotShared where its memory cannot be opened."""
+        """Have the judge make the inputs and the reference. Raises NotShared where its memory cannot be opened."""
         import torch
 
         self._case = case if case.ranks == 1 else head_case(case)
         self._seed, self._send, self._mapped, self._took = seed, ask, mapped, took
-        self._head: int | None = None  # of several ranks, which is judged now
+        self._head: int | None = None  # with several ranks, the present head
         self._hard: Inputs | None = None
-        self._like: dict[str, Any] = {}  # form of the results whose places are known
-        self._places: list[dict[str, Tensor]] = []  # for those of calls
-        self._of_hard: tuple[str, ...] = ()  # notes
+        self._like: dict[str, Any] = {}  # the form of the results with known places
+        self._places: list[dict[str, Tensor]] = []  # the places for results of calls
+        self._of_hard: tuple[str, ...] = ()  # notes on hard inputs
         self._of_check: tuple[str, ...] = ()
         begun = self._ask("begin", case=to_json(case), seed=seed)
         self.flaw: str | None = begun["flaw"]
@@ -261,7 +262,7 @@ class JudgeBeside:
         self.heads = tuple(begun["heads"])
         self._hard = self.hard_inputs() if self.hard else None
         self._dense = False  # whether launches read `given`
-        # The call of a case with dropout that was prepared last; copies that it reads, with what they are copies of
+        # The last prepared call of a case with dropout; the copies that it reads, with their originals
         self._prepared: Prepared | None = None
         self._copies: list[tuple[Tensor, Tensor]] = []
         if case.dropout_p:
@@ -312,7 +313,7 @@ class JudgeBeside:
 
     @cached_property
     def _given(self) -> tuple[Inputs, Inputs]:
-        """The inputs, and those of the launches before timing. They take the place of the hard ones."""
+        """The inputs, and the inputs of the launches before timing. They take the place of the hard inputs."""
         answer = self._ask("inputs")
         given = self._inputs(answer["inputs"])
         return given, given.with_values(self._mapped.tensors(answer["masked"])) if self.masked else given
@@ -364,7 +365,7 @@ class JudgeBeside:
         return {name: float(far) for name, far in self._ask("distances")["distances"].items()}
 
     def _take_calls(self, calls: Sequence[Results]) -> None:
-        """Have the judge take the results of calls, as many at a time as fit TOGETHER bytes."""
+        """Hand the results of calls to the judge, as many at a time as fit TOGETHER bytes."""
         together = max(1, TOGETHER // max(1, sum(t.nbytes for t in calls[0].values())))
         for first in range(0, len(calls), together):
             some = calls[first : first + together]
@@ -380,9 +381,9 @@ class JudgeBeside:
         return from_json(Accuracy, answer["accuracy"]), answer
 
     def _dialog(self, answer: dict[str, Any]) -> dict[str, Any]:
-        """Make the launches that a check with dropout asks for; return its last answer.
+        """Make the launches that a check with dropout asks for; return the judge's last answer.
 
-        The judge writes what such a launch reads to its memory; where the launch reads copies, these get it meanwhile.
+        The judge writes the inputs of such a launch to its memory; copies that the launch reads are updated meanwhile.
         """
         before = [(copy, copy.clone()) for copy, _ in self._copies] if "launch" in answer else []
         while "launch" in answer:
@@ -399,7 +400,7 @@ class JudgeBeside:
         return answer
 
     def _hand_over(self, *calls: Results) -> None:
-        """Copy the results of calls to the judge's memory. Raises ValueError where they are none of the case's."""
+        """Copy the results of calls to the judge's memory. Raises ValueError where they do not fit the case."""
         for results in calls:
             for name in expected_results(self._case):
                 check_form(self._case, name, results)
@@ -420,16 +421,16 @@ class JudgeBeside:
             torch.cuda.synchronize(self._mapped.device)
 
     def _inputs(self, described: dict[str, Any]) -> Inputs:
-        """Open inputs. Results have no place any more. Raises NotShared."""
+        """Open inputs, and forget the places of results. Raises NotShared."""
         self._like, self._places = {}, []
         one, other = described["descale"]
         return Inputs(**self._mapped.tensors(described), descale=(one, other))
 
     def _ask(self, do: str, /, **request: Any) -> dict[str, Any]:
-        """Return the judge's answer. Raises ValueError where results are none of the case's, and JudgeError."""
+        """Return the judge's answer. Raises ValueError where results do not fit the case, and JudgeError."""
         of = {} if self._head is None else {"head": self._head}
         answer = self._send({"do": do, **of, **request})
-        self._took(answer.get("grown", 0))  # an error of the parent has none
+        self._took(answer.get("grown", 0))  # missing in an error of the parent
         if "error" in answer:
             kind = {"results": ValueError, "memory": JudgeOutOfMemoryError, "sharing": NotShared}
             raise kind.get(answer.get("of", ""), JudgeError)(answer["error"])
@@ -437,7 +438,7 @@ class JudgeBeside:
 
 
 def _plain(t: Tensor) -> Tensor:
-    """Return a result whose bytes are its values, without long stretches between them."""
+    """Return a result in memory without long unused stretches between its values."""
     t = t.detach()
     if t.is_neg():
         return t.resolve_neg()
@@ -445,7 +446,7 @@ def _plain(t: Tensor) -> Tensor:
 
 
 def _copy(to: Tensor, of: Tensor) -> None:
-    """Copy a result to the judge's memory: on a CPU below torch, on a GPU without the modes of a person's."""
+    """Copy a result to the judge's memory: on a CPU without torch, on a GPU without a person's torch modes."""
     import torch
 
     if of.device.type == "cpu" and to.stride() == of.stride():
@@ -456,19 +457,19 @@ def _copy(to: Tensor, of: Tensor) -> None:
 
 
 def judge_of(instruments: Instruments, case: Case, seed: int, backend: Backend) -> tuple[CellJudge, str]:
-    """Return the judge of a cell, and a sentence on why it judges within the worker's process where it need not."""
+    """Return the judge of a cell, and a sentence on why it is within the worker's process where it need not be."""
     beside, refused = _beside(instruments, case, seed, backend)
     return beside or JudgeWithin(case, instruments.device, seed, backend), refused
 
 
 def heads_judge_of(instruments: Instruments, case: Case, seed: int, backend: Backend) -> tuple[HeadsJudge, str]:
-    """Return what `judge_of` does, of a case on several devices."""
+    """Return the judge of a case on several devices, and a sentence, as `judge_of` does."""
     beside, refused = _beside(instruments, case, seed, backend)
     return beside or HeadsWithin(case, instruments.device, seed, backend), refused
 
 
 def _beside(instruments: Instruments, case: Case, seed: int, backend: Backend) -> tuple[JudgeBeside | None, str]:
-    """Return the judge beside the worker; None where there is none, with a sentence where its memory is not shared."""
+    """Return the judge beside the worker, or None, with a sentence where its memory cannot be shared."""
     if not (instruments.ask_judge and getattr(backend, "exact", True)):
         return None, ""
     try:

@@ -6,13 +6,13 @@ cell is traced once, untimed (kernel_trace.py). The trace must show that
 
 - something ran, and all of it within the launch: nothing in `canonical`, which only names the results, and nothing that
   still runs after the stream has passed the launch, because neither would be in the measured time;
-- each kernel that the backend's signature requires ran, and none that the signature excludes;
+- each kernel that the backend's signature requires ran, and no kernel that it excludes;
 - the required kernels together took at least 2 % of the call's time on a GPU, else other kernels do the work;
 - no float32 matrix product ran in a half-precision case, unless the signature names it. Own code that declares no
   kernels may choose its precision: there it is a note beside the figure.
 
-On a CPU the operators of torch's profiler take the kernels' place. Their times decide nothing there, because they hold
-whatever else the CPU did meanwhile.
+On a CPU the operators of torch's profiler take the kernels' place. Their times decide nothing, because they contain all
+other work of the CPU.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from attnbench.core.backend import Signature
 from attnbench.core.case import Case
 
 # The names of matrix products of float32 operands: cuBLAS's and CUTLASS's (ampere_sgemm_128x64,
-# sm80_xmma_gemm_f32f32_...), and that of measure/cpu_operators.py (aten::bmm<float>). sgemmEx's operands come second.
+# sm80_xmma_gemm_f32f32_...), and the name by measure/cpu_operators.py (aten::bmm<float>). sgemmEx's operands come
+# second.
 FLOAT32_PRODUCT = (
     r"mm<float>|sgemm(?!Ex_kernel<\w+, __(?:nv_bfloat16|half))|gemm_f32f32_|s1688gemm(?!_(?:bf16|fp?16))|tf32"
 )
 FLOAT32_ADVICE = "; give the product 16-bit operands, or declare it as one of your kernels if it is meant"
-NAME_LENGTH = 120  # characters
-# Share of a call's busy time. Eager declares its softmax only, which takes 4 % beside float32 products, and more else.
+NAME_LENGTH = 120  # most characters of a name
+# Share of a call's busy time. Eager declares only its softmax, which takes 4 % beside float32 products, else more.
 MIN_DECLARED_SHARE = 0.02
-# Operators that only view a tensor in another way
+# Operators that only make views of tensors
 VIEWS = re.compile(
     r"(aten::)?(_?unsafe_view|_reshape_alias|alias|as_strided|chunk|detach_?|expand|flatten|movedim|narrow|permute|"
     r"reshape|select|slice|split|split_with_sizes|squeeze|swapaxes|t|transpose|unbind|unflatten|unsqueeze|view|view_as)"
 )
-NO_WORK = re.compile(rf"{VIEWS.pattern}|aten::empty\w*")  # nor do these compute
+NO_WORK = re.compile(rf"{VIEWS.pattern}|aten::empty\w*")  # these do not compute either
 PRODUCT = re.compile("mm<|gemm|attention")
 
 
 def count_by_name(names: Iterable[str]) -> dict[str, int]:
-    """Return how often each kernel ran, by its short name, in the order of first appearance."""
+    """Return short name -> number of runs of each kernel, in the order of first appearance."""
     return dict(Counter(short_name(name) for name in names))
 
 
@@ -61,18 +62,18 @@ def short_name(name: str) -> str:
 
 
 def first_computing_operator(operators: Iterable[str]) -> str | None:
-    """Return the first operator that computes something; None where all only view a tensor in another way."""
+    """Return the first operator that computes something; None where all only make views of tensors."""
     return next((name for name in operators if not VIEWS.fullmatch(name)), None)
 
 
 def find_broken_rule(case: Case, signature: Signature, names: Iterable[str]) -> str | None:
-    """Return which rule the kernels of one call break, in one line; None where they break none.
+    """Return the rule that the kernels of one call break, in one line; None where they break none.
 
-    `names` are the full names of the kernels. The time that they took on a GPU is judged by `find_low_share`.
+    `names` are the full names of the kernels. `find_low_share` judges their time on a GPU.
     """
     kernels = list(dict.fromkeys(names))
     if not kernels:
-        return "nothing ran on the device during the launch: its answer was there already, or comes from elsewhere"
+        return "nothing ran on the device during the launch: its answer was computed before, or elsewhere"
     work = sorted((k for k in kernels if not NO_WORK.fullmatch(k)), key=lambda k: not PRODUCT.search(k)) or kernels
     ran = ", ".join(map(short_name, work[:4])) + (f" and {len(work) - 4} more" if len(work) > 4 else "")
     for pattern in signature.runs:
@@ -92,7 +93,7 @@ def float32_notes(case: Case, signature: Signature, names: Iterable[str]) -> tup
 
 
 def _float32_product(case: Case, signature: Signature, names: Iterable[str]) -> str | None:
-    """Return which float32 product ran in a half-precision case and is not declared, in one line; None without one."""
+    """Return the undeclared float32 product that ran in a half-precision case, in one line; None without one."""
     if case.dtype != "fp32":
         for name in names:
             if re.search(FLOAT32_PRODUCT, name) and not any(re.search(p, name) for p in signature.runs):
@@ -101,13 +102,13 @@ def _float32_product(case: Case, signature: Signature, names: Iterable[str]) -> 
 
 
 def find_low_share(signature: Signature, activities: Sequence[Activity]) -> str | None:
-    """Return what is wrong where the declared kernels took under 2 % of one call's busy time on a GPU; else None.
+    """Return a line where the declared kernels took under 2 % of one call's busy time on a GPU; else None.
 
-    Such kernels only carry the declared name, and others do the work.
+    Such kernels only have the declared name, and others do the work.
     """
     declared = [a for a in activities if any(re.search(pattern, a.name) for pattern in signature.runs)]
     part = busy_seconds(declared) / (busy_seconds(activities) or 1.0)
     if not signature.runs or part >= MIN_DECLARED_SHARE:
         return None
     longest = max((a for a in activities if a not in declared), key=lambda a: a.end - a.start)
-    return f"what it declares took {part:.2%} of the time; {short_name(longest.name)} did more of the work"
+    return f"its declared kernels took {part:.2%} of the time; {short_name(longest.name)} did more of the work"

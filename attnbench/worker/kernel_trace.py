@@ -1,6 +1,6 @@
-"""Calls after the samples that test them: a traced call that shows which kernels ran and for how long, and later ones.
+"""Calls that test the samples afterwards: a traced call, which shows the kernels and their times, and later calls.
 
-The traced call gets inputs that no earlier call has seen, so that a kernel which returned stored results must compute.
+The traced call gets inputs that no earlier call has read, so that a kernel with stored results must compute.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from attnbench.worker.measure.cpu_operators import operator_names
 from attnbench.worker.measure.cupti import TracedCall, Untraceable
 from attnbench.worker.measure.sampling import LONG_CALL, VERY_LONG_CALL
 
-MAX_BUSY_OVER_LATENCY = 1.3  # traced kernel time over the samples' median; a falling clock can explain as much
-SLOWER_ON_NEW_INPUTS = 1.15  # a CPU's first call on new inputs over the next call, from which results may be stored
-PAIRS = 8  # of a call on new inputs and the next, all but one of which must differ so
+MAX_BUSY_OVER_LATENCY = 1.3  # traced kernel time over the samples' median; a falling clock explains as much
+SLOWER_ON_NEW_INPUTS = 1.15  # a CPU's first call on new inputs over the next call; from here on results may be stored
+PAIRS = 8  # pairs of a call on new inputs and the next; all but one must differ so
 FEW_SAMPLES = 10
-TOO_LONG_TO_REPEAT = 0.15  # seconds; longer calls are not made again for these tests
-SLOW_AT_FIRST = "samples much slower than a later call: it was not warm yet, or something disturbed it"
-UNWAITED = "part of it ran on another stream, and no wait for its end was seen: its time may end before its work"
+TOO_LONG_TO_REPEAT = 0.15  # seconds; longer calls are not repeated for these tests
+SLOW_AT_FIRST = "samples much slower than a later call: the kernel was not warm, or was disturbed; measure again"
+UNWAITED = "part of it ran on another stream without a visible wait for its end, so its time may be too short"
 HAND_OVER = ("aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh")  # a cast runs _to_copy too
-UNSEEN = "no operator of torch ran in a call: what computed its results is not known"
-MAX_OVER_LATER_CALL = 1.5  # the samples' median over a later call; beyond, the samples are doubted
+UNSEEN = "no operator of torch ran in a call, so it is unknown what computed its results"
+MAX_OVER_LATER_CALL = 1.5  # the samples' median over a later call above which the samples are doubtful
 
 
 @dataclass(frozen=True)
 class TraceFindings:
-    """The result of one traced call, the kernels that ran in it, and what was found about them."""
+    """The result of one traced call, its kernels, and the findings about them."""
 
-    result: Any  # what the launch returned
-    kernels: Mapping[str, int]  # short name -> how often it ran
+    result: Any  # the launch's raw result
+    kernels: Mapping[str, int]  # short name -> number of runs
     problem: str | None = None  # why the cell is wrong-kernel
-    notes: tuple[str, ...] = ()  # what a reader should know
+    notes: tuple[str, ...] = ()  # for a reader of the figure
 
 
 def trace_launch(
@@ -50,7 +50,7 @@ def trace_launch(
     timing: Timing | None,
     renew: Callable[[], Any],
 ) -> TraceFindings:
-    """Trace one launch on new inputs, and judge the kernels that ran; with `timing`, also whether it covers them.
+    """Trace one launch on new inputs, and judge its kernels; with `timing`, also whether the samples cover them.
 
     `renew` writes new values to the inputs; it is called before each try, as a trace may take several. Where nothing
     can be traced, the findings hold the launch's result and a note.
@@ -67,7 +67,7 @@ def trace_launch(
         names = operator_names(launch)
         problem = kernel_rules.find_broken_rule(case, signature, names) if names else None
         if late := kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(result))):
-            problem = problem or f"{late} ran after the launch, while its results were only to be named"
+            problem = problem or f"{late} ran after the launch, when its results were only named"
         notes = (*kernel_rules.float32_notes(case, signature, names), *(() if _computes(names) else (UNSEEN,)))
         return TraceFindings(result, kernel_rules.count_by_name(names), problem, notes)
     try:
@@ -90,7 +90,7 @@ def trace_launch(
     busy = busy_seconds(launched.kernels)
     if not problem and busy > MAX_BUSY_OVER_LATENCY * latency + 20e-6:
         problem = (
-            f"kernels ran for {busy * 1e6:.0f} us in one call, and the samples say {latency * 1e6:.0f}: "
+            f"kernels ran for {busy * 1e6:.0f} us in one call, but the samples have {latency * 1e6:.0f}: "
             "part of its work is not in its time"
         )
     if not timing.host_bound and launched.span * MAX_OVER_LATER_CALL + 20e-6 < latency:
@@ -99,14 +99,14 @@ def trace_launch(
 
 
 def _computes(names: Sequence[str]) -> bool:
-    """Whether one of these operators computes something; tensors that go to numpy and come back do not."""
+    """Return whether an operator computes something; the way of tensors to numpy and back does not."""
     return kernel_rules.first_computing_operator(name for name in names if name not in HAND_OVER) is not None
 
 
 def slow_at_first(instruments: Instruments, launch: Callable[[], Any], timing: Timing) -> tuple[str, ...]:
-    """Return a note where the samples are much slower than later calls, of a cell that has few samples.
+    """Return a note where the samples are much slower than later calls, for a cell with few samples.
 
-    A kernel that is slow in its first ten calls would pass otherwise. `launch` is called some times more.
+    Else a kernel that is slow in its first ten calls would not be noticed. `launch` is called some more times.
     """
     samples = timing.measurements["time"].values
     seconds = stats.median(samples)
@@ -123,11 +123,12 @@ def slow_on_new_inputs(
 ) -> dict[str, Measurement]:
     """Return the seconds of calls on new inputs, and of the calls after them; nothing where two pairs are alike.
 
-    Calls on new inputs that are slower tell of stored results. This is for CPUs: on a GPU the trace shows them.
-    `renew` writes inputs that no call has seen, `renew_others` does the same to tensors that no call reads.
+    Slower calls on new inputs are a sign of stored results. This is for CPUs; on a GPU the trace shows stored results.
+    `renew` writes inputs that no call has read, `renew_others` does the same to tensors that no call reads.
 
-    One pair may be alike: other work on the CPU may have delayed its second call. `renew_others` goes before each call:
-    a short one is up to 1.5 times as slow behind other operators as behind itself, as its code has left the caches.
+    One pair may be alike, because other work on the CPU may have delayed its second call. `renew_others` is called
+    before each call, because a short call is up to 1.5 times as slow after other operators as after itself, when its
+    code has left the caches.
     """
     pairs: list[tuple[float, ...]] = []
     alike = 0
@@ -148,21 +149,21 @@ def slow_on_new_inputs(
 
 
 def _work_outside_launch(launched: TracedCall, naming: TracedCall) -> str | None:
-    """Return which work of a call is not in the time of its launch, in one line; None where all is.
+    """Return the work of a call that is not in the time of its launch, in one line; None where all is.
 
     `launched` is the traced launch, `naming` the traced call of `canonical` after it.
     """
     if launched.overrun:
         return (
-            f"its work went on for {launched.overrun * 1e6:.0f} us after its stream had gone on: on another stream, "
-            "and nothing waits for it"
+            f"its work ran for {launched.overrun * 1e6:.0f} us after its stream had passed it: on another stream, "
+            "without a wait for its end"
         )
     if launched.head_start:
         return (
-            f"its work began {launched.head_start * 1e6:.0f} us before its stream had come to it: on another stream, "
-            "which waits for nothing"
+            f"its work began {launched.head_start * 1e6:.0f} us before its stream had reached it: on another stream, "
+            "without a wait for its beginning"
         )
     if naming.kernels:
         late = kernel_rules.short_name(naming.kernels[0].name)
-        return f"{late} ran after the launch, while its results were only to be named"
+        return f"{late} ran after the launch, when its results were only named"
     return None

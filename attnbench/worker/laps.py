@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from time import monotonic  # own names, which no kernel can replace
+from time import monotonic  # bound here, so that no kernel can replace it
 
 
 class Laps:
-    """The wall time of the phases of a job: `seconds` by phase, which may come more than once."""
+    """The wall time of the phases of a job, in `seconds` by phase; a phase may come more than once."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self.begin()
 
     def begin(self) -> None:
-        """Begin a phase here: the time since the last end is of none."""
+        """Begin a phase here: the time since the last end belongs to no phase."""
         self._since = monotonic()
 
     def end(self, phase: str) -> None:

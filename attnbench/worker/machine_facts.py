@@ -1,10 +1,10 @@
 """Facts of a CUDA device that decide whether it is fit to measure, in JSON types and SI units.
 
-The doctor (analysis/doctor) asks a worker for them and judges them. Everything is only read, nothing is set, and no
-root is needed. What cannot be read is None. Facts of the host are in run/host_facts.py. The order is:
+The doctor (analysis/doctor) asks a worker for them and judges them. They are only read; nothing is set, and root is not
+needed. A fact that cannot be read is None. Facts of the host are in run/host_facts.py. The order is:
 
 1. which other processes compute on the GPU, while this process leaves it idle (GpuState.busy_with_others);
-2. each instrument on a trivial operation, and whether it finds L2 cold or warm as set (measure/l2_cache.py);
+2. each instrument on a trivial operation, and whether it finds L2 cold or warm as expected (measure/l2_cache.py);
 3. NVML, while the clock is still high. The exact clock comes from the clock gauge (measure/clock_gauge.py), since NVML
    does not tell whether clocks are locked.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from attnbench.worker.measure_cell import CellMeasurer
 
 SAMPLES = 20
-SPINS, SPIN_SECONDS = 20, 0.05  # in which the gauge and NVML read the clock
+SPINS, SPIN_SECONDS = 20, 0.05  # the work during which the gauge and NVML read the clock
 REASONS = {**LIMITS, 0x2: "application clocks", 0x10: "sync boost", 0x100: "display clocks"}  # nvml.h
 
 
@@ -50,13 +50,13 @@ def examine(measurer: CellMeasurer) -> dict[str, Any]:
 def _clock_facts(gauge: ClockGauge, state: GpuState) -> dict[str, Any]:
     """Return the SM clock over a second of spinning, in Hz, by the gauge and by NVML, and the fault of the gauge.
 
-    "clock_held" is by the gauge, "clock_told" by NVML over the second half, as it lags by up to 0.1 s. Either is None
-    where there is none.
+    "clock_held" is by the gauge, "clock_told" by NVML over the second half, as it lags by up to 0.1 s. Each is None
+    where it cannot be read.
     """
     gauge.wake()
     if gauge.fault:
         return {"clock_held": None, "clock_told": None, "gauge_fault": gauge.fault}
-    gauge.held_hz()  # forgets what was counted before
+    gauge.held_hz()  # forget earlier counts
     gauge.begin()
     for _ in range(SPINS):
         gauge.spin(SPIN_SECONDS)
@@ -76,8 +76,8 @@ def _clock_facts(gauge: ClockGauge, state: GpuState) -> dict[str, Any]:
 def _process_facts(state: GpuState) -> dict[str, Any]:
     """Return the facts of other processes on the GPU, while this process leaves it idle.
 
-    "busy" is its utilisation meanwhile (0 to 1), "computing" names who caused it. "named" tells whether process numbers
-    are those of this process's namespace: in some containers they are not, and no process can be named.
+    "busy" is its utilisation meanwhile (0 to 1), "computing" names the processes that caused it. "named" is whether
+    process ids belong to this process's namespace; where they do not, as in some containers, no process can be named.
     """
     since = time.time()
     busy = state.busy_with_others()
@@ -94,7 +94,7 @@ def _process_facts(state: GpuState) -> dict[str, Any]:
 def _instrument_facts(measurer: CellMeasurer) -> dict[str, Any]:
     """Return facts of each timer by name: the seconds of a trivial operation, and whether L2 was "cold" or "warm".
 
-    "l2_cold" is what was observed with the flush, "l2_warm" without it. A timer that fails has "error" instead.
+    "l2_cold" is the observation with the flush, "l2_warm" without it. A timer that fails has "error" instead.
     """
     import torch
 
@@ -134,12 +134,12 @@ def _instrument_facts(measurer: CellMeasurer) -> dict[str, Any]:
 def _facts_or_error(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return read()
-    except Exception as error:  # any failure of an instrument is a fact to report
+    except Exception as error:  # an instrument's failure is a fact to report
         return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:300]}
 
 
 def _nvml_facts(state: GpuState) -> dict[str, Any]:
-    """Return what NVML tells of clocks, power, temperature, settings and memory errors."""
+    """Return NVML's readings of clocks, power, temperature, settings and memory errors."""
     ask = state.ask
     reasons = ask(lambda n, h: int(quantity(n.nvmlDeviceGetCurrentClocksThrottleReasons(h))))
     names = ("corrected", "uncorrected", "pending", "failed")
@@ -173,7 +173,7 @@ def _nvml_facts(state: GpuState) -> dict[str, Any]:
 
 
 def _temperature_margin(state: GpuState) -> float | None:
-    """Return the degrees left until the clock is lowered because of heat; None where the driver does not tell.
+    """Return the degrees left until heat lowers the clock; None where unknown.
 
     From Hopper on the driver reports only this margin, before Hopper only the threshold.
     """

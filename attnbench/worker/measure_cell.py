@@ -1,4 +1,4 @@
-"""Measures one cell, that is one case on one backend, inside a worker."""
+"""The measurement of one cell, a case on a backend, inside a worker."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from attnbench.worker.cell import Cell
 from attnbench.worker.cell_steps import CellSteps
 from attnbench.worker.instruments import Instruments
 
-MANY_MODULES = 100  # as torch._dynamo brings: a collection that looks at them takes 0.1 s
+MANY_MODULES = 100  # for example of torch._dynamo; a collection that visits them takes 0.1 s
 
 
 class CellMeasurer(Instruments):
-    """Measures cells on one device with its instruments."""
+    """The measurer of cells on one device, with its instruments."""
 
     def __init__(self, device: Device) -> None:
         import torch
@@ -32,11 +32,11 @@ class CellMeasurer(Instruments):
         judge.warm_up(self.device)
         self._load_autograd()
         if self.events:
-            self.events.gauge.open()  # here, where all workers do so at the same time
+            self.events.gauge.open()  # here, where all workers compile at the same time
         self._freeze()
 
     def _load_autograd(self) -> None:
-        """Load autograd on the device before the first job, which takes a second where sympy is not imported yet."""
+        """Load autograd on the device before the first job; it takes a second if sympy is not yet imported."""
         import torch
 
         x = torch.ones(16, 16, device=self.device, requires_grad=True)
@@ -44,7 +44,7 @@ class CellMeasurer(Instruments):
         torch.autograd.grad(out, x, torch.ones_like(out))
 
     def _freeze(self) -> None:
-        """Have later collections skip what is there, mostly imported modules: in a timed job they take no time then."""
+        """Have later collections skip the present objects, mostly of modules, so that timed jobs are not slowed."""
         gc.freeze()
         self._frozen = len(sys.modules)
 
@@ -53,10 +53,10 @@ class CellMeasurer(Instruments):
     ) -> dict[str, Any]:
         """Measure one cell and return the fields of its Record; without `timed` make the same checks and time nothing.
 
-        With `ceilings` the device's ceilings are measured first, and are in the record. Of several ranks all call this,
-        and the record is that of rank 0.
+        With `ceilings` the device's ceilings are measured first, and are in the record. All ranks call this, and the
+        record is rank 0's.
 
-        Raises Unsupported where the library refuses the case, and whatever else the library raises.
+        Raises Unsupported where the library refuses the case, and all other errors of the library.
         """
         cell = _kind_of(case)(self, backend, case, policy, timed=timed)
         limits = self.ceilings(operand_dtype(case)) if ceilings else {}
@@ -93,7 +93,7 @@ class CellMeasurer(Instruments):
         return not self.broken
 
     def fit(self, backend: Backend, case: Case, policy: Policy, memory: int | None) -> dict[str, Any]:
-        """Find out whether a cell fits in memory, `memory` bytes of it if given, and is right; return its fields."""
+        """Test whether a cell fits in memory (in `memory` bytes, if given) and is right; return its record's fields."""
         if case.ranks == 1:
             return fit_cell.fit(self, backend, case, policy, memory)
         from attnbench.worker.ranks.lean_ranks import LeanRankCell
@@ -102,7 +102,7 @@ class CellMeasurer(Instruments):
 
 
 def _kind_of(case: Case) -> type[Cell]:
-    """Return what has the steps of a case."""
+    """Return the class with the steps for a case."""
     if case.ranks > 1:
         from attnbench.worker.ranks.rank_cell import RankCell
 
@@ -115,7 +115,7 @@ def _kind_of(case: Case) -> type[Cell]:
 
 
 def _rounded(record: dict[str, Any], limits: Mapping[str, Measurement]) -> dict[str, Any]:
-    """Return the fields of a record, those with measurements with the device's limits, and all rounded."""
+    """Return the fields of a record with rounded measurements, and with the device's limits if it has any."""
     if "measurements" not in record:
         return record
     measurements = {**record["measurements"], **limits}
@@ -123,7 +123,7 @@ def _rounded(record: dict[str, Any], limits: Mapping[str, Measurement]) -> dict[
 
 
 def _round_to_7_digits(measurement: Measurement) -> Measurement:
-    """Round samples to seven digits, more than any instrument resolves. This halves the size of run files.
+    """Round samples to seven digits, which is finer than all instruments and halves the size of run files.
 
     Bytes are counted, not measured, and stay exact.
     """

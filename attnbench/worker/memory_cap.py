@@ -1,8 +1,8 @@
-"""A cap on what one job on a CPU may add to its worker's memory, so that a kernel that takes all fails by itself.
+"""A cap on the memory that one job on a CPU may add to its worker, so that a kernel which takes all memory fails.
 
 The limit is Linux's RLIMIT_DATA: writable private memory, as VmData in /proc counts it. Address space that torch only
 reserves does not count, and a process that a kernel starts has the same limit. Beyond it an allocation fails, and torch
-or Python raise; other processes are not slowed, and the worker lives.
+or Python raises an error; other processes are not slowed, and the worker continues.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from attnbench.core import cgroups
 from attnbench.core.sizes import format_bytes
 from attnbench.worker.measure.memory import status_bytes
 
-SHARE = 0.9  # of the memory that is free now: the rest of the machine must go on
+SHARE = 0.9  # share of the free memory; the rest is for the machine's other work
 
 
 class Cap(NamedTuple):
-    """How many bytes a job may take beside what its worker holds already, and what sets that limit, as a noun."""
+    """The bytes that a job may add to its worker's memory, and the cause of that limit, as a noun."""
 
     nbytes: int
     limit: str
@@ -31,12 +31,12 @@ class Cap(NamedTuple):
 def cap_of_a_job(memory: int | None = None, ranks: int = 1) -> Cap | None:
     """Return the cap of the next job, by the tightest limit in force; None where no limit is known.
 
-    With `memory` a job may take at most so many bytes. It is of one of so many `ranks`, which share what is free.
+    With `memory` a job may take at most so many bytes. The job is one of `ranks`, which share the free memory.
     """
     caps = [] if memory is None else [Cap(memory, "the memory that was asked for")]
     for free, what in (
         (cgroups.machine_free(), "the memory that was free"),
-        (cgroups.free_memory(), "what the memory limit of the control group (cgroup) left"),
+        (cgroups.free_memory(), "the rest of the memory limit of the control group (cgroup)"),
     ):
         if free is not None:
             caps.append(Cap(int(SHARE * free) // ranks, f"{SHARE:.0%} of {what}"))
@@ -47,7 +47,7 @@ def cap_of_a_job(memory: int | None = None, ranks: int = 1) -> Cap | None:
 
 
 def _left_of(resource_name: str, counted: str) -> int | None:
-    """Return the bytes that a limit of this process leaves, of what a field of /proc counts; None without a limit."""
+    """Return the bytes that a limit of this process leaves, by a field of /proc; None without a limit."""
     used = status_bytes(counted)
     if used is None:  # no Linux
         return None
@@ -58,15 +58,16 @@ def _left_of(resource_name: str, counted: str) -> int | None:
 
 
 def held_bytes() -> int | None:
-    """Return the bytes of writable private memory of this process; None where Linux does not tell."""
+    """Return the bytes of writable private memory of this process (Linux); None where unknown."""
     return status_bytes("VmData")
 
 
 @contextmanager
 def capped(most: int | None, held: int | None = None) -> Iterator[None]:
-    """Let this process, and each that it starts, take at most so many bytes more; None, and no Linux: no limit.
+    """Let this process, and each that it starts, take at most `most` further bytes; None, or no Linux: no limit.
 
-    More than it holds now, or than `held` bytes, where what an earlier job took may not be given back yet.
+    They are further than its present memory, or than `held` bytes, where an earlier job's memory may not yet be given
+    back.
     """
     held = held or held_bytes()
     if most is None or held is None:

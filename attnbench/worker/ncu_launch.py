@@ -3,10 +3,10 @@
     ncu ... python -m attnbench.worker.ncu_launch '{"name": ..., "spec": ..., "case": {...}, "device": {...}}'
 
 Between cudaProfilerStart and cudaProfilerStop it runs: a read of a buffer of four times L2, a marker (torch's spin
-kernel), the call, the marker, and the read again. The first read evicts what is in L2, also the MiB that the start of
-ncu leaves there, so that the call finds none of its operands in L2 and nothing to write back. The last read evicts what
-the call wrote into L2 only, so that these bytes are counted too. run/profile/ncu.py separates the parts at the
-markers.
+kernel), the call, the marker, and the read again. The first read evicts the content of L2, also the MiB that the start
+of ncu leaves there, so that the call finds none of its operands in L2 and nothing to write back. The last read evicts
+data that the call wrote only into L2, so that these bytes are counted too. run/profile/ncu.py separates the parts at
+the markers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.judge import inputs
 
-MIN_READ = 2**28  # bytes
+MIN_READ = 2**28  # least bytes of a read
 WARMUPS = 3
 
 
@@ -35,7 +35,7 @@ def main(request: Mapping[str, Any]) -> None:
     case, device = from_json(Case, request["case"]), from_json(Device, request["device"])
     torch.cuda.set_device(device.index)
     backend = backends.load(request["name"], request["spec"])
-    backend.probe()  # in which some set what their library reads at import
+    backend.probe()  # in which some set variables that their library reads at import
     prepared = backend.prepare(case, inputs.make(case, str(device), Policy().seed))
     buffer = torch.zeros(max(MIN_READ, 4 * (device.l2 or 0)) // 4, device=str(device))
     total = torch.empty((), device=str(device))

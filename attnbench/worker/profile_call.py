@@ -1,13 +1,13 @@
-"""Profiles one call of a backend, in a worker: which kernels ran and when, memory over time, and the host's time.
+"""The profile of one call of a backend, in a worker: kernels and their times, memory over time, the host's work.
 
-The results and the kernels' names are checked as in a run; a call that fails a check is profiled all the same, and the
-profile says what is wrong. The figures come from separate calls, since each way to look disturbs the others:
+The results and the kernels' names are checked as in a run; a call that fails a check is profiled too, and the profile
+names the fault. The figures come from separate calls, since each instrument disturbs the others:
 
 - latency without a profiler, as in a run;
-- traced calls behind a spin with L2 cold. The one of median span is shown. Behind the spin, gaps between its kernels
-  are the device's and not the host's;
+- traced calls behind a spin with L2 cold, of which the call of median span is shown. Behind the spin, gaps between its
+  kernels are the device's and not the host's;
 - one more call under the profiler with allocations, which the Chrome trace shows;
-- for a flame graph a second of further calls;
+- a second of further calls for a flame graph;
 - on a GPU calls in a CUDA graph.
 """
 
@@ -51,7 +51,7 @@ def profile(measurer: CellMeasurer, backend: Backend, case: Case, keep: Mapping[
     except Unsupported as refusal:
         return {"refused": " ".join(str(refusal).split()) or "refused without a reason"}
     finally:
-        measurer.recover()  # frees the memory, which the next backend's worker needs
+        measurer.recover()  # free memory for the next backend's worker
 
 
 def _profile(measurer: CellMeasurer, backend: Backend, case: Case, keep: Mapping[str, str]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _profile(measurer: CellMeasurer, backend: Backend, case: Case, keep: Mapping
     found = _on_gpu(measurer, launch, latency, trace, notes) if on_cuda else _on_cpu(launch, trace)
     if flame := keep.get("flame"):
         notes += filter(None, (flame_graph.write(launch, measurer.synchronize, flame),))
-    if on_cuda:  # the last, since a failed capture leaves torch in a broken state
+    if on_cuda:  # last, as a failed capture leaves torch in a broken state
         found["in_graph"] = _in_graph(measurer, cell.timed_launch(), latency, notes)
     return {
         "wrong": wrong,
@@ -96,8 +96,8 @@ def _on_gpu(
 ) -> dict[str, Any]:
     """Return the fields of a GPU's timeline: the kernels of the traced call of median span, and memory at each.
 
-    Also its length, and the spans and the events' readings of all traced calls. Adds to `notes` what is missing, and
-    why.
+    The fields also have its length, and the spans and the events' readings of all traced calls. Missing fields and
+    their causes are added to `notes`.
     """
     profiler, events = timeline.session(launch, on_cuda=True)
     if trace:
@@ -116,7 +116,7 @@ def _on_gpu(
     call = sorted(calls, key=lambda c: c.span)[len(calls) // 2]
     held = timeline.at_launch(events)
     if len(held) != len(call.kernels):
-        notes.append(f"no memory over time: {len(held)} kernels in one call and {len(call.kernels)} in another")
+        notes.append(f"no memory over time: calls differ, with {len(held)} and {len(call.kernels)} kernels")
         held = []
     return {
         **host,
@@ -130,7 +130,7 @@ def _on_gpu(
 
 
 def _in_graph(measurer: CellMeasurer, timed: TimedLaunch, latency: float, notes: list[str]) -> Sequence[float]:
-    """Return the seconds of calls in a CUDA graph; none, and a note, where the call cannot be captured."""
+    """Return the seconds of calls in a CUDA graph; [], and a note, where the call cannot be captured."""
     try:
         return measurer.in_graph(timed, latency)
     except Unsupported as refusal:

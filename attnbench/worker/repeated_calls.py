@@ -1,15 +1,15 @@
-"""Compares the results of calls that follow each other, as timed calls do.
+"""Comparison of the results of successive calls, as timed calls are.
 
-A kernel may be wrong in one call of ten, or only where the next call begins at once: a counter that is not reset, a
-wait that is missing. So after timing a burst is launched without flushes or pauses between its calls. All its results
-are kept until the end, and none may differ from what is right. Calls over 20 ms are too long for this.
+A kernel may be wrong in one call of ten, or only where the next call begins at once: by a counter that is not reset, or
+a missing wait. After timing, a burst is therefore launched without flushes or pauses between its calls. All its results
+are kept until the end, and all must be right. Calls over 20 ms are too long for this.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from time import perf_counter  # own names, which no kernel can replace
+from time import perf_counter  # bound here, so that no kernel can replace it
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core.attributes import other_attributes
@@ -23,9 +23,9 @@ from attnbench.worker.measure.sampling import do_nothing
 if TYPE_CHECKING:
     from torch import Tensor
 
-CALLS = 12  # where time and memory allow, which is up to 3 ms a call
-MAX_SECONDS = 0.04  # of all calls
-MAX_BYTES = 2**30  # of all results: to allocate more takes longer than the calls
+CALLS = 12  # where time and memory allow: for calls up to 3 ms
+MAX_SECONDS = 0.04  # most seconds of all calls
+MAX_BYTES = 2**30  # most bytes of all results; allocating more takes longer than the calls
 
 Results = Mapping[str, "Tensor"]
 
@@ -35,8 +35,8 @@ def find_wrong_call(
 ) -> tuple[tuple[Accuracy, str] | None, bool]:
     """Return the first wrong call, and whether calls share the memory of their results.
 
-    A wrong call is its accuracy, and which one it is; None where all are right. `latency` is the seconds of one call,
-    None where it was not timed; `nbytes` are those of its results.
+    A wrong call is its accuracy and its name; None where all are right. `latency` is the seconds of one call, None
+    where it was not timed; `nbytes` is the size of its results.
     """
     launch = judge.launcher(prepared)
     seconds = latency or _seconds_of(instruments, launch)
@@ -55,7 +55,7 @@ def _kept_results(
 ) -> tuple[list[Results], bool]:
     """Return the results of the last `count` calls of a burst without flushes or pauses, and whether they share memory.
 
-    They are copies where they do. Without the forward in a call, all have the output of one.
+    Shared results are copied. Without the forward in a call, all have the output of one forward.
     """
     timer, kept = instruments.timer, deque[Any](maxlen=count)
 

@@ -1,36 +1,36 @@
 """The worker's request loop: reads one JSON request a line from stdin and writes one JSON answer a line.
 
-The answers go to the stdout that the process started with. Whatever else prints goes to stderr. The requests ("op")
-and their answers:
+The answers go to the original stdout of the process. All other output goes to stderr. The requests ("op") and their
+answers:
 
     {"op": "environment", "device": "auto"}                   -> {"environment": {...}} or {"refused": "..."}
-       with "with_torch": false without what only torch knows of a CPU
+       with "with_torch": false without a CPU's facts that only torch knows
     {"op": "rates", "device": {...}, "dtypes": ["bf16"]}      -> {"device": {...}}, with quick rates of matmul and copy
     {"op": "load", "name": "triton", "spec": "module:object"} -> {"probe": {...}, "compiler": bool,
-       "files": {path: hash}}, of those that own code is made of; with "with_state": true also "state", name -> text, of
-       a person's function (core/live_state.py)
-    {"op": "import"}                                          -> {}, after importing what measuring needs
+       "files": {path: hash}}, with the files of own code; with "with_state": true also "state", name -> text, of a
+       person's function (core/live_state.py)
+    {"op": "import"}                                          -> {}, after importing the modules for measuring
     {"op": "survey", "device": {...}, "cases": [...]}   -> {"answers": [[reason or null, workspace, efficiency], ...]}
     {"op": "ready", "device": {...}}                          -> {}, after opening the device and its instruments
        with "place" after joining the other ranks too
     {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool,
-       "imported": {path: hash}}, of the files that own code has imported meanwhile; {"changed": "..."} where the
-       case's own mask is not that of the plan
+       "imported": {path: hash}}, with the files that own code has imported meanwhile; {"changed": "..."} where the
+       case's own mask differs from the plan's
        with "ceilings": true after measuring the device's ceilings, which the record then has too
-       with "look": true the record also says how much others use the GPU when this worker leaves it idle
+       with "look": true the record also has the GPU's use by others while this worker leaves it idle
        with "place": {...} as one of several ranks, which all get the request (ranks/group.py)
        with "judged": true the judge beside this worker may be asked
-       with "together": true other workers use the device at the same time, and this one asks to be alone
+       with "together": true other workers use the device at the same time, and this one asks for turns alone
     {"op": "check", ... as "run"}        -> the same, where the record has all checks and no measurement
     {"op": "fit", ... as "run", "memory": bytes or null} -> the same, of a cell at the limit of memory (fit_cell.py)
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
-    {"op": "judge", "device": {...}, "do": ..., ...} -> the judge's answer (judge/service.py), in a worker that has no
-       backend, and is the judge of others; {"error": ..., "of": "results", "memory" or "sharing"} where it has none
+    {"op": "judge", "device": {...}, "do": ..., ...} -> the judge's answer (judge/service.py), in a worker without a
+       backend, which is the judge of others; {"error": ..., "of": "results", "memory" or "sharing"} without an answer
     {"op": "opens", "device": {...}, "tensors": {...}} -> {"opens": bool}, whether the judge's memory can be opened here
     {"op": "profile", "device": {...}, "case": {...}, "keep": {kind: path}} -> {"profile": {...}} (profile_call.py)
 
 Before its answer a worker may ask the judge beside it: it writes {"ask": {"do": ...}}, and reads its answer from the
-next line of the requests. In a group it asks to "do": "alone" or "together" what follows (run/device_turns.py).
+next line of the requests. In a group it asks for a turn by "do": "alone" or "together" (run/device_turns.py).
 
 An answer repeats the "number" of its request. A request that raises an exception is answered with {"error": "..."}.
 "fatal" means that the CUDA context is broken; the worker then ends after its answer.
@@ -49,9 +49,9 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from json import dumps, loads  # these names, which no kernel can replace
+from json import dumps, loads  # bound here, so that no kernel can replace them
 from pathlib import Path
-from time import monotonic, time  # own names, which no kernel can replace
+from time import monotonic, time  # bound here, so that no kernel can replace them
 from typing import Any, Literal, TextIO
 
 from attnbench import backends
@@ -67,49 +67,49 @@ from attnbench.core.machine import Device
 from attnbench.core.other_work import BUSY
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Measurement, Record, fit_measurements
-from attnbench.core.shared_tensors import (  # imported before any backend, which could replace its names
+from attnbench.core.shared_tensors import (  # imported before any backend, which could replace them
     Mapped,
     NotShared,
 )
 from attnbench.core.sizes import format_bytes
 from attnbench.worker import environment, failures, memory_cap
-from attnbench.worker.measure.sampling import (  # imported before any backend, so that none can replace their clock
+from attnbench.worker.measure.sampling import (  # imported before any backend, which could replace their clock
     CpuTimer,
     collect_samples,
 )
 from attnbench.worker.torch_defaults import forget_compiled, keep_to_backend, undo
 
-SMALL = 128  # tokens of a case that fits wherever one does
+SMALL = 128  # tokens of a case that fits in any memory
 
 
 Ask = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 class Worker:
-    """Answers requests for one backend on one device. Both are opened at the first request that needs them."""
+    """One backend on one device, for requests. Each is opened at the first request that needs it."""
 
     def __init__(self, ask: Ask | None = None, tell: Callable[[str], object] | None = None) -> None:
-        """Take how to ask the judge beside this worker, where there may be one, and what gets a failure's traceback.
+        """Take `ask`, which asks the judge beside this worker, if any, and `tell`, which gets tracebacks of failures.
 
-        By default it is written to stderr.
+        By default tracebacks are written to stderr.
         """
         self._ask = ask
         self._tell = tell or write_to_stderr
         self._judge: Any = None  # the JudgeService of a worker that is a judge
         self.backend: Backend | None = None
-        self.spec = ""  # where it was loaded from
+        self.spec = ""  # the "module:object" of the backend
         self._usable = False
         self._measurer: Any = None
-        self.fatal = False  # True: the CUDA context is broken, and this process must end
-        self._place: Mapping[str, Any] | None = None  # among several ranks
-        self._held: int | None = None  # bytes of memory before the first job that looks for a limit, on a CPU
+        self.fatal = False  # whether the CUDA context is broken, and this process must end
+        self._place: Mapping[str, Any] | None = None  # its place among several ranks
+        self._held: int | None = None  # on a CPU, bytes of memory before the first job with "fit"
         self._process = os.getpid()
-        self._seen: set[str] = set()  # names of the modules that were imported before the latest job
+        self._seen: set[str] = set()  # modules imported before the latest job
         self.is_judged = False  # whether the judge beside this worker may be asked
         self._together = False  # whether other workers use the device at the same time
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to one request. Raises what the backend raises, ValueError for an unknown "op"."""
+        """Return the answer to one request. Raises the backend's errors, and ValueError for an unknown "op"."""
         match request["op"]:
             case "environment":
                 return self.environment(request["device"], with_torch=request.get("with_torch", True))
@@ -174,11 +174,11 @@ class Worker:
                 raise ValueError(f"unknown request {other!r}")
 
     def _state(self) -> dict[str, str] | None:
-        """Return the state of a person's function here; None of a backend of a class."""
+        """Return the state of a person's function here; None for a backend that is a class."""
         return live_state(self.backend.given) if isinstance(self.backend, Function) else None
 
     def judge(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a request of the judge, or why there is none, for the worker that asked."""
+        """Return the judge's answer to a request, or why there is none, for the worker that asked."""
         try:
             if self._judge is None:
                 from attnbench.judge.service import JudgeService
@@ -198,7 +198,7 @@ class Worker:
 
     @property
     def will_measure(self) -> bool:
-        """Whether jobs of this backend need instruments: it can be used here, and it is not simulated."""
+        """Return whether jobs of this backend need instruments: it is usable here, and not simulated."""
         return self._usable and not getattr(self.backend, "simulated", False)
 
     def environment(self, device: str, *, with_torch: bool = True) -> dict[str, Any]:
@@ -212,8 +212,8 @@ class Worker:
     def survey(self, case: Case, device: Device) -> tuple[str | None, Any, float]:
         """Ask the backend about one case, for the plan.
 
-        Return the reason why it does not support the case (or None), its workspace as JSON, and its expected speed as
-        a share of a matmul's rate. Raises TypeError or ValueError where the backend returns something else.
+        Return the reason why it does not support the case (or None), its workspace as JSON, and its expected speed as a
+        share of a matmul's rate. Raises TypeError or ValueError where the backend returns a wrong type or value.
         """
         assert self.backend is not None
         reason = refusal(self.backend, case, device)
@@ -235,7 +235,7 @@ class Worker:
             try:
                 re.compile(pattern)
             except (re.error, TypeError) as error:
-                raise ValueError(f"{name}: {pattern!r} of its kernels is no regular expression: {error}") from None
+                raise ValueError(f"{name}: {pattern!r} of its kernels is not a regular expression: {error}") from None
         if not 0 < efficiency <= 10:
             raise ValueError(f"{name}.efficiency is {efficiency!r}, not a share of a matmul's rate")
         return reason, to_json(workspace), efficiency
@@ -250,7 +250,7 @@ class Worker:
         ceilings: bool = False,
         memory: int | None = None,
     ) -> Record:
-        """Measure one job, only check it, or find out whether it fits in `memory` bytes; return its record.
+        """Measure one job, only check it, or test whether it fits in `memory` bytes; return its record.
 
         Any exception but MaskChangedError becomes the record's status and reason.
         """
@@ -259,7 +259,7 @@ class Worker:
         forget_compiled()
         began = monotonic()
         if self._measurer is not None:
-            self._measurer.seconds_waited()  # as a look at the end of the last job did
+            self._measurer.seconds_waited()  # forget waits of the last job's end
         cap = memory_cap.cap_of_a_job(memory, job.case.ranks if op == "fit" else 1) if device.kind == "cpu" else None
         if cap is not None and op == "fit":
             self._held = self._held or self._held_when_warm(job.case, policy, device)
@@ -281,9 +281,9 @@ class Worker:
                         found = measurer.measure(self.backend, job.case, policy, timed=op == "run", ceilings=ceilings)
         except Unsupported as refusal:
             found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
-        except (masks.MaskChangedError, Interrupted):  # of a worker in a person's own process
+        except (masks.MaskChangedError, Interrupted):  # Interrupted: in a person's own process
             raise
-        except BaseException as error:  # SystemExit and KeyboardInterrupt too: a kernel's own, and no end of the worker
+        except BaseException as error:  # also a kernel's SystemExit and KeyboardInterrupt, which must not end it
             self.end_if_forked(error)
             self._tell(traceback_text())
             found = {"status": "failed", "reason": failures.reason(error, self.spec)}
@@ -298,7 +298,7 @@ class Worker:
         return Record(job.case, job.backend, job.round, forecast=job.forecast, seconds=seconds, **found)
 
     def _newly_imported(self) -> dict[str, str]:
-        """Return a hash of each file that a person's own code has imported in the latest job, by its path."""
+        """Return path -> hash of the files that a person's own code imported in the latest job."""
         if self.spec in backends.BACKENDS.values():
             return {}
         new = {*sys.modules} - self._seen
@@ -306,13 +306,13 @@ class Worker:
         return own_source.hashes_of_imported(new)
 
     def end_if_forked(self, error: BaseException | None = None) -> None:
-        """End this process where a kernel has forked it from the worker, as Python ends one that `error` leaves."""
+        """End this process if a kernel has forked it from the worker, with the exit code by `error`."""
         if os.getpid() != self._process:
-            code = getattr(error, "code", 1)  # of SystemExit
+            code = getattr(error, "code", 1)  # a SystemExit has one
             os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
 
     def with_other_work(self, record: Record) -> Record:
-        """Return a measured record with how much others use the GPU now, "busy", and who; on a CPU as it is."""
+        """Return a measured record with the GPU's use by others, "busy", and their names; on a CPU unchanged."""
         if self._measurer is None or not record.measurements:
             return record
         self._measurer.alone_on_device()
@@ -324,12 +324,12 @@ class Worker:
         return replace(record, measurements=measurements, others=tuple(dict.fromkeys((*record.others, *others))))
 
     def _held_when_warm(self, case: Case, policy: Policy, device: Device) -> int | None:
-        """Return the bytes that this process holds on a CPU after a small case, which loads and compiles code."""
+        """Return the bytes of this process on a CPU after a small case, which loads and compiles code."""
         assert self.backend is not None
         if self.will_measure:
             measurer, s = self.measurer(device), case.shape
             small = replace(s, batch=1, seqlen_q=min(s.seqlen_q, SMALL), seqlen_k=min(s.seqlen_k, SMALL))
-            with contextlib.suppress(BaseException):  # of several ranks each alone, so that none waits for another
+            with contextlib.suppress(BaseException):  # each rank alone, so that none waits for another
                 measurer.fit(self.backend, replace(case, shape=small, ranks=1), policy, None)
             measurer.recover()
         return memory_cap.held_bytes()
@@ -346,12 +346,12 @@ class Worker:
             self._measurer.join(RankGroup(Place(**self._place), self._measurer.device))
         self._measurer.ask_judge = self._ask if self.is_judged else None
         self._measurer.share_device(self._ask if self._together else None)
-        self._measurer.device_info = device  # its rates may not have been known when the instruments were made
+        self._measurer.device_info = device  # rates may have been unknown when the instruments were made
         return self._measurer
 
 
 def can_open(device: Device, described: dict[str, Any]) -> bool:
-    """Return whether this process can open tensors in the memory of the judge."""
+    """Return whether this process can open tensors in the judge's memory."""
     import torch
 
     try:
@@ -362,14 +362,14 @@ def can_open(device: Device, described: dict[str, Any]) -> bool:
 
 
 def import_for_measuring() -> None:
-    """Import what measuring needs, without touching the device."""
-    import torch.fx.experimental.symbolic_shapes  # noqa: F401  (sympy: else the first torch.autograd.grad imports it)
+    """Import the modules for measuring, without using the device."""
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401  (sympy, which the first torch.autograd.grad would import)
 
     import attnbench.worker.measure_cell  # noqa: F401
 
 
 def simulate(prepared: Prepared, policy: Policy, *, timed: bool = True) -> dict[str, Any]:
-    """Return the record fields of a simulated backend: the same sampling loop, on the clock that it brings."""
+    """Return the record's fields for a simulated backend, by the same sampling loop on the backend's own clock."""
     simulation = prepared.simulation
     assert simulation is not None
     if not simulation.accuracy.ok:
@@ -400,7 +400,7 @@ def simulate(prepared: Prepared, policy: Policy, *, timed: bool = True) -> dict[
 
 
 def with_source(probe: Probe, backend: Backend, spec: str) -> Probe:
-    """Return what a backend says of itself; the version of a person's own class has a hash of its source too."""
+    """Return a backend's probe; for a person's own class, the version includes a hash of its source."""
     is_own = spec not in backends.BACKENDS.values() and not isinstance(backend, Function)
     if not is_own or not probe.usable:
         return probe
@@ -409,7 +409,7 @@ def with_source(probe: Probe, backend: Backend, spec: str) -> Probe:
 
 
 def simulate_fit(prepared: Prepared, job: Job, most: int) -> dict[str, Any]:
-    """Return the record fields of a simulated backend that has `most` bytes. Raises MemoryError where it needs more."""
+    """Return the record's fields for a simulated backend with `most` bytes. Raises MemoryError where it needs more."""
     simulation = prepared.simulation
     assert simulation is not None
     s = job.case.extent
@@ -434,15 +434,15 @@ def simulate_fit(prepared: Prepared, job: Job, most: int) -> dict[str, Any]:
 
 
 def _first_to_be_killed() -> None:
-    """Let Linux kill this process, and not another, where all memory is taken."""
+    """Let Linux kill this process before others when memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
 def _die_with_parent() -> None:
-    """Ask Linux to kill this process when its parent dies, however that dies, even while a GPU kernel hangs.
+    """Ask Linux to kill this process when its parent dies by any cause, even while a GPU kernel hangs.
 
-    And to make it the parent of what its children leave behind, so that this is found when the worker is ended.
+    Linux also makes it the parent of its children's orphans, so that these are found when the worker is ended.
     """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -450,14 +450,14 @@ def _die_with_parent() -> None:
 
 
 def traceback_text() -> str:
-    """Return the traceback of the exception that is handled; "" where its attributes, which may be anything, fail."""
+    """Return the traceback of the handled exception; "" where reading its attributes fails."""
     with contextlib.suppress(Exception):
         return traceback.format_exc()
     return ""
 
 
 def write_to_stderr(text: str) -> None:
-    """Write a text to stderr, whatever a kernel has made of sys.stderr."""
+    """Write a text to stderr, even if a kernel has replaced sys.stderr."""
     with contextlib.suppress(Exception):
         os.write(2, text.encode(errors="replace"))
 
@@ -493,8 +493,8 @@ def main() -> None:
     _die_with_parent()
     _first_to_be_killed()
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not mix with the answers
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # and what it reads must be no request
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # and libraries must not read requests
     serve(requests, answers)
     answers.flush()
-    os._exit(0)  # skip destructors, which may crash or hang in a broken CUDA context
+    os._exit(0)  # without destructors, which may crash or hang in a broken CUDA context

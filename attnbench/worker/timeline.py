@@ -1,14 +1,14 @@
-"""The timeline of one profiled call, of Kineto's events: kernels or operators, memory over time, the host's work.
+"""The timeline of one profiled call, from Kineto's events: kernels or operators, memory over time, the host's work.
 
 Torch's allocators report each block that they hand out or take back to the profiler, with the host's time. On a CPU
-that is the call's time. On a GPU memory is reused in stream order, so a kernel runs with what was allocated when the
-host launched it: that sum is matched, kernel by kernel, to the traced call.
+that is the call's time. On a GPU memory is reused in stream order, so that a kernel runs with the memory allocated when
+the host launched it: this sum is matched, kernel by kernel, to the traced call.
 
 A call that waits for the device cannot be launched ahead of it, and no CUDA graph can hold it. It waits where it reads
-a result (`tensor.item()`, a mask made of it, a copy to the host) or asks for it. A wait has the name of torch's
-operator that reads, else of the operator in which the runtime waits, else of the runtime's call. On a CPU nothing
-waits, and only what reads is seen. Allocations go to torch's caching allocator; what it must take from the driver waits
-too.
+a result (`tensor.item()`, a mask made of it, a copy to the host), or where it synchronises. A wait has the name of
+torch's operator that reads, else of the operator in which the runtime waits, else of the runtime's call. On a CPU
+nothing waits, and only operators that read are seen. Allocations go to torch's caching allocator; memory that it must
+take from the driver also costs a wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ READS = re.compile(r"aten::(_local_scalar_dense|nonzero|masked_select|_?unique\w
 WAITS = re.compile(r"(cuda|hip)(Device|Stream|Event)Synchronize$|(cuda|hip)Memcpy$|cuCtxSynchronize$")
 LAUNCHES = re.compile(r"(cuda|hip|cu)(Module)?(Launch|GraphLaunch)")
 DRIVER = re.compile(r"(cuda|hip)(Malloc|Free|HostAlloc)")
-WRAPPER_SHARE = 0.8  # an operator that spends this share of its time in one other operator is a wrapper of it
+WRAPPER_SHARE = 0.8  # an operator with this share of its time in one other operator is its wrapper
 
 
 def session(launch: Callable[[], Any], *, on_cuda: bool) -> tuple[Any, list[Any]]:
@@ -36,7 +36,7 @@ def session(launch: Callable[[], Any], *, on_cuda: bool) -> tuple[Any, list[Any]
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
     if on_cuda:
-        torch.cuda.synchronize()  # the session before is torn down at the next CUDA call: let that happen now
+        torch.cuda.synchronize()  # so that the earlier session, torn down at the next CUDA call, ends now
     with profile(activities=activities, profile_memory=True, acc_events=True) as profiler:
         with record_function("attnbench.start"):  # the first range of a session costs a millisecond
             pass
@@ -67,7 +67,7 @@ def host_of(events: Sequence[Any], device: str) -> dict[str, Any]:
 
 
 def _waits(on_host: Sequence[Any], operators: Sequence[Any]) -> list[str]:
-    """Return the name of each wait; one within another that is named does not count again."""
+    """Return the name of each wait; a wait within another named one does not count again."""
     reads = [e for e in operators if READS.match(e.name())]
     outermost = [e for e in reads if not any(_holds(other, e) for other in reads if other is not e)]
     names = [e.name() for e in outermost]
@@ -79,13 +79,13 @@ def _waits(on_host: Sequence[Any], operators: Sequence[Any]) -> list[str]:
 
 
 def _holds(outer: Any, inner: Any) -> bool:
-    """Whether one event of a thread lies within another."""
+    """Return whether one event of a thread lies within another."""
     same = outer.start_thread_id() == inner.start_thread_id()
     return same and bool(outer.start_ns() <= inner.start_ns() and inner.end_ns() <= outer.end_ns())
 
 
 def kernels_of(events: Sequence[Any]) -> dict[str, Any]:
-    """Return the fields of a GPU's timeline, of the events of one profiled call, and what the host did in it."""
+    """Return the fields of a GPU's timeline, from the events of one profiled call, and of the host's work."""
     ran = sorted((e for e in events if ran_on_device(e)), key=lambda e: int(e.start_ns()))
     since = ran[0].start_ns() if ran else 0
     times = [((e.start_ns() - since) / 1e9, (e.end_ns() - since) / 1e9) for e in ran]
@@ -102,7 +102,7 @@ def kernels_of(events: Sequence[Any]) -> dict[str, Any]:
 
 
 def operators_of(events: Sequence[Any]) -> dict[str, Any]:
-    """Return the fields of a CPU's timeline, of the events of one profiled call, and what the host did in it."""
+    """Return the fields of a CPU's timeline, from the events of one profiled call, and of the host's work."""
     since, end = range_of(events)
     inside = [e for e in events if since <= e.start_ns() <= end]
     return {
@@ -117,7 +117,7 @@ def operators_of(events: Sequence[Any]) -> dict[str, Any]:
 
 
 def at_launch(events: Sequence[Any]) -> list[int]:
-    """Return the bytes that were allocated when the host launched each kernel, in the order in which they ran."""
+    """Return the allocated bytes at the host's launch of each kernel, in the order in which kernels ran."""
     times, sums = _running(events, "CUDA")
     on_host = launch_times(events)
     held, launched = [], 0
@@ -166,28 +166,28 @@ def _wrapped(node: _Node) -> str:
 
 
 def range_of(events: Sequence[Any]) -> tuple[int, int]:
-    """Return when the host began and ended the profiled call, in ns; an empty time where the profiler lost that."""
+    """Return the host's beginning and end of the profiled call, in ns; an empty range where the profiler lost them."""
     whole = next((e for e in events if e.name() == RANGE and is_on(e, "CPU")), None)
     return (whole.start_ns(), whole.end_ns()) if whole else (0, -1)
 
 
 def _running(events: Sequence[Any], device: str) -> tuple[list[int], list[int]]:
-    """Return the host times in ns at which a device's allocator was used, and the bytes allocated after each."""
+    """Return the host times in ns of uses of a device's allocator, and the bytes allocated after each."""
     used = sorted((e for e in events if e.name() == "[memory]" and is_on(e, device)), key=lambda e: int(e.start_ns()))
     return [e.start_ns() for e in used], list(itertools.accumulate(e.nbytes() for e in used))
 
 
 def launch_times(events: Sequence[Any]) -> dict[int, int]:
-    """Return correlation id -> when the host launched the work of that id, in ns."""
+    """Return correlation id -> time of the host's launch of its work, in ns."""
     calls = (e for e in events if not is_on(e, "CUDA") and e.correlation_id() > 0 and e.name().startswith("cu"))
     return {e.correlation_id(): e.start_ns() for e in calls}
 
 
 def ran_on_device(event: Any) -> bool:
-    """Whether an event is a kernel, copy or fill of a GPU."""
+    """Return whether an event is a kernel, copy or fill of a GPU."""
     return is_on(event, "CUDA") and not event.is_user_annotation() and event.duration_ns() > 0
 
 
 def is_on(event: Any, device: str) -> bool:
-    """Whether an event is of the host ("CPU") or of a GPU ("CUDA")."""
+    """Return whether an event belongs to the host ("CPU") or to a GPU ("CUDA")."""
     return str(event.device_type()) == f"DeviceType.{device}"

@@ -1,6 +1,7 @@
-"""What code may set for all of torch: gradients, inference mode, autocast, default device and dtype, compiled code.
+"""Global settings of torch that code may change: gradients, inference mode, autocast, default device and dtype.
 
-The worker's own work needs them as torch has them; what a file has set while it was imported, its calls may need.
+The worker's own work needs torch's defaults; the calls of a file may need the settings that the file made at its
+import. Code that torch.compile has made is discarded here too.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from attnbench.core.backend import Backend, Prepared
 from attnbench.core.case import Case
 
 KINDS = ("cpu", "cuda")  # of autocast
-_ENTERED: list[Any] = []  # contexts that are never left: one that is freed ends
+_ENTERED: list[Any] = []  # contexts that are never left, kept because a freed one ends
 
 
 def undo() -> None:
-    """Set all as torch has them, where it is imported: a call may have left another."""
+    """Restore torch's defaults, if torch is imported, as a call may have changed them."""
     if "torch" not in sys.modules:
         return
     import torch
@@ -36,14 +37,14 @@ def undo() -> None:
 
 @contextlib.contextmanager
 def kept() -> Iterator[None]:
-    """Give back after the block what `undo`, and a case's inputs, set for all of torch: of a process that is no worker.
+    """Restore after the block the global settings that `undo` and a case's inputs change.
 
-    Inference mode is not given back; RuntimeError where that is on.
+    It is for a process that is not a worker. Inference mode cannot be restored; raises RuntimeError where it is on.
     """
     import torch
 
     if torch.is_inference_mode_enabled():
-        raise RuntimeError("this process is in inference mode; call it outside of that")
+        raise RuntimeError("this process is in inference mode; call this outside of it")
     device, dtype, grad = torch.get_default_device(), torch.get_default_dtype(), torch.is_grad_enabled()
     precision, generator = torch.get_float32_matmul_precision(), torch.get_rng_state()
     casts = {kind: torch.is_autocast_enabled(kind) for kind in KINDS}
@@ -60,9 +61,9 @@ def kept() -> Iterator[None]:
 
 
 def forget_compiled() -> None:
-    """Discard what torch.compile has made for other cases.
+    """Discard torch.compile's code for other cases.
 
-    After eight shapes of a function torch.compile would run it as it stands instead, or for any shape.
+    After eight shapes of a function torch.compile would run it uncompiled, or compile it for any shape.
     """
     if "torch._dynamo" in sys.modules:
         import torch._dynamo
@@ -71,7 +72,7 @@ def forget_compiled() -> None:
 
 
 def keep_to_backend(backend: Backend) -> None:
-    """Undo what the import of a backend has set; its calls alone have its autocast, default device and dtype."""
+    """Undo the global settings of a backend's import; its calls alone have its autocast, default device and dtype."""
     if "torch" not in sys.modules:
         return
     import torch

@@ -210,7 +210,7 @@ def test_when_the_time_is_up_what_is_open_stays_so() -> None:
 
 
 def test_too_little_time_for_a_pair_is_said_before_anything_is_written(here: Path) -> None:
-    with pytest.raises(UserError, match="short of one pair of turns"):
+    with pytest.raises(UserError, match="too short for one pair of turns"):
         ab(request(time_limit=0.1), Watcher())
     assert not (here / "results").exists()
 
@@ -289,13 +289,13 @@ def test_another_torch_is_refused_before_anything_is_measured(here: Path) -> Non
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"a": "nothing-such", "b": "/bin/sh"}, "--a: 'nothing-such' is no interpreter"),
+        ({"a": "nothing-such", "b": "/bin/sh"}, "--a: 'nothing-such' is not an interpreter"),
         ({"a": "own.py:A", "b": "/bin/sh"}, "code on both sides"),
-        ({"a": "own.py:A", "b": "fke"}, "--b: 'fke' is no interpreter (an executable file), no backend"),
+        ({"a": "own.py:A", "b": "fke"}, "--b: 'fke' is not an interpreter (an executable file), a backend"),
         ({"backends": ["fake"]}, "--backend: --a and --b name the code"),
         ({"a": "/bin/sh", "b": "/bin/sh", "pythons": ("fake=/bin/sh",)}, "leave it out"),
         ({"a": "own.py:Nothing"}, "--a own.py:Nothing: cannot be imported"),
-        ({"metrics": ("cycles",)}, "only a GPU tells the clock"),
+        ({"metrics": ("cycles",)}, "known only for a GPU"),
         ({"out": Path("own.py")}, "give a folder"),
     ],
 )

@@ -270,7 +270,7 @@ def test_a_shallow_clone_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 BAD: tuple[tuple[dict[str, Any], str], ...] = (
-    ({"commits": "good...HEAD"}, "is no range of commits"),
+    ({"commits": "good...HEAD"}, "is not a range of commits"),
     ({"commits": "HEAD..good"}, "has no commits; GOOD is the older one"),
     ({"commits": "--all..HEAD"}, "no commit is called '--all'"),
     ({"code": "../kernel.py:Mine"}, "is not in the worktree of a commit"),

@@ -137,7 +137,7 @@ sys.exit("Traceback\\nRuntimeError: out of memory")
 
 def test_an_ncu_that_hangs_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ncu, "TIMEOUT", 0.5)
-    with pytest.raises(ncu.NotCounted, match="not done within"):
+    with pytest.raises(ncu.NotCounted, match="did not end within"):
         ncu.measure(stand_in(tmp_path, "time.sleep(60)"), None, REQUEST)
 
 

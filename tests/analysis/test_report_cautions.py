@@ -53,7 +53,7 @@ def test_cautions() -> None:
 
 
 def test_a_verdict_that_todays_check_may_not_give_accuses_nobody() -> None:
-    copied = ended(case(), "eager", "wrong-kernel", "what it declares took 0.86% of the time; copies did more")
+    copied = ended(case(), "eager", "wrong-kernel", "its declared kernels took 0.86% of the time; copies did more")
     in_fp8 = ended(case(dtype="fp8"), "fa3", "wrong", "on hard inputs: out is off by 0.3 where 0.05 is allowed")
     missed = ended(case(2048), "fa1", "wrong", "dropout drops the same probabilities every 2 keys")
     earlier = warned(copied, in_fp8, missed, check=1)

@@ -99,11 +99,11 @@ def test_short_kernels_and_their_launch_gaps() -> None:
 
 
 def test_what_records_say_is_said_once() -> None:
-    text = "cross-check: graph: L2 is cold only with {} copies of its operands, over 512"
+    text = "cross-check: graph: a cold L2 needs {} copies of its operands, more than 512"
     records = [ok(case(1024 * 2**i), "triton", 300.0, notes=(text.format(600 + i),)) for i in range(3)]
     records += [ok(case(), "eager", 30.0, notes=(text.format(700), "no \x1b[31mjoules")), ok(case(2048), "eager", 30.0)]
     assert told(*records).splitlines() == [
-        "cross-check: graph: L2 is cold only with 600 to 700 copies of its operands, over 512 (4 cells: eager, triton)",
+        "cross-check: graph: a cold L2 needs 600 to 700 copies of its operands, more than 512 (4 cells: eager, triton)",
         "no joules (1 cell: eager)",
     ]
 

@@ -104,7 +104,7 @@ def test_the_build_that_a_person_names_needs_no_trust_and_may_settle_a_part() ->
     before = gated(("old.py:A", "other.py:Other"), ("new.py:A", "other.py:Other"), rounds=1)
     before = replace(before, baseline=reduced(before.baseline))
     stands(before, "the baseline's build of A, Other is not known here: give --a")
-    stands(before, "now.jsonl says to run", a="old.py:A", trust=False)
+    stands(before, "now.jsonl names ", a="old.py:A", trust=False)
     after, code = settled(before, a="old.py:A", b="new.py:A", trust=False)
     assert {(f.backend, f.verdict) for f in after.findings if f.in_turns} == {("A", "unchanged")}
     assert code == 3
@@ -135,14 +135,14 @@ def test_what_only_a_run_file_names_is_not_run(file: str) -> None:
     for side in ("baseline", "current"):
         name = "base.jsonl" if side == "baseline" else "now.jsonl"
         run = replace(getattr(judgement, side), **strange)
-        stands(replace(judgement, **{side: run}), f"{name} says to run", trust=False)
+        stands(replace(judgement, **{side: run}), f"{name} names ", trust=False)
 
 
 def test_a_mask_that_only_a_run_file_names_is_not_run() -> None:
     judgement = gated(("old.py:A",), rounds=1)
     masked = [replace(f, case=replace(f.case, mask="/tmp/evil.py:mask@0123abcd")) for f in judgement.findings]
     unplanned = replace(judgement, current=replace(judgement.current, plan=()), findings=tuple(masked))
-    stands(unplanned, "says to run /tmp/evil.py:mask;", a="old.py:A", b="new.py:A", trust=False)
+    stands(unplanned, "names /tmp/evil.py:mask to run;", a="old.py:A", b="new.py:A", trust=False)
 
 
 def test_a_build_is_not_compared_with_itself() -> None:
@@ -174,7 +174,7 @@ def test_where_the_exit_code_is_certain_nothing_is_measured() -> None:
 
 
 def test_too_little_time_is_said_by_the_name_of_the_option() -> None:
-    stands(gated(), "--settle: 0.1s is short of one pair of turns; give more", time_limit=0.1)
+    stands(gated(), "--settle: 0.1s is too short for one pair of turns; give more", time_limit=0.1)
 
 
 def test_what_stays_open_says_so_and_keeps_the_figures_of_the_gate() -> None:

@@ -129,7 +129,7 @@ def test_a_worker_refuses_a_function_that_is_something_else_there(
 
     load_as(live_state(mine.attention))
     mine.SCALE = 2.0
-    with pytest.raises(OtherStateError, match="SCALE is not what it is here"):
+    with pytest.raises(OtherStateError, match="SCALE would differ there"):
         load_as(live_state(mine.attention))
 
 

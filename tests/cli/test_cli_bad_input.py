@@ -13,7 +13,7 @@ from attnbench.commands.command_line import command_line
 
 BAD_OPTIONS = {
     # sizes
-    "--seqlen=64k-1k": "--seqlen: the range 64k-1k runs backwards; write 1k-64k",
+    "--seqlen=64k-1k": "--seqlen: the range 64k-1k descends; write 1k-64k",
     "--seqlen=0": "--seqlen: 0 is not at least 1",
     "--seqlen=-5": "--seqlen: -5 is not at least 1",
     "--seqlen=1000000m": "--seqlen: 1000000m is beyond anything that can be measured",
@@ -45,9 +45,9 @@ BAD_OPTIONS = {
     "--peak=bf16=1 --peak=bf16=2": "--peak bf16= is given twice",
     "--peak=bf16=1,bf16=2": "--peak: bf16 is given twice",
     "--backend=./own.py:f --backend=own.py:f": "--backend: own.py:f is named twice",
-    "--full --window=128/0": "--window: one with 0 to the right sees no later key, which is causal; leave out --full",
-    "--lengths=4k+1k --batch=3 --tokens=4k": "--lengths: a list has every length of the batch; leave out --batch and ",
-    "--model=llama-3.1-8b --phase=decode --tokens=4k": "--tokens: --phase decode is of a number of sequences",
+    "--full --window=128/0": "--window: with 0 to the right no later key is seen, which is causal; leave out --full",
+    "--lengths=4k+1k --batch=3 --tokens=4k": "--lengths: a list has all lengths of the batch; leave out --batch and ",
+    "--model=llama-3.1-8b --phase=decode --tokens=4k": "--tokens: --phase decode has a number of sequences",
     "--out=x.jsonl --html=x.jsonl": "--html x.jsonl: the command line names that file already",
     "--html=x.jsonl": "--format html=x.jsonl: that is the name of a run file",
     "--timer=event": "--timer: unknown 'event'; did you mean \"events\"?",
@@ -57,9 +57,9 @@ BAD_OPTIONS = {
     "--pass=foward": "--pass: unknown pass 'foward'; did you mean \"fwd\"?",
     "--suite=quik": "no suite 'quik'; did you mean \"quick\"?",
     "--suite=nope.yaml": "no suite 'nope.yaml'",
-    "--suite=packed.jsonl.gz": "packed.jsonl.gz is a run file and no suite; --resume packed.jsonl.gz goes on",
+    "--suite=packed.jsonl.gz": "packed.jsonl.gz is a run file, not a suite; --resume packed.jsonl.gz continues",
     "--backend=sdpa-flush": "no backend 'sdpa-flush'; did you mean \"sdpa-flash\"?",
-    "--backend=!fake": "no backend is left of 'fake,!fake'",
+    "--backend=!fake": "'fake,!fake' leaves no backend",
     # what would win or lose silently
     "--device=cpu": "--device is given twice, and one value would win silently; give it once",
     "--causal --full": "--causal and --full say the opposite; give one of them",
@@ -202,7 +202,7 @@ BAD_REPORTS = {
     "occupied --html=link.html": "--format html=link.html: that is YAML, which would be overwritten",
     "occupied --html=named.html": "--format html=named.html: that is the name of a run file",
     "occupied --html=x.svg --svg=x.svg": "--svg: x.svg is given twice; one would overwrite the other",
-    "occupied --tp=2": "--tp is of a model; name one with --model",
+    "occupied --tp=2": "--tp needs a model; name one with --model",
     "occupied --by=": "--by: the value is empty",
     "run.jsonl --format=csv,md": "--format: csv,md are several; give -f csv -f md, all but one with a file: -f FORMAT=",
     "run.jsonl --format=csv --format=md": "--format: csv and md cannot both be printed; write one to a file: -f",

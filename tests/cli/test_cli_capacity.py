@@ -235,7 +235,7 @@ def test_bad_input(tool: Tool) -> None:
     for args, said in (
         (("--of", "heads"), "--of: unknown 'heads'"),
         (("--seqlen", "4k"), "--of batch"),
-        (("--ranks", "3"), "4096 tokens are no multiple of 3"),
+        (("--ranks", "3"), "4096 tokens are not a multiple of 3"),
         (("--memory", "4"), "--memory: '4' is not a size"),
         (("--resume", "none.jsonl", "--of", "batch"), "--resume uses the settings"),
         (("none.jsonl",), "leave out the options of a search"),

@@ -309,7 +309,7 @@ def test_a_wrong_result_that_cannot_be_read_is_not_passed_over(tool: Tool, reada
     refused = tool(*FAKE, "--wrong", "own.jsonl", code=2)
     assert f"own.jsonl:{readable + 2}: " in refused.err
     assert refused.err.strip().endswith(
-        "a wrong result may be lost there; restore the file, or delete what cannot be read and measure that again: "
+        "a wrong result may be lost there; restore the file, or delete what cannot be read and measure it again: "
         "attnbench run --resume own.jsonl"
     )
     tool.write("own.jsonl", "\n".join([first, *records[:readable], ""]))
@@ -322,7 +322,7 @@ def test_the_code_of_a_mask_that_a_file_names_is_run_with_trust_alone(mine: Tool
     options = ("--device", "fake", "-b", "fake", "--mask", "./near.py:near", "--seqlen", "1k", "--pass", "fwd")
     mine("run", *options, "--out", "own.jsonl", fake="wrong@1k", code=5)
     refused = mine("check", "fake", "--device", "fake", "--wrong", "own.jsonl", code=2)
-    assert "near.py:near; if you wrote that file, or know who did, add --trust" in refused.err
+    assert "near.py:near to run; if you trust whoever wrote the file, add --trust" in refused.err
     mine("check", "fake", "--device", "fake", "--wrong", "own.jsonl", "--trust", fake="wrong@1k", code=5)
 
 
@@ -343,7 +343,7 @@ def test_exit_codes(tool: Tool, script: str, code: int, verdict: str) -> None:
     assert " ".join(out.split()).endswith(verdict)
     if script == "crash@256":
         assert "(3 cases" in out
-        assert "not tried: 3 cases before ended its process" in out
+        assert "not tried: 3 earlier cases ended its process" in out
 
 
 def test_each_function_of_ones_own_must_be_checked(mine: Tool) -> None:
@@ -374,7 +374,7 @@ def test_csv_and_json_have_a_row_a_case_and_other_formats_the_verdict(tool: Tool
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        ((), "what is to be checked? Give a function or backends: attnbench check ./mine.py:attention"),
+        ((), "nothing to check; give a function or backends, as in attnbench check ./mine.py:attention"),
         (("./none.py:f",), "no such file: ./none.py"),
         (("triotn",), 'did you mean "triton"?'),
         (("fake", "--device", "fake", "--dtype", "bf61"), "dtype: unknown dtype 'bf61'"),

@@ -82,8 +82,8 @@ def test_a_system_without_unix_has_what_needs_no_gpu(tool: Tool) -> None:
     ("command", "code", "said"),
     [
         ("report {}", 0, ""),
-        ("run --device fake -b fake --seqlen 1k", 2, "the working directory is gone; go to another one"),
-        ("backends --device cpu", 2, "the working directory is gone; go to another one"),
+        ("run --device fake -b fake --seqlen 1k", 2, "the working directory is gone; change to another one"),
+        ("backends --device cpu", 2, "the working directory is gone; change to another one"),
     ],
 )
 def test_a_working_directory_that_is_gone(

@@ -94,7 +94,7 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     ("gate ok.jsonl slow-wrong.jsonl", "", 5, "FAIL: 1 result wrong, 1 regressed"),
     (" ".join((*AB, "--b own.py:A")), "", 0, "Judge again: "),
     (" ".join((*AB, "--b own.py:Slow")), "", 1, "Judge again: "),
-    (" ".join((*AB, "--b nothing")), "", 2, "'nothing' is no interpreter"),
+    (" ".join((*AB, "--b nothing")), "", 2, "'nothing' is not an interpreter"),
     (" ".join((*AB, "--b own.py:Noisy --time-limit 2s")), "", 3, "Judge again: "),
     (" ".join((*AB, "--b own.py:Wrong --allow-wrong --margin 1%")), "", 1, "--margin=1% --allow-wrong"),
     (" ".join((*AB, "--b own.py:Wrong")), "", 5, "Judge again: "),

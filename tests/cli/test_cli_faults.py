@@ -93,7 +93,7 @@ def test_a_worker_whose_interpreter_does_not_work_costs_its_backend_only(tool: T
     broken.chmod(0o755)
     stored = tool.fake("--seqlen", "1k", *SMALL, "--python", f"fake={broken}", code=1)
     assert [r["reason"] for r in stored.records] == [
-        f"importing it in {broken}: the worker ended with exit code 3; is that a Python?"
+        f"importing it in {broken}: the worker ended with exit code 3; check that it is a Python"
     ]
 
 
@@ -292,11 +292,11 @@ def test_what_another_unit_of_the_model_measured_says_so(tool: Tool, finished: s
     tool.write("run.jsonl", finished)
     shorten(tool, 3)
     change_header(tool, lambda header: header["environment"]["device"].update(uuid="a"))
-    assert "measured on another unit" in tool("run", "--resume", "run.jsonl").err
-    noted = [any("another unit" in note for note in r.get("notes", ())) for r in tool.stored().records]
+    assert "measured on another card" in tool("run", "--resume", "run.jsonl").err
+    noted = [any("another card" in note for note in r.get("notes", ())) for r in tool.stored().records]
     assert noted[:2] == [False] * 2
     assert any(noted)
-    assert "measured on another unit" in tool("report", "run.jsonl").out
+    assert "measured on another card" in tool("report", "run.jsonl").out
 
 
 def test_own_code_that_was_moved_is_named_again_to_resume(tool: Tool) -> None:
@@ -311,9 +311,9 @@ def test_own_code_that_was_moved_is_named_again_to_resume(tool: Tool) -> None:
     assert "name it again: --backend FILE.py:FUNCTION" in tool(*resume, "--trust", code=2).err
     tool.write("new/own.py", f"{source}\n")
     changed = tool(*resume, "--backend", "new/own.py:Mine", code=2)
-    assert re.search(r"Mine was .*, source \w{8} and is .*, source \w{8}; bring that version back", changed.err)
+    assert re.search(r"Mine was .*, source \w{8} and is .*, source \w{8}; restore that version", changed.err)
     tool.write("new/own.py", f"{source}class Other(Fake): pass\n")
-    assert "Other is no own code of run.jsonl, which has Mine" in tool(*resume, "-b", "new/own.py:Other", code=2).err
+    assert "Other is not own code of run.jsonl, which has Mine" in tool(*resume, "-b", "new/own.py:Other", code=2).err
     assert len(tool.stored().records) == 1
     tool.write("new/own.py", source)
     tool(*resume, "--backend", "new/own.py:Mine")
@@ -329,10 +329,10 @@ def test_an_own_mask_is_there_to_resume_as_it_was(tool: Tool) -> None:
     resume = ("run", "--resume", "run.jsonl", "--trust")
     assert tool(*resume, code=2).err == (
         f"attnbench: cannot resume run.jsonl: mask: cannot read {tool.folder}/mine.py: No such file or directory; "
-        "go on in the folder and with the files of then, or start a new run\n"
+        "restore the files and go on in their folder, or start a new run\n"
     )
     tool.write("mine.py", "def f(b, h, q, k): return q > k")
-    assert "mine.py, or a file that it imports, is another than when" in tool(*resume, code=2).err
+    assert "mine.py, or a file that it imports, was changed after" in tool(*resume, code=2).err
     assert len(tool.stored().records) == 1
     (tool.folder / "was.py").rename(tool.folder / "mine.py")
     tool(*resume)
@@ -354,7 +354,7 @@ def test_resume_with_rounds_adds_rounds_and_goes_on_with_them(tool: Tool, finish
     rounds = [found["round"] for found in map(json.loads, lines) if found["type"] == "record"]
     assert [rounds.count(n) for n in range(4)] == [6, 6, 6, 0]
     assert tool("run", "--resume", "run.jsonl", "--rounds", "2", code=2).err == (
-        "attnbench: --rounds: run.jsonl has 3 rounds; with --resume give how many it is to have in all\n"
+        "attnbench: --rounds: run.jsonl has 3 rounds; with --resume give the number of rounds in all\n"
     )
     tool.write("run.jsonl", "".join(lines[:-7]))  # interrupted within the second round
     assert "11 of 18 jobs are there" in tool("run", "--resume", "run.jsonl").err

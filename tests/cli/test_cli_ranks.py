@@ -88,7 +88,7 @@ def test_ab_refuses_ranks(tool: Tool) -> None:
     ("options", "said"),
     [
         (("--ranks", "0"), "0 is not at least 1"),
-        (("--ranks", "3", "--seqlen", "4k"), "4096 tokens are no multiple of 3"),
+        (("--ranks", "3", "--seqlen", "4k"), "4096 tokens are not a multiple of 3"),
         (("--ranks", "2", "--seqlen", "4k", "--seqlen-q", "1"), "as many queries as keys"),
         (("--ranks", "2", "--dropout", "0.1"), "ranks: dropout 0.1 with several devices cannot be measured"),
         (("--ranks", "2", "--lengths", "longtail"), "ranks: lengths with several devices cannot be measured"),

@@ -249,7 +249,7 @@ def test_what_the_plan_skips_is_counted_and_not_told_line_by_line(tool: Tool) ->
     assert "2 jobs to measure, forecast" in result.err
     assert "1 backend cannot run them" in result.err
     assert [line[:5] for line in result.err.splitlines() if line.startswith("[")] == ["[1/2]", "[2/2]"]
-    assert "skip  eager (all): the simulated device runs only simulated backends" in result.out
+    assert "skip  eager (all): the simulated device runs simulated backends only" in result.out
 
 
 def test_a_pipe_gets_plain_lines(tool: Tool) -> None:

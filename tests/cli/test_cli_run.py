@@ -64,7 +64,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(tool: Tool) -> None:
     lines = {line.split()[0]: line.split() for line in result.out.splitlines() if line}
     assert lines["fake"][1:3] == ["2", "0"]
     assert "eager" not in lines
-    assert "skip  eager (all): the simulated device runs only simulated backends" in result.out
+    assert "skip  eager (all): the simulated device runs simulated backends only" in result.out
     assert list(tool.folder.iterdir()) == []
 
 
@@ -81,7 +81,7 @@ def test_what_may_compile_for_minutes_is_said_before(tool: Tool) -> None:
     tool.write("own.py", "from attnbench.backends.fake import Fake\nclass Compiles(Fake): starts_compiler = True\n")
     asked = ("run", "--device", "fake", "-b", "fake,./own.py:Compiles", "--seqlen", "1k,2k,4k", *SMALL, "--dry-run")
     said = " ".join(tool(*asked).err.split())
-    assert "Compiles may compile for minutes in a first call, which the forecast leaves out; with --time-limit" in said
+    assert "Compiles may compile for minutes in a first call, which is not in the forecast; with --time-limit" in said
     jobs = json.loads(tool(*asked, "--time-limit", "5m", "--json").out)
     assert [job["backend"] for job in jobs] == [*["fake"] * 3, *["Compiles"] * 3]
 

@@ -57,7 +57,7 @@ def test_a_plan_measures_nothing(tool: Tool) -> None:
         (("tiny", "--phase", "serve"), "--phase: unknown 'serve'"),
         (("tiny", "-b", "nothing"), "--backend: unknown 'nothing'"),
         (("tiny", "--layers", "3"), "--layers: 3 is not from 1 to the 2 of tiny"),
-        (("tiny", "--seqlen", "1"), "--seqlen: a step is of two tokens or more"),
+        (("tiny", "--seqlen", "1"), "--seqlen: a step has two tokens or more"),
         (("tiny", "--dtype", "fp8"), "fp8"),
         (("run.jsonl", "tiny"), "models: of measuring"),
         (("run.jsonl", "--layers", "2"), "--layers: of measuring"),

@@ -90,7 +90,7 @@ def test_counting_takes_no_time_that_grows_with_the_keys() -> None:
     pairs = n * (n + 1) // 2
     assert masks.count_pairs("dilated:2", n, n, True, (None, None)) == pairs - n * n // 4
     assert masks.count_pairs("prefix:1", n, n, True, (None, None)) == pairs
-    with pytest.raises(ValueError, match="random blocks: with at most 256k keys"):
+    with pytest.raises(ValueError, match="random blocks need at most 256k keys"):
         Case(Shape(1, n, n, 1, 1, 16, 16), "bf16", "fwd", mask="random:0.5")
 
 
@@ -133,7 +133,7 @@ def test_one_text_for_one_mask(text: str, parsed: tuple[str, ...]) -> None:
         ("prefix", "needs a number"),
         ("random", "needs the share"),
         ("random:1.5", "below 1"),
-        ("strided:1", "leaves every key"),
+        ("strided:1", "keeps every key"),
         ("strided:x", "not a size"),
     ],
 )
@@ -142,7 +142,7 @@ def test_what_is_no_mask(text: str, said: str) -> None:
         masks.parse_masks(text)
 
 
-@pytest.mark.parametrize(("name", "why"), [("zero.py", "it is no plain file"), ("\ud800.py", "no file can have")])
+@pytest.mark.parametrize(("name", "why"), [("zero.py", "it is not a plain file"), ("\ud800.py", "a file cannot have")])
 def test_a_mask_in_what_is_no_file(tmp_path: Path, name: str, why: str) -> None:
     """Such as a link to a device, which has no end."""
     (tmp_path / "zero.py").symlink_to("/dev/zero")

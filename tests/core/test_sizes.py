@@ -66,7 +66,7 @@ def test_lists_and_ranges(text: str, values: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("8k-1k", "runs backwards; write 1k-8k"),
+        ("8k-1k", "descends; write 1k-8k"),
         ("1025-2047", "no power of two in 1025-2047; give a step"),
         ("1k-3k", "1k-3k is a range of powers of two and leaves out 3k; write 1k-2k, or 1k-2k,3k"),
         ("3000-4k", "leaves out 3000; write 4k, or 3000,4k"),

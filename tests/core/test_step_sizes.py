@@ -54,7 +54,7 @@ def test_what_is_no_step_is_refused(text: str) -> None:
 def test_a_case_is_as_its_phase() -> None:
     with pytest.raises(ValueError, match="train is not fwd"):
         replace(case(), step=SMALL.format("train"))
-    with pytest.raises(ValueError, match="one query of each sequence in decode"):
+    with pytest.raises(ValueError, match="in decode one query per sequence"):
         replace(case(), step=SMALL.format("decode"))
     with pytest.raises(ValueError, match="the first layer"):
         replace(case(), step=SMALL.format("prefill") + " windows=16/0")

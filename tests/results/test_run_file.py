@@ -106,7 +106,7 @@ def test_an_ok_without_its_time_is_damage_but_in_a_search(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"time":', b'"times":', 1))
     found, (problem,) = run_file.read(path)
     assert found.records == RECORDS[1:]
-    assert problem == f"{path}:2: damaged line left out (ValueError: its status is ok, and it has no time)"
+    assert problem == f"{path}:2: damaged line left out (ValueError: its status is ok, but it has no time)"
     path.write_bytes(path.read_bytes().replace(b'"schema":2,', b'"schema":2,"search":{"of":"batch","call_limit":1.0},'))
     assert run_file.read(path)[1] == []
 
@@ -187,7 +187,7 @@ def test_a_file_cut_off_in_its_first_line_says_so_and_stays(path: Path, left: in
     path.write_bytes(path.read_bytes().partition(b"\n")[0][:left])
     before = path.read_bytes()
     for open_ in (run_file.read, run_file.RunFile.reopen):
-        with pytest.raises(UserError, match="cut off in its first line: there is no result in it"):
+        with pytest.raises(UserError, match="cut off in its first line and has no result"):
             open_(path)
     assert path.read_bytes() == before
 
@@ -218,7 +218,7 @@ def test_of_a_gzipped_file_that_is_cut_off_the_whole_lines_are_read(path: Path, 
     assert 0 < counts[0] < counts[1] <= counts[2] == len(whole.records)
     for left in (2, 40):
         packed.write_bytes(content[:left])
-        with pytest.raises(UserError, match="cut off in its first line: there is no result in it"):
+        with pytest.raises(UserError, match="cut off in its first line and has no result"):
             run_file.read(packed)
 
 
@@ -263,7 +263,7 @@ def test_a_huge_file_is_not_read_whole(path: Path) -> None:
     """It is refused by its first bytes, or by a line that no run file has."""
     with path.open("r+b") as file:
         file.truncate(2**40)  # null bytes that take no place on the disk
-    with pytest.raises(UserError, match="32 MiB in a line; no run has that much"):
+    with pytest.raises(UserError, match="32 MiB in a line, so it is not a run file"):
         run_file.read(path)
     with path.open("r+b") as file:
         file.write(b"\0")
@@ -365,7 +365,7 @@ def test_lines_that_are_no_records_have_an_end(path: Path, monkeypatch: pytest.M
         path.write_bytes(content + 10 * line)
         assert run_file.read(path)[1] == []
         path.write_bytes(content + 101 * line)
-        with pytest.raises(UserError, match="over 100 of its lines are no records; restore the file"):
+        with pytest.raises(UserError, match="over 100 of its lines are not records; restore the file"):
             run_file.read(path)
 
 
@@ -376,7 +376,7 @@ def test_masks_and_lengths_that_take_minutes_are_refused(path: Path, number: int
     masked = [replace(square, mask=f"random:{i / 1000}") for i in range(1, number)]
     batches = [((4095, 1, 1), (1, n, n)) for n in range(2, number + 2)]
     ragged = [replace(case(of[-1][1], batch=4096), lengths=of) for of in batches]
-    for cases, said in ((masked, "blocks of unlike random masks"), (ragged, "sequences in unlike lengths")):
+    for cases, said in ((masked, "blocks of different random masks"), (ragged, "sequences in different lengths")):
         path.write_bytes(run_file.encoded(run([ended(one, "triton", "failed", "x") for one in (*cases, *cases)])))
         if number == 40:
             found, _ = run_file.read(path)
@@ -391,7 +391,7 @@ def test_a_conflict_of_a_merge_is_refused(path: Path, line: int) -> None:
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:line], "<<<<<<< HEAD\n", *lines[line:]]))
     for read in (run_file.read, run_file.head):
-        with pytest.raises(UserError, match="a conflict of a merge that was not resolved"):
+        with pytest.raises(UserError, match="an unresolved conflict of a merge"):
             read(path)
 
 

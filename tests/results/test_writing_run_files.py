@@ -74,7 +74,7 @@ def test_a_pipe_or_a_device_is_refused_unread(tmp_path: Path, name: str) -> None
     (tmp_path / "link").symlink_to("pipe")
     out = tmp_path / name
     for refuse in (check_output_path, lambda path: run_file.RunFile.create(path, RUN)):
-        with pytest.raises(UserError, match=r"is no plain file, and a run is written to one; choose another --out$"):
+        with pytest.raises(UserError, match=r"is not a plain file, and a run is written to one; choose another --out$"):
             refuse(out)
     assert not run_file.begins_as_one(out)
 
@@ -220,7 +220,7 @@ def test_a_full_disk_names_the_command_that_goes_on(path: Path, changes: dict[st
 
 def test_what_no_reader_takes_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.jsonl"
-    with pytest.raises(UserError, match=r"softcap: 1e\+31 is beyond what there can be"):
+    with pytest.raises(UserError, match=r"softcap: 1e\+31 is outside the possible range"):
         run_file.RunFile.create(path, replace(RUN, plan=(replace(RUN.plan[0], case=case(softcap=1e31)),)))
     monkeypatch.setattr(run_file, "MOST_OF_LINE", 200)
     with pytest.raises(UserError, match=r"the plan of .* jobs? takes .*; measure fewer cases or rounds at a time"):

@@ -39,7 +39,7 @@ def unit(folder: Path, name: str, uuid: str | None = None, **fields: object) -> 
 
 def test_a_gpu_that_was_measured_twice_is_said(tmp_path: Path) -> None:
     found = [unit(tmp_path, "a", "GPU-1"), unit(tmp_path, "b", "GPU-2"), unit(tmp_path, "c", "GPU-1")]
-    assert cluster.twins(found) == ["c and a are one GPU (GPU-1): another was not measured"]
+    assert cluster.twins(found) == ["c and a are one GPU (GPU-1), so another GPU was not measured"]
     assert cluster.twins([*found[:2], unit(tmp_path, "lost")]) == []
 
 
@@ -78,7 +78,7 @@ def test_lines_that_come_are_on_the_disk_and_counted(tmp_path: Path) -> None:
     assert said == [
         "measures 2 jobs",
         "",
-        "the node died; retried where the node is there again",
+        "the node died; it is retried if the node comes back",
         "measures 1 job",
         "",
         "done: 2 of 2 jobs measured",

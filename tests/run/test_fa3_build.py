@@ -131,8 +131,8 @@ def test_what_pip_compiles_gets_the_toolkit_and_the_headers_of_torchs_libraries(
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
-        ("nvcc", "no nvcc is found with its headers; install the toolkit of CUDA 13.0"),
-        ("header", "no nvcc is found with its headers"),
+        ("nvcc", "no nvcc with its headers is found; install the toolkit of CUDA 13.0"),
+        ("header", "no nvcc with its headers is found"),
         ("release", "cuda is CUDA 12.4, and torch .* is built for CUDA 13.0; set CUDA_HOME"),
         ("git", "it is built with git, which is not installed; install it, or give --source a wheel"),
         ("c++", "there is no C\\+\\+ compiler nowhere-c\\+\\+; install g\\+\\+"),
@@ -187,10 +187,10 @@ def test_a_source_that_is_none(here: Path) -> None:
     half = clone(here / "half")
     shutil.rmtree(half / "csrc")
     for source, said in (
-        (here, "is no clone of https"),
-        (half, f"has no CUTLASS; git -C {half} submodule update"),
-        (here / "flash_attn-2.8.3.whl", "is no wheel of flash-attn 3"),
-        (here / "flash_attn_3-gone.whl", "is no wheel of flash-attn 3"),
+        (here, "is not a clone of https"),
+        (half, f"has no CUTLASS; run git -C {half} submodule update"),
+        (here / "flash_attn-2.8.3.whl", "is not a wheel of flash-attn 3"),
+        (here / "flash_attn_3-gone.whl", "is not a wheel of flash-attn 3"),
     ):
         with pytest.raises(UserError, match=said):
             venvs.planned("fa3", here / "env", [], source)

@@ -142,7 +142,7 @@ def test_a_worker_s_question_reaches_the_judge_s_service_alone(pool: WorkerPool,
     heard = pool.judge.hear(OTHER, 0, slot=1)
     load = {"op": "load", "name": "mine", "spec": f"{file}:attention"}
     assert "no case has begun" in heard.answer({"do": "hard", "slot": 0, **load}, 10.0)["error"]
-    assert "no worker may ask" in heard.answer({"do": "ahead", "cases": [], "seed": 0}, 10.0)["error"]
+    assert "a worker may not ask" in heard.answer({"do": "ahead", "cases": [], "seed": 0}, 10.0)["error"]
     assert not (tmp_path / "loaded").exists()
 
 

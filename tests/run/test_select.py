@@ -69,7 +69,7 @@ def test_names_and_globs(patterns: list[str], names: list[str]) -> None:
         ("", "--backend: no name is given; leave it out for every backend that works here"),
         (" , ", "--backend: no name is given"),
         ("zzz", "known: eager"),
-        ("eager,!eager", "no backend is left of 'eager,!eager'"),
+        ("eager,!eager", "'eager,!eager' leaves no backend"),
     ],
 )
 def test_what_matches_nothing_is_an_error(pattern: str, said: str) -> None:
@@ -81,9 +81,9 @@ def test_what_matches_nothing_is_an_error(pattern: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("patterns", "said"),
     [
-        (["./a.py:f,g"], "no backend 'g'; a function of the same file is written ./a.py:g"),
-        (["./a.py:f[block=64,128]", "g"], "no backend 'g'; a function of the same file is written ./a.py:g"),
-        (["./a.py:f,flash"], """'flash'; did you mean "fa2"?; a function of the same file is written ./a.py:flash"""),
+        (["./a.py:f,g"], "no backend 'g'; for a function of the same file write ./a.py:g"),
+        (["./a.py:f[block=64,128]", "g"], "no backend 'g'; for a function of the same file write ./a.py:g"),
+        (["./a.py:f,flash"], """'flash'; did you mean "fa2"?; for a function of the same file write ./a.py:flash"""),
         (["./a.py:f,zz-*"], "no backend 'zz-*'; known: eager"),
     ],
 )
@@ -180,16 +180,16 @@ def test_a_backend_of_one_device_is_one_of_several(tmp_path: Path, monkeypatch: 
         ("pkg.mod:a-b", "is not pkg.mod:object or file.py:function"),
         ("pkg.mod:a()", "is not pkg.mod:object or file.py:function"),
         ("./kernel.py", "which function of it?"),
-        ("./kernel.py::f", "one colon stands before the function; write ./kernel.py:f"),
+        ("./kernel.py::f", "one colon separates file and function; write ./kernel.py:f"),
         (f"{__file__.removesuffix('.py')}:f", f"did you mean {__file__}:f?"),
         (f"{Path(__file__).parents[2]}/README.md:f", "Python imports files whose names end with .py"),
         (".:f", "'.:f' is not pkg.mod:object or file.py:function"),
         ("pkg.mod:f[m]", "give parameters and their values as in pkg.mod:f[block_m=64,128;num_warps=4,8]"),
         ("pkg.mod:f[m=]", "give parameters and their values"),
         ("pkg.mod:f[m=1", "give parameters and their values"),
-        ("pkg.mod:f[m=1;m=2]", "'m' is no parameter, or is given twice"),
+        ("pkg.mod:f[m=1;m=2]", "'m' is not a parameter, or is given twice"),
         (f"pkg.mod:f[a={','.join(map(str, range(9)))};b={','.join(map(str, range(9)))}]", "that is 81 kernels"),
-        ("triton[block_m=64]", "parameters are set of own code"),
+        ("triton[block_m=64]", "only own code has parameters"),
     ],
 )
 def test_own_code_that_is_not_there(pattern: str, said: str) -> None:
@@ -340,7 +340,7 @@ def test_a_neighbour_that_would_replace_a_library_is_refused(
     ],
 )
 def test_what_a_strangers_file_names_is_not_run(changes: dict[str, Any], named: str) -> None:
-    with pytest.raises(UserError, match=f"^run.jsonl says to run {named}; .*add --trust$"):
+    with pytest.raises(UserError, match=f"^run.jsonl names {named} to run; .*add --trust$"):
         check_trusted(Path("run.jsonl"), run([], **changes))
     check_trusted(Path("run.jsonl"), run([], specs={"fa2": BACKENDS["fa2"]}))
 
@@ -353,7 +353,7 @@ def test_a_file_may_name_a_module_of_ours_that_has_moved(name: str, spec: str) -
     check_trusted(Path("run.jsonl"), run([], specs={name: spec}))
     assert not select.is_user_code(spec)
     assert backends.load(name, spec).name == name
-    with pytest.raises(UserError, match="says to run attnbench"):
+    with pytest.raises(UserError, match="names attnbench"):
         check_trusted(Path("run.jsonl"), run([], specs={"mine": "attnbench.backends.gone:Mine"}))
 
 
@@ -369,5 +369,5 @@ def test_a_file_that_changes_before_it_is_locked_is_not_trusted(
         return reopen(file)
 
     monkeypatch.setattr(run_file.RunFile, "reopen", changed)
-    with pytest.raises(UserError, match=r"says to run /tmp/evil.py:f"):
+    with pytest.raises(UserError, match=r"names /tmp/evil.py:f"):
         run_suite(Request(resume=path), cast(RunObserver, None))

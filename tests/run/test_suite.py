@@ -294,7 +294,7 @@ def test_of_what_a_cpu_cannot_do_only_what_was_asked_for_is_said(name: str) -> N
         ),  # of all blocks
         (  # which no reader of the run's file would take
             {"axes": {"seqlen": "256k", "causal": True, "mask": ",".join(f"random:{i / 100}" for i in range(1, 99))}},
-            "blocks of unlike random masks, more than the 268,435,456 that a run may have",
+            "blocks of different random masks, more than the 268,435,456 that a run may have",
         ),
     ],
 )

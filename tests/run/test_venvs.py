@@ -154,7 +154,7 @@ def test_a_namespace_is_not_hidden_by_the_present_interpreters_package(
         (
             ["nvcc error   : 'cicc' died due to signal 9 (Kill signal)"],
             "nvcc error   : 'cicc' died due to signal 9",
-            "ran out of memory; run fewer at a time: MAX_JOBS=1 attnbench env create fa4",
+            "ran out of memory; run one at a time: MAX_JOBS=1 attnbench env create fa4",
         ),
         (["ERROR: [Errno 28] No space left on device"], "No space left on device", "create it again"),
     ],
@@ -241,7 +241,7 @@ def test_a_damaged_list_is_said(data: Path, monkeypatch: pytest.MonkeyPatch) -> 
     listed.write_text("[]")
     with monkeypatch.context() as patched:
         patched.setattr(Path, "read_text", refused)  # root may read all
-        with pytest.raises(UserError, match="may not be read by this user; change its permissions"):
+        with pytest.raises(UserError, match="cannot be read: no permission; change it"):
             venvs.known_venvs()
     listed.unlink()
     os.mkfifo(listed)

@@ -52,7 +52,7 @@ def test_a_reading_above_what_the_device_can_do_is_a_fault(
 ) -> None:
     gpu.hz = share * 1.98e9
     gauge.wake()
-    assert ("MHz, the device's highest is 1980" in gauge.fault) == is_fault
+    assert ("MHz, but the device's highest is 1980" in gauge.fault) == is_fault
     gpu.hz = 1.9e9
     gauge.wake()
     assert (gauge.now_hz() is None) == is_fault  # it is not trusted again

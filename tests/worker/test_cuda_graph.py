@@ -37,7 +37,7 @@ def test_too_many_copies_are_refused() -> None:
     fits = 2 * L2 // (MAX_COPIES - 1) + 1
     assert copies_needed(fits, L2) == MAX_COPIES
     for nbytes in (fits - 1, 1, 0):
-        with pytest.raises(NotCapturable, match=rf"cold only with \d+ copies of its operands, over {MAX_COPIES}"):
+        with pytest.raises(NotCapturable, match=rf"a cold L2 needs \d+ copies of its operands, more than {MAX_COPIES}"):
             copies_needed(nbytes, L2)
 
 

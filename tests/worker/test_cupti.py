@@ -260,7 +260,7 @@ def test_a_trace_without_kernels_raises_with_the_likely_cause() -> None:
     trace = Trace()
     trace.marker()
     trace.marker()
-    with pytest.raises(Untraceable, match="saw no kernel; CUPTI may be in use by another tool, or not permitted"):
+    with pytest.raises(Untraceable, match="saw no kernel; another tool may use CUPTI, or it is not permitted"):
         trace.split(1)
 
 

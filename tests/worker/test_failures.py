@@ -153,7 +153,7 @@ def test_an_exception_that_is_not_as_python_makes_it() -> None:
         def __dict__(self) -> dict[str, object]:  # type: ignore[override]
             raise ValueError
 
-    assert failures.reason(Nameless(), "no_such_module_of_ours:f") == "Nameless: nothing more can be read of it"
+    assert failures.reason(Nameless(), "no_such_module_of_ours:f") == "Nameless, whose text cannot be read"
     assert failures.reason(SyntaxError("x", ("f", 1, 5, b"abc")), "") == "SyntaxError: x (f, line 1)"  # type: ignore[arg-type]
 
 

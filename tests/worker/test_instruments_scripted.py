@@ -139,7 +139,7 @@ def test_an_instrument_that_cannot_be_used_makes_the_cell_unsupported(gpu: Gpu, 
     gpu.tracer = None
     with pytest.raises(Unsupported, match="the profiler sees no kernels here"):
         gpu.time(timed_launch(), replace(QUICK, timer="cupti"))
-    with pytest.raises(Unsupported, match="--timer graph: L2 is cold only with"):
+    with pytest.raises(Unsupported, match="--timer graph: a cold L2 needs"):
         gpu.time(timed_launch(nbytes=1), replace(QUICK, timer="graph"))
     assert not gpu.broken
     graphs.append(NotCapturable("it cannot be captured", broken=True))
@@ -260,6 +260,6 @@ def test_isolate_power_waits_before_the_cell(gpu: Gpu, clock: SimpleNamespace) -
 def test_a_machine_that_does_not_cool_down_is_noted(gpu: Gpu, clock: SimpleNamespace) -> None:
     gpu.state.limits = lambda: ("thermal",)  # type: ignore[union-attr, method-assign, assignment]
     timing = gpu.time(timed_launch(), replace(QUICK, isolate_power=True))
-    assert any("not back within 30 s" in note for note in timing.notes)
+    assert any("did not recover within 30 s" in note for note in timing.notes)
     assert clock.now >= 1030
     assert gpu.time(timed_launch(), QUICK).notes == []

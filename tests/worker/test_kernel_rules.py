@@ -323,7 +323,7 @@ def test_declared_kernels_must_take_2_percent_of_the_time(
     problem = find_low_share(Signature(runs), activities)
     assert bool(problem) == is_problem
     if problem:
-        assert problem == f"what it declares took 1.50% of the time; {NVJET} did more of the work"
+        assert problem == f"its declared kernels took 1.50% of the time; {NVJET} did more of the work"
     assert find_low_share(Signature(), activities) is None
 
 
@@ -335,7 +335,7 @@ def test_work_that_is_not_in_the_samples_is_a_problem(
     found = trace_launch(call(FLASH, seconds=seconds), call(), latency=100e-6)
     assert bool(found.problem) == is_problem
     if is_problem:
-        assert f"kernels ran for {seconds * 1e6:.0f} us in one call, and the samples say 100" in found.problem
+        assert f"kernels ran for {seconds * 1e6:.0f} us in one call, but the samples have 100" in found.problem
 
 
 def test_gaps_between_kernels_are_no_work(trace_launch: Callable[..., Any]) -> None:

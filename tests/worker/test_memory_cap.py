@@ -97,7 +97,7 @@ def test_a_kernel_that_takes_all_memory(tmp_path: Path) -> None:
 
 
 def test_the_tightest_limit_in_force_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    group = "90% of what the memory limit of the control group (cgroup) left"
+    group = "90% of the rest of the memory limit of the control group (cgroup)"
     monkeypatch.setattr(cgroups, "free_memory", lambda: None)
     monkeypatch.setattr(memory_cap.cgroups, "machine_free", lambda: 10**9)
     assert memory_cap.cap_of_a_job() == (9 * 10**8, "90% of the memory that was free")

@@ -50,7 +50,7 @@ def test_its_case_is_another_where_the_file_is(own: Path) -> None:
     own.write_text(HALVES.replace("32", "16"))
     (second,) = masks.parse_masks(f"{own}:halves")
     assert first != second
-    with pytest.raises(UserError, match="is another than when the run was planned"):
+    with pytest.raises(UserError, match="was changed after the run was planned"):
         masks.find(first).function  # type: ignore[attr-defined]  # noqa: B018
 
 
@@ -95,7 +95,7 @@ def test_a_neighbour_is_no_module_of_another_folder(own: Path, tmp_path: Path) -
     [
         ("mine.py", "which function of mine.py"),
         ("missing.py:f", "cannot read missing.py"),
-        ("a\0b.py:f", "no file can have that name"),
+        ("a\0b.py:f", "a file cannot have that name"),
         ("mine.py:1", "which function"),
     ],
 )

@@ -98,7 +98,7 @@ def test_waits_for_the_device_are_counted_in_a_call_that_is_not_timed(monkeypatc
             warnings.warn("called a synchronizing CUDA operation (Triggered internally)", stacklevel=1)
 
     found, note = time_plan(instruments, plan)
-    assert note == "its plan waits for the device 2 times, as far as torch sees"
+    assert note == "its plan waits for the device 2 times or more, by torch's count"
     assert len(found.values) == PLANS
     assert seen == ["warn", *[0] * PLANS]
     assert modes == [0, "warn", 0]

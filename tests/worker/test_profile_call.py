@@ -238,7 +238,7 @@ def test_the_call_of_median_span_is_shown_with_its_memory(monkeypatch: pytest.Mo
 def test_each_missing_part_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
     found, notes = gpu(monkeypatch, lambda _: [call(1e-3, kernels=3)])
     assert found["memory"] == []
-    assert notes == ["no memory over time: 4 kernels in one call and 3 in another"]
+    assert notes == ["no memory over time: calls differ, with 4 and 3 kernels"]
 
     def untraceable(_: int) -> list[TracedCall]:
         raise Untraceable("the profiler saw 2 of 3 markers")

@@ -164,7 +164,7 @@ def test_a_profile_has_the_communication_of_rank_0(pool: WorkerPool, tmp_path: P
     moving = [name for name in names if split_sequence.COLLECTIVES.search(name)]
     assert 8 <= len(moving) < len(names)  # q, k, v and dout to the heads; out, dq, dk and dv back
     assert json.loads(trace.read_text())["traceEvents"]
-    assert "the timeline is of rank 0 of 2" in found.notes
+    assert "the timeline shows rank 0 of 2" in found.notes
 
 
 def test_a_rank_that_sees_its_own_keys_only_is_wrong_and_has_no_profile(pool: WorkerPool) -> None:
@@ -187,7 +187,7 @@ def test_rank_0_is_not_believed_where_it_says_that_wrong_results_are_right(pool:
     (part,) = (part for part, what in WRONG.items() if what.startswith("out is"))
     record = measured(pool, liar, case(seqlen=2 * part))
     assert record.status == "wrong"
-    assert str(record.reason).startswith(f"its worker says ok, and {LIARS[liar]}")
+    assert str(record.reason).startswith(f"its worker says ok, but {LIARS[liar]}")
 
 
 def test_several_ranks_are_judged_beside_them_by_the_heads_that_the_judge_draws(pool: WorkerPool) -> None:
@@ -325,7 +325,7 @@ def test_a_library_that_one_rank_cannot_import_is_named_at_once(
     record = measured(pool, "InOneProcess", case())
     pool.close()
     assert record.status == "failed"
-    assert re.fullmatch("its worker would not start: rank [01]: fails at import", str(record.reason))
+    assert re.fullmatch("its worker did not start: rank [01]: fails at import", str(record.reason))
 
 
 class Answers:
@@ -365,6 +365,6 @@ def test_others_have_less_time_after_a_rank_that_failed(
     if said:
         assert group.receive(60.0) == said
     else:
-        with pytest.raises(WorkerDied, match="rank 0 gave no answer when rank 1 had ended the job"):
+        with pytest.raises(WorkerDied, match="rank 0 gave no answer after rank 1 had ended the job"):
             group.receive(60.0)
     assert seconds <= time.monotonic() - began < seconds + 0.6

@@ -65,7 +65,7 @@ def test_load_tells_whether_the_backend_starts_a_compiler(name: str, compiler: b
         (
             "signature",
             lambda *_: Signature(runs=("(",)),
-            "'(' of its kernels is no regular expression: missing )",
+            "'(' of its kernels is not a regular expression: missing )",
         ),
     ],
 )

@@ -111,4 +111,4 @@ def test_memory_that_torch_does_not_see_is_not_the_least(steady_cpu: MeasuringDe
 
     record = steady_cpu.passes(in_a_thread, case(seqlen=512))
     assert "memory_peak" not in record.measurements
-    assert any("allocates where torch does not see it" in note for note in record.notes)
+    assert any("allocates memory outside of torch" in note for note in record.notes)

@@ -13,12 +13,12 @@ from attnbench.run.select import available_backends, select_backends, select_int
 
 @dataclass(frozen=True)
 class Build:
-    """One of the two builds. Both have the same names for their backends, so that their cells are the same cells."""
+    """One of the two builds. Both name their backends alike, so that their cells can be compared."""
 
-    label: str  # "--a fa2", as it was given
+    label: str  # the option as given, "--a fa2"
     specs: Mapping[str, str]  # backend -> "module:object"
-    interpreters: Mapping[str, str]  # backend -> path of its Python, where it is not this one
-    python: str | None = None  # the Python that reads the device and the libraries' versions; None for this one
+    interpreters: Mapping[str, str]  # backend -> path of its Python, if not this one
+    python: str | None = None  # the Python that reads the device and the versions of libraries; None: this one
 
 
 def builds(
@@ -26,12 +26,12 @@ def builds(
 ) -> tuple[Build, Build]:
     """Return the builds that --a and --b name.
 
-    `patterns`: the backends that two interpreters run. `pythons`: the interpreters given for code, and `suite` those
-    that the suite names. Raises UserError for what is neither an interpreter nor code, and for one of each.
+    `patterns` are the backends that two interpreters run, `pythons` the interpreters given for code, and `suite` the
+    suite's interpreters. Raises UserError for other text than an interpreter or code, and for one of each.
     """
     if is_code(a) != is_code(b):
         code, option, other = (a, "--b", b) if is_code(a) else (b, "--a", a)
-        interpreter(option, other)  # raises if it is no interpreter either
+        interpreter(option, other)  # raises if it is not an interpreter either
         raise UserError(
             f"--a and --b: {code} is code and {other} is not; give two interpreters (with -b for what they run), "
             "or code on both sides"
@@ -49,7 +49,7 @@ def builds(
 
 
 def is_code(build: str) -> bool:
-    """Return whether --a or --b names code, so that no backend needs to be chosen, and not an interpreter."""
+    """Return whether --a or --b names code, which needs no choice of backends, and not an interpreter."""
     return ":" in build or build.endswith(".py") or build in available_backends()
 
 
@@ -66,7 +66,7 @@ def _codes(a: str, b: str, pythons: Sequence[str], suite: Mapping[str, str] | No
 
 
 def one_code(option: str, text: str) -> tuple[str, str]:
-    """Return the name and the spec of one piece of code. Raises UserError where the text names several."""
+    """Return the name and the spec of a piece of code. Raises UserError where the text names several."""
     (first, *more) = select_backends([text]).items()
     if more:
         raise UserError(f"{option}: {text} names {1 + len(more)} backends; give one, as in {option} '{first[0]}'")
@@ -81,7 +81,7 @@ def interpreter(option: str, path: str) -> str:
     where = shutil.which(path)
     if where is None:
         raise UserError(
-            f"{option}: {path!r} is no interpreter (an executable file), no backend, and no pkg.mod:object or "
+            f"{option}: {path!r} is not an interpreter (an executable file), a backend, pkg.mod:object or "
             "file.py:function"
         )
     return os.path.abspath(where)

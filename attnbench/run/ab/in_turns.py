@@ -28,7 +28,7 @@ from attnbench.run.select import Chosen, is_user_code, parse_device
 from attnbench.run.session import Session, check_output_path, create, new_run_paths
 from attnbench.run.suite import Resolved, Settings, load_suite, resolve, resolve_suite_for
 
-FILES = ("a.jsonl", "b.jsonl")  # in the folder of --out
+FILES = ("a.jsonl", "b.jsonl")  # the run files in the folder of --out
 
 
 @dataclass(frozen=True)
@@ -42,33 +42,33 @@ class Request:
     device: str = "auto"
     time_limit: float = 600.0  # seconds
     pythons: tuple[str, ...] = ()
-    out: Path | None = None  # folder
+    out: Path | None = None  # the folder of the run files
     argv: tuple[str, ...] = ()
-    allow_busy: bool = False  # measure also on a GPU that other processes use
-    cell: str = ""  # the full name of a cell, or a glob: no other is measured
+    allow_busy: bool = False  # also measure on a GPU that other processes use
+    cell: str = ""  # the full name of the only cells measured, or a glob
 
 
 class TooShortError(UserError):
-    """The time limit is short of one pair of turns."""
+    """The time limit is too short for one pair of turns."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """How the measuring of an A/B ended. `paths` is empty where the gate has refused it."""
+    """The end of the measurement of an A/B. `paths` is empty where the gate refused it."""
 
     runs: tuple[Run, Run]
     paths: tuple[Path, ...] = ()
     pairs: int = 0  # complete pairs of turns
-    interrupt: int = 0  # the exit code of the signal that interrupted it
-    why_ended: Callable[[int], Sequence[str]] = lambda _: ()  # lines that say it, of the number of cells left open
+    interrupt: int = 0  # the exit code of an interrupting signal
+    why_ended: Callable[[int], Sequence[str]] = lambda _: ()  # number of open cells -> lines about the end
 
 
 def prepare(
     request: Request, on_gpus: bool, observer: AbObserver
 ) -> tuple[Resolved, tuple[Build, Build], Sequence[Environment]]:
-    """Return what an A/B measures, its two builds, and the environment of each. Raises UserError.
+    """Return the resolved suite of an A/B, its two builds, and the environment of each. Raises UserError.
 
-    `on_gpus`: its metrics are of a GPU only.
+    With `on_gpus` its metrics need a GPU.
     """
     device = parse_device(request.device)
     suite = load_suite(request.suite)
@@ -86,7 +86,7 @@ def prepare(
     here = environments(device, dtypes, next(iter(pairs_of.values())), request.allow_busy)
     resolved = resolve(suite, here[0].device.kind, request.settings)
     if on_gpus and here[0].device.kind != "cuda":
-        raise UserError("--metric cycles: only a GPU tells the clock that was held; compare latency")
+        raise UserError("--metric cycles: the clock held is known only for a GPU; compare latency")
     return resolved, pairs_of[resolved.backends], here
 
 
@@ -104,8 +104,9 @@ def measure(
 ) -> Measured:
     """Measure the cells of a resolved suite with two builds in turns until the deadline.
 
-    `here`: the environment of each build. `only`: case -> patterns of its backends, all of which both builds must have.
-    `option` has set the time limit. Raises UserError where no cell can be measured in both builds.
+    `here` is the environment of each build, `only` a mapping of cases to patterns of their backends, all of which both
+    builds must have, and `option` the name of the option that set the time limit. Raises UserError where no cell can be
+    measured in both builds.
     """
     with ExitStack() as stack:
         sessions = [stack.enter_context(Session(None, Chosen(build.specs, build.interpreters))) for build in both]
@@ -118,14 +119,14 @@ def measure(
         least = 2 * START[here[0].device.kind] + min(keys.values())
         if least > deadline - clock():
             limit = format_duration(request.time_limit)
-            raise TooShortError(f"{option}: {limit} is short of one pair of turns; give more")
+            raise TooShortError(f"{option}: {limit} is too short for one pair of turns; give more")
         paths = [request.out / file for file in FILES] if request.out else new_run_paths(runs[0], ("-a", "-b"))
         halves = [
             Half(session, stack.enter_context(closing(create(run, path))), jobs)
             for run, jobs, session, path in zip(runs, plans, sessions, paths, strict=True)
         ]
         sessions[0].have_judged()
-        sessions[1].pool.judge = sessions[0].pool.judge  # which measure the same cases
+        sessions[1].pool.judge = sessions[0].pool.judge  # one judge, as both measure the same cases
         observer.begun(*runs, len(keys), paths, resolved.notes)
         turns = Turns(halves, gate, observer, request.time_limit, deadline, clock)
         turns.measure(keys)
@@ -143,7 +144,7 @@ def check_files(out: Path | None) -> None:
 
 
 def environments(device: str, dtypes: Sequence[str], both: Sequence[Build], allow_busy: bool) -> list[Environment]:
-    """Return the environment of each build; where both have one interpreter it is read once."""
+    """Return the environment of each build; it is read once for a common interpreter."""
     known: dict[str | None, Environment] = {}
     for build in both:
         if build.python not in known:
@@ -162,7 +163,7 @@ def _prepare(
     observer: AbObserver,
     only: Mapping[Case, Sequence[str]] | None,
 ) -> tuple[tuple[Run, Run], list[tuple[Job, ...]]]:
-    """Return the two runs without records, with the first round as their plan, and all jobs of all rounds of each."""
+    """Return the two runs without records, which plan the first round, and the jobs of all rounds of each."""
     runs, plans, shared = list[Run](), [], uuid.uuid4().hex[:12]
     for build, session in zip(both, sessions, strict=True):
         observer.say(f"importing {', '.join(build.specs)} ({build.label})")
@@ -171,14 +172,14 @@ def _prepare(
             if not probe.usable and (only or is_code(request.a) or is_user_code(build.specs[name])):
                 raise UserError(f"{build.label}: {probe.why_not}")
         answers = session.survey(resolved.cases)
-        session.pool.close()  # each turn starts processes of its own, when those of the other build are gone
+        session.pool.close()  # each turn starts processes of its own after the end of the other build's
         plan = planning.make_plan(resolved.cases, answers, session.device, resolved.policy, rounds=LOOKS[-1], only=only)
         if request.cell:
             there = dict.fromkeys(full_name(job.backend, job.case) for job in plan)
             plan = tuple(job for job in plan if fits(full_name(job.backend, job.case), request.cell))
             if not plan:
                 meant = (nearest(request.cell, there) or [*there])[:1]
-                hint = "".join(f"; there is {shlex.quote(name)}, for one" for name in meant)
+                hint = "".join(f"; one cell is {shlex.quote(name)}" for name in meant)
                 raise UserError(f"--cell: none is called {request.cell!r} on {session.device.name}{hint}")
         plans.append(plan)
         first = [job for job in plan if not job.round]
@@ -190,8 +191,8 @@ def _prepare(
 def _cells(runs: Sequence[Run]) -> dict[Key, float]:
     """Return the cells that run on either side, with the forecast seconds of both sides together.
 
-    A cell that only one side can run is measured once, for the judgement to say that it is missing or new. Raises
-    UserError where no cell runs on both.
+    A cell that only one side can run is measured once, so that it is reported as missing or new. Raises UserError where
+    no cell runs on both.
     """
     able = [{(j.case, j.backend): j.forecast.seconds for j in run.plan if not j.skip} for run in runs]
     if not able[0].keys() & able[1].keys():

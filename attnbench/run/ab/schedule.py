@@ -1,4 +1,4 @@
-"""The order of the turns of an A/B, and which cells still fit the time. Nothing here measures or waits."""
+"""The order of the turns of an A/B, and the choice of cells that fit the time. Nothing here measures or waits."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from attnbench.results.cells import Key
 
 LOOKS = (4, 6, 8, 12, 16, 24, 32)  # pairs after which cells are judged
 
-# Seconds until the workers of a turn are ready, by the kind of device; after the first turn the measured time counts.
+# Forecast seconds until the workers of a turn are ready, by kind of device; later turns use the measured time.
 START = {"cuda": 10.0, "cpu": 3.0, "fake": 0.2}
 
 
 def order(pair: int) -> tuple[int, int]:
-    """Return which side goes first in a pair of turns, and which second: A B, B A, B A, A B, ...
+    """Return the first and the second side of a pair of turns, 0 for A and 1 for B: A B, B A, B A, A B, ...
 
-    0 is A, 1 is B. Over every four pairs this order (the Thue-Morse sequence) cancels linear and quadratic drift.
+    Over every four pairs this order (the Thue-Morse sequence) cancels linear and quadratic drift.
     """
     return (0, 1) if pair.bit_count() % 2 == 0 else (1, 0)
 
 
 def to_look(pair: int) -> int:
-    """Return how many pairs there are until the next look, this one included."""
+    """Return the number of pairs until the next look, this one included."""
     return next(look for look in LOOKS if look > pair) - pair
 
 
 def affordable(costs: Mapping[Key, float], start: float, pairs: int, left: float) -> set[Key]:
-    """Return the cells that can be measured in `left` seconds, taking the cheapest first.
+    """Return the cells that can be measured in `left` seconds, the cheapest first.
 
-    They must fit in all `pairs` until the next look; where not even one cell does, in the next pair alone, and the look
-    is then early. `costs`: seconds of a cell on both sides together. `start`: seconds until the workers of one turn are
-    ready.
+    They must fit in all `pairs` until the next look. Where not even one cell does, cells must fit in the next pair, and
+    the look is early. `costs` has the seconds of each cell on both sides together, `start` the seconds until the
+    workers of one turn are ready.
     """
     for wanted in dict.fromkeys((pairs, 1)):
         room = left / wanted - 2 * start
@@ -47,10 +47,10 @@ def affordable(costs: Mapping[Key, float], start: float, pairs: int, left: float
 
 
 def certain(exit_code: int, at_look: bool) -> bool:
-    """Return whether more rounds cannot make an exit code a better one, so that to measure them would be for nothing.
+    """Return whether more rounds cannot improve an exit code, so that measuring them is useless.
 
     A wrong result ends an A/B after its pair of turns. A cell that fails, is missing or has regressed ends it at a
-    look, when all other cells were judged too; a regression that a look has found stands. To stop only leaves looks
-    out, so the error rates hold (gate/repeated_looks.py).
+    look, when all other cells are judged too; a regression found at a look is final. Stopping only omits looks, so the
+    error rates hold (gate/repeated_looks.py).
     """
     return exit_code == EXIT_WRONG_RESULT or (at_look and exit_code == EXIT_REGRESSION)

@@ -21,16 +21,16 @@ LABELS = ("A", "B")
 
 
 class AbObserver(Protocol):
-    """Receives what happens in an A/B; render/progress shows it to a person."""
+    """Receives the events of an A/B; render/progress shows them to a person."""
 
     def say(self, text: str) -> None:
-        """Take a text that says what goes on now."""
+        """Take a text about the present activity."""
 
     def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None:
-        """Take the two runs without records, how many cells are measured, the run files, and notes."""
+        """Take the two runs without records, the number of measured cells, the run files, and notes."""
 
     def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:
-        """Take a turn that begins: its number, its side, its jobs, the cells that are open, and the seconds left."""
+        """Take a turn that begins: number, side, number of jobs and of open cells, and the seconds left."""
 
     def started(self, job: Job) -> None:
         """Take a job whose measurement begins."""
@@ -39,12 +39,12 @@ class AbObserver(Protocol):
         """Take a job and its record, which is in the run file."""
 
     def looked(self, pairs: int, settled: int, open_cells: int) -> None:
-        """Take how many cells are settled, and open, after so many pairs of turns."""
+        """Take the numbers of settled and of open cells after `pairs` pairs of turns."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What a gate says of an A/B now: the cells that more rounds may decide, and the exit code that it would have."""
+    """A gate's present judgement of an A/B: the cells that more rounds may decide, and the exit code."""
 
     open: set[Key]
     exit_code: int
@@ -54,19 +54,19 @@ class Gate(Protocol):
     """Judges two runs of an A/B: before it is measured, and while it is."""
 
     def refuses(self, a: Run, b: Run) -> bool:
-        """Whether the builds differ in more than what is under test, so that nothing is measured."""
+        """Return whether the builds differ in more than the code under test, so that nothing is measured."""
 
     def standing(self, a: Run, b: Run) -> Standing:
-        """Return how it stands. Raises UserError where nothing can be compared."""
+        """Return the present judgement. Raises UserError where nothing can be compared."""
 
 
 @dataclass
 class Half:
-    """One side of an A/B while it is measured."""
+    """One side of an A/B during its measurement."""
 
     session: Session
     recording: Recording
-    jobs: Sequence[Job]  # of all rounds; the run's plan has those of the first
+    jobs: Sequence[Job]  # of all rounds; the run's plan has the first round
 
     @property
     def run(self) -> Run:
@@ -76,24 +76,24 @@ class Half:
 
 @dataclass
 class Turns:
-    """Measures pairs of turns until all cells are settled, the time is up, or a person ends it."""
+    """Measurement of pairs of turns until all cells are settled, the time is up, or a person interrupts it."""
 
     halves: Sequence[Half]
     gate: Gate
     observer: AbObserver
-    time_limit: float  # seconds, as it was given, for messages
-    deadline: float  # the time of `clock` when it is up
+    time_limit: float  # the given seconds, for messages
+    deadline: float  # the end of the time, by `clock`
     clock: Callable[[], float]
     pairs: int = 0  # complete pairs of turns
-    ended: str = ""  # "certain", "time", "looks", "interrupted", or "" where all is settled
-    interrupt: int = 0  # the exit code of the signal that interrupted it
-    late: set[Key] = field(default_factory=set)  # cells for which there was no time any more
+    ended: str = ""  # the reason: "certain", "time", "looks", "interrupted"; "" where all is settled
+    interrupt: int = 0  # the exit code of an interrupting signal
+    late: set[Key] = field(default_factory=set)  # cells given up for lack of time
 
     def __post_init__(self) -> None:
         self._start = START[self.halves[0].run.environment.device.kind]
 
     def measure(self, keys: Mapping[Key, float]) -> None:
-        """Measure cells until the end. `keys`: cell -> forecast seconds of both sides together."""
+        """Measure cells until the end. `keys` has each cell's forecast seconds on both sides together."""
         try:
             self._measure(dict(keys))
         except Interrupted as end:
@@ -103,8 +103,8 @@ class Turns:
         self._skip_unable(costs)
         for pair in range(LOOKS[-1]):
             left = self.deadline - self.clock()
-            # Before the first pair the times are forecasts, which may be twice too long, and a cell that is dropped
-            # does not come back; so fewer pairs must fit.
+            # Before the first pair the times are forecasts, which may be twice too long, and a dropped cell does not
+            # come back; therefore fewer pairs must fit.
             ahead = to_look(pair) if pair else LOOKS[0] // 2
             kept = affordable(costs, self._start, ahead, left)
             self._leave_out(pair, set(costs) - kept)
@@ -116,7 +116,7 @@ class Turns:
             self.pairs = pair + 1
             at_look = self.pairs in LOOKS
             if not pair or at_look or self._wrong():
-                standing = self.standing()  # after the first pair also for what is wrong with the metrics
+                standing = self.standing()  # also after the first pair, for faults of the metrics
                 if at_look:
                     going = {key: cost for key, cost in costs.items() if key in standing.open}
                     self.observer.looked(self.pairs, len(costs) - len(going), len(going))
@@ -130,7 +130,7 @@ class Turns:
         self.ended = "looks"
 
     def _pair(self, pair: int, costs: Mapping[Key, float]) -> dict[Key, float]:
-        """Measure one pair of turns. Return the cells that work on both sides, with the seconds that they took."""
+        """Measure one pair of turns. Return the cells that work on both sides, with their measured seconds."""
         taken = dict.fromkeys(costs, 0.0)
         broken: set[Key] = set()
         for turn, which in enumerate(order(pair)):
@@ -150,32 +150,32 @@ class Turns:
                     broken.add(key)
             half.session.pool.close()
             spent = max(0.0, self.clock() - began - measuring)
-            self._start = max(self._start, spent) if turn else spent  # the slower of the pair
+            self._start = max(self._start, spent) if turn else spent  # the slower start of the pair
         return {key: seconds for key, seconds in taken.items() if key not in broken}
 
     def _wrong(self) -> bool:
-        """Return whether the build that is judged gave a wrong result in the last pair of turns."""
+        """Return whether the judged build gave a wrong result in the last pair of turns."""
         return any(r.status in WRONG and r.round == self.pairs - 1 for r in self.halves[1].recording.records)
 
     def standing(self) -> Standing:
-        """Return how the A/B stands. Raises UserError where nothing can be compared."""
+        """Return the present judgement of the A/B. Raises UserError where nothing can be compared."""
         return self.gate.standing(*self.measured)
 
     @property
     def measured(self) -> tuple[Run, Run]:
-        """The two runs with the records that there are now."""
+        """The two runs with their present records."""
         a, b = (half.recording.measured for half in self.halves)
         return a, b
 
     def _skip_unable(self, costs: Mapping[Key, float]) -> None:
-        """Write the reasons of the cells that no side can run to the run files."""
+        """Write skips, with their reasons, of the cells that neither side can run to the run files."""
         for half in self.halves:
             for job in half.run.plan:
                 if (job.case, job.backend) not in costs:
                     half.recording.add(skipped_record(job))
 
     def _leave_out(self, pair: int, late: set[Key]) -> None:
-        """Give up the cells for which there is no time; those without any round get a record that says so."""
+        """Give up the cells for which there is no time; cells without any round get a record with this reason."""
         self.late |= late
         reason = f"no room for it within the time limit of {format_duration(self.time_limit)} (--time-limit)"
         for half in self.halves if not pair else ():
@@ -184,8 +184,8 @@ class Turns:
                     half.recording.add(skipped_record(job if job.skip else replace(job, skip=reason, resumable=True)))
 
     def notes(self, open_cells: int) -> list[str]:
-        """Return how the A/B ended, in one line; none where all cells were settled."""
-        left = f"{count(open_cells, 'cell')} not settled" if open_cells else "all that was measured is settled"
+        """Return the end of the A/B in one line; [] where all cells were settled."""
+        left = f"{count(open_cells, 'cell')} not settled" if open_cells else "all measured cells are settled"
         lines = {
             "certain": f"Stopped after {count(self.pairs, 'pair')} of turns, as more cannot change the exit code: "
             f"{left}.",

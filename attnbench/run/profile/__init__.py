@@ -1,1 +1,1 @@
-"""The measuring of `attnbench profile`: one call of each backend, by its worker and by tools of NVIDIA's."""
+"""The measurement of `attnbench profile`: one call of each backend, by its worker and by NVIDIA's tools."""

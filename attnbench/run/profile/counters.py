@@ -1,9 +1,9 @@
-"""How busy each unit of a GPU was in each kernel of a call, by Nsight Compute's counters.
+"""The use of each unit of a GPU in each kernel of a call, by Nsight Compute's counters.
 
-COUNTERS is the table of what is read: what it is called, ncu's names for it (the first that the GPU has counts, since
-names differ by architecture), and how it is shown. Names are those of the Nsight Compute documentation (Metrics Guide
-and Metrics Structure) and of the sections that ncu comes with, for compute capability 7.0 to 10.0. On Hopper the tensor
-pipe's cycles count wgmma too. What a GPU lacks is left out.
+COUNTERS is the table of figures: each one's name here, ncu's names for it (the first one that the GPU has counts, as
+names differ by architecture), and its format. ncu's names are from the Nsight Compute documentation (Metrics Guide and
+Metrics Structure) and from the sections shipped with ncu, for compute capability 7.0 to 10.0. On Hopper the tensor
+pipe's cycles include wgmma. Counters that a GPU lacks are left out.
 
 The counters take several passes: ncu runs each kernel again with its memory restored. They are read in a run of their
 own, so that the traffic of ncu.py needs one pass.
@@ -22,8 +22,8 @@ from attnbench.run.profile import ncu
 SHARE_ACTIVE, SHARE_ELAPSED = ".avg.pct_of_peak_sustained_active", ".avg.pct_of_peak_sustained_elapsed"
 STALL = re.compile(r"smsp__average_warps_issue_stalled_(\w+?)_per_issue_active\.ratio")
 STALLED = "regex:smsp__average_warps_issue_stalled_[a-z_]+_per_issue_active.ratio"
-NO_STALLS = ("selected", "not_selected")  # a warp that issues, and one that could have
-MOST = 1.05  # of a share; of kernels of a few microseconds ncu gives more, which means nothing
+NO_STALLS = ("selected", "not_selected")  # states of a warp that issues, or could have issued
+MOST = 1.05  # the largest valid share; ncu gives meaningless larger ones for kernels of a few microseconds
 NO_METRIC = re.compile(r"[Ff]ailed to find metric (\S+)")
 UNITS = {"%": 0.01, "nsecond": 1e-9, "ns": 1e-9, "usecond": 1e-6, "us": 1e-6, "msecond": 1e-3, "ms": 1e-3}
 UNITS |= {"second": 1.0, "s": 1.0, **ncu.UNITS}
@@ -31,7 +31,7 @@ UNITS |= {"second": 1.0, "s": 1.0, **ncu.UNITS}
 
 @dataclass(frozen=True)
 class Counter:
-    """One figure of a kernel: what it is called, ncu's names for it in order, and how it is shown."""
+    """One figure of a kernel: its name here, ncu's names for it in order of preference, and its format."""
 
     label: str
     metrics: tuple[str, ...]
@@ -69,10 +69,10 @@ COUNTERS: Mapping[str, Counter] = {
 
 @dataclass(frozen=True)
 class KernelCounters:
-    """What the counters of one kernel say.
+    """The counters of one kernel.
 
-    `values` has those of COUNTERS that the GPU has: shares of the peak from 0 to 1, seconds, bytes and counts. `stalls`
-    is reason -> warps that wait for it, for each instruction issued.
+    `values` has the COUNTERS that the GPU has: shares of the peak from 0 to 1, seconds, bytes and counts. `stalls` is
+    reason -> number of warps that wait for it, per instruction issued.
     """
 
     name: str
@@ -80,12 +80,12 @@ class KernelCounters:
     stalls: Mapping[str, float] = field(default_factory=dict)
 
     def value(self, name: str) -> float:
-        """Return what a counter says, 0 where the GPU lacks it."""
+        """Return the value of a counter; 0 where the GPU lacks it."""
         return self.values.get(name, 0.0)
 
     @property
     def top_stalls(self) -> tuple[tuple[str, float], ...]:
-        """The three reasons for which most warps wait, each with its share of all waiting."""
+        """The three reasons for which most warps wait, each with its share of all waiting warps."""
         total = sum(self.stalls.values())
         most = sorted(self.stalls.items(), key=lambda one: -one[1])[:3]
         return tuple((name.replace("_", " "), warps / total) for name, warps in most if total)
@@ -101,7 +101,7 @@ def measure(tool: str, python: str | None, request: Mapping[str, Any]) -> tuple[
 
 
 def parse(text: str) -> tuple[KernelCounters, ...]:
-    """Return the counters of the kernels of the call, by ncu's output. Raises ncu.NotCounted."""
+    """Return the counters of the call's kernels from ncu's output. Raises ncu.NotCounted."""
     kernels = ncu.kernels(text)
     found = [_counters(kernel) for kernel in kernels[ncu.call_between_marks(kernels)]]
     if not any(kernel.values for kernel in found):
@@ -130,6 +130,6 @@ def _value(value: str, unit: str) -> float | None:
 
 
 def longest(kernels: Sequence[KernelCounters], count: int) -> list[KernelCounters]:
-    """Return the kernels that took longest, in their order in the call."""
+    """Return the `count` longest kernels, in their order in the call."""
     most = sorted(range(len(kernels)), key=lambda i: -kernels[i].value("seconds"))[:count]
     return [kernels[i] for i in sorted(most)]

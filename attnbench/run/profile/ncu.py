@@ -1,16 +1,16 @@
 """Bytes that one call moves between the GPU and its memory, read from hardware counters by Nsight Compute (ncu).
 
-What is wanted is the traffic of the whole call. ncu's default, --cache-control all, empties the caches before each
-kernel: what one kernel leaves in L2 for the next would be read from memory again, and a call of many small kernels
-would be charged for bytes it never moves. So the caches are left alone (--cache-control none). worker/ncu_launch.py
-makes L2 cold and clean before the call, and has what the call left dirty written back after it. Without the latter a
-result that fits in L2 never reaches memory while ncu counts: half of the writes of a 32 MiB output were missing on an
-H200.
+The figure is the traffic of the whole call. ncu's default, --cache-control all, empties the caches before each kernel:
+tensors that one kernel leaves in L2 for the next would be read from memory again, and a call of many small kernels
+would be charged for bytes that it never moves. The caches are therefore left alone (--cache-control none).
+worker/ncu_launch.py makes L2 cold and clean before the call, and has dirty lines of the call written back after it.
+Without the latter a result that fits in L2 does not reach memory while ncu counts: on an H200 half of the writes of a
+32 MiB output are then missing.
 
-Two counters need one pass, so no kernel is replayed; where ncu says that it took more, that is kept beside the figure.
-ncu sees kernels: copies and fills by the driver are not counted. Clocks stay as they are (--clock-control none).
+Two counters need one pass, so no kernel is replayed; the number of passes is kept beside the figure. ncu counts kernels
+only, and no copies and fills by the driver. Clocks are not changed (--clock-control none).
 
-counters.py reads other counters by `run`, `kernels` and `call_between_marks`.
+counters.py reads other counters with `run`, `kernels` and `call_between_marks`.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from typing import Any
 from attnbench.run.process import child_environment, isolated_command
 
 TRAFFIC = READ, WRITTEN = "dram__bytes_read.sum", "dram__bytes_write.sum"
-MARK = "spin_kernel"  # ncu_launch.py launches it before and after the call, to tell the kernels of the call from others
+MARK = "spin_kernel"  # ncu_launch.py launches it before and after the call, to mark the kernels of the call
 UNITS = {"byte": 1.0, "kbyte": 1e3, "mbyte": 1e6, "gbyte": 1e9}
-TIMEOUT = 300.0  # seconds; ncu takes some 20 to start
+TIMEOUT = 300.0  # seconds; ncu takes some 20 s to start
 
 MISSING = "no ncu on PATH; it comes with the CUDA toolkit and with NVIDIA Nsight Compute"
 REFUSALS = {
@@ -47,12 +47,12 @@ REFUSALS = {
 
 
 class NotCounted(Exception):
-    """Raised where ncu gives no figure. The message says why and what to do."""
+    """ncu gave no figure. The message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel as ncu names it, and metric -> its value and unit as ncu prints them."""
+    """A kernel by ncu's name, and metric -> its value and unit as ncu prints them."""
 
     name: str
     metrics: Mapping[str, tuple[str, str]]
@@ -73,7 +73,7 @@ class Traffic:
 
     kernels: tuple[KernelTraffic, ...]
     left: float  # bytes that the call left in L2, written back after it
-    passes: int = 1  # how many ncu needed; with more than 1 the later ones may have found operands in L2
+    passes: int = 1  # ncu's passes; with more than 1, later ones may have found operands in L2
 
     @property
     def read(self) -> float:
@@ -89,7 +89,7 @@ class Traffic:
 
 
 def find() -> str | None:
-    """Return the path of ncu, None where it is not on PATH."""
+    """Return the path of ncu; None where it is not on PATH."""
     return shutil.which("ncu")
 
 
@@ -117,7 +117,7 @@ def measure(ncu: str, python: str | None, request: Mapping[str, Any]) -> Traffic
 
 
 def run(ncu: str, python: str | None, request: Mapping[str, Any], metrics: Sequence[str]) -> str:
-    """Return what ncu says and writes where it counts `metrics` of one call. Raises NotCounted where it hangs."""
+    """Return ncu's output and log for the `metrics` of one call. Raises NotCounted where it hangs."""
     with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
         log = Path(folder) / "ncu.csv"
         said = execute(command(ncu, log, python, request, metrics))
@@ -126,7 +126,7 @@ def run(ncu: str, python: str | None, request: Mapping[str, Any], metrics: Seque
 
 
 def execute(command: Sequence[str]) -> str:
-    """Return what a profiler of NVIDIA's says while it runs. Raises NotCounted where it hangs; nothing stays behind."""
+    """Run a profiler of NVIDIA's, and return its output. Raises NotCounted where it hangs, and ends its processes."""
     with subprocess.Popen(
         command,
         env={**child_environment(), "LC_ALL": "C"},
@@ -140,7 +140,7 @@ def execute(command: Sequence[str]) -> str:
         try:
             said, _ = process.communicate(timeout=TIMEOUT)
         except subprocess.TimeoutExpired:
-            raise NotCounted(f"{Path(command[0]).name} was not done within {TIMEOUT:.0f} s") from None
+            raise NotCounted(f"{Path(command[0]).name} did not end within {TIMEOUT:.0f} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -148,7 +148,7 @@ def execute(command: Sequence[str]) -> str:
 
 
 def kernels(text: str) -> list[Kernel]:
-    """Return the kernels in ncu's output: CSV with a row for each kernel and metric, among other lines.
+    """Return the kernels in ncu's output, which has CSV with a row for each kernel and metric among other lines.
 
     Raises NotCounted where there are none.
     """
@@ -165,7 +165,7 @@ def kernels(text: str) -> list[Kernel]:
 
 
 def call_between_marks(found: Sequence[Kernel]) -> slice:
-    """Return which of the kernels are those of the call. Raises NotCounted where ncu did not see both marks."""
+    """Return the slice of the call's kernels. Raises NotCounted where a mark is missing."""
     marks = [i for i, kernel in enumerate(found) if MARK in kernel.name]
     if len(marks) < 2:
         raise NotCounted("ncu did not see the call to its end")
@@ -173,7 +173,7 @@ def call_between_marks(found: Sequence[Kernel]) -> slice:
 
 
 def parse(text: str) -> Traffic:
-    """Return the traffic by ncu's output. Raises NotCounted."""
+    """Return the traffic of the call from ncu's output. Raises NotCounted."""
     found = kernels(text)
     if any(not {READ, WRITTEN} <= kernel.metrics.keys() for kernel in found):
         raise NotCounted(f"ncu gave no {READ} and {WRITTEN}; this GPU may not have these counters")
@@ -188,7 +188,7 @@ def _traffic(kernel: Kernel) -> KernelTraffic:
 
 
 def _bytes(value: str, unit: str) -> float:
-    """Return a counter's value in bytes. Raises NotCounted for n/a, which ncu gives for a counter the GPU lacks."""
+    """Return a counter's value in bytes. Raises NotCounted for n/a, ncu's value for a counter that the GPU lacks."""
     try:
         found = float(value.replace(",", "")) * UNITS[unit.lower()]
     except (ValueError, KeyError):
@@ -199,7 +199,7 @@ def _bytes(value: str, unit: str) -> float:
 
 
 def why_no_figures(lines: Sequence[str], tool: str = "ncu") -> str:
-    """Return the reason in a profiler's lines for which it gave nothing, with what to do where that is known."""
+    """Return why a profiler gave no figures, from its lines, and what to do where that is known."""
     for line in lines:
         for message, reason in REFUSALS.items():
             if message in line:

@@ -1,8 +1,8 @@
-"""Reports for NVIDIA's own tools: all that ncu reads of each kernel (ncu-rep), the host beside the GPU (nsys-rep).
+"""Reports for NVIDIA's own tools: all figures of ncu for each kernel (ncu-rep), and host beside GPU (nsys-rep).
 
-Both are of worker/ncu_launch.py, which starts and stops the tools by CUDA's profiler calls. The kernels of the call lie
-between two of torch's spin kernels. nsys was on no machine on which attnbench was tried; its options are
-spelt as its user guide has them (docs.nvidia.com/nsight-systems/UserGuide), long ones with an equal sign.
+Both record worker/ncu_launch.py, which starts and stops the tools by CUDA's profiler calls. The kernels of the call are
+between two of torch's spin kernels. The options of nsys follow its user guide
+(docs.nvidia.com/nsight-systems/UserGuide), long ones with an equal sign; they are not tested with nsys itself.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from attnbench.run.profile import ncu
 
 @dataclass(frozen=True)
 class Report:
-    """A tool, and how it is told to write its report to a file."""
+    """A tool, and the options by which it writes its report to a file."""
 
     suffix: str
     what: str
-    missing: str  # why there is none where the tool is not on PATH
-    opened: str  # the program that shows it
+    missing: str  # why there is no report without the tool on PATH
+    opened: str  # the program that shows the report
     options: Sequence[str]
 
 
@@ -55,9 +55,9 @@ REPORTS: Mapping[str, Report] = {
 
 
 def write(tool: str, file: Path, python: str | None, request: Mapping[str, Any]) -> None:
-    """Have the tool of that name in REPORTS write its report of one call. Raises ncu.NotCounted where it does not.
+    """Have the tool of this name in REPORTS write its report of one call. Raises ncu.NotCounted where it fails.
 
-    `request` is that of worker/ncu_launch.py, which runs in the interpreter `python`.
+    `request` is for worker/ncu_launch.py, which runs in the interpreter `python`.
     """
     program = shutil.which(tool)
     if program is None:

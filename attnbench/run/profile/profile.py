@@ -1,7 +1,7 @@
-"""Profile one case on each backend that a person asked for; worker/profile_call.py takes the profile of one call.
+"""Profiles of one case on each requested backend; worker/profile_call.py takes the profile of one call.
 
-The hardware counters come last, when every worker has ended: they count the whole device, and ncu's child needs the
-memory. The roofline's rates are the datasheet's; without a datasheet, what a matmul and a copy reached here meanwhile.
+The hardware counters come last, after the end of all workers, because they count the whole device, and ncu's child
+needs the memory. The roofline's rates are the datasheet's, or else the rates of a matmul and a copy measured here.
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ DEFAULTS = parse_suite(
     "profile",
 )
 CPU_NOTE = "launch overhead, gaps between kernels, HBM traffic and counters: on a GPU only; operators stand for kernels"
-# what --keep writes, by its ending: a worker a Chrome trace and a flame graph, NVIDIA's tools their reports
+# the files of --keep by ending: a worker writes a Chrome trace and a flame graph, NVIDIA's tools their reports
 KEPT = {"trace": "trace.json", "flame": "flame.html"} | {
     tool: report.suffix for tool, report in nsight_reports.REPORTS.items()
 }
 RANKS_NOTE = "of one rank only: HBM traffic, counters, a CUDA graph, the flame graph, the reports of NVIDIA's tools"
-FORECASTS = 20  # a profile may last this many times what the plan expects of a measured cell
+FORECASTS = 20  # the time limit of a profile, in forecasts of a measured cell
 
 
 @dataclass(frozen=True)
 class HostWork:
-    """What the host did in one call (worker/timeline.py)."""
+    """The host's work in one call (worker/timeline.py)."""
 
-    operators: int = 0  # of torch, those that others call too
-    launches: int = 0  # of kernels and graphs
-    waits: Mapping[str, int] = field(default_factory=dict)  # operator or runtime call -> how often it waits
-    allocations: int = 0  # by torch's allocator
-    allocated: int = 0  # bytes
-    from_driver: int = 0  # calls by which the allocator asked the driver
+    operators: int = 0  # of torch, nested ones included
+    launches: int = 0  # launches of kernels and graphs
+    waits: Mapping[str, int] = field(default_factory=dict)  # operator or runtime call -> number of its waits
+    allocations: int = 0  # allocations by torch's allocator
+    allocated: int = 0  # bytes of these allocations
+    from_driver: int = 0  # calls of the allocator to the driver
 
 
 @dataclass(frozen=True)
 class Profile:
-    """The profile of one call of one backend, in seconds and bytes, as a worker gives it (worker/profile_call.py).
+    """The profile of one call of one backend, in seconds and bytes.
 
-    The parent adds backend, version, kept, traffic and counters.
+    worker/profile_call.py makes it; the parent adds backend, version, kept, traffic and counters.
     """
 
     backend: str
@@ -74,23 +74,23 @@ class Profile:
     times: tuple[float, ...]
     first_call: float
     memory_peak: int  # bytes that one call adds
-    # reached just before: FLOP/s by "matmul", bytes/s by "copy", 1/s by "exp"
+    # rates measured just before: FLOP/s by "matmul", bytes/s by "copy", 1/s by "exp"
     ceilings: Mapping[str, float] = field(default_factory=dict)
     version: str | None = None
-    wrong: str | None = None  # why its results, or what ran, are not what they should be
+    wrong: str | None = None  # why its results or its kernels are wrong
     limits: tuple[str, ...] = ()
     host_bound: bool = False
-    compute: tuple[float, ...] = ()  # with several ranks: of the same call without its communication
-    enqueue: tuple[float, ...] = ()  # what the host takes to launch one call
-    in_graph: tuple[float, ...] = ()  # of calls in a CUDA graph
+    compute: tuple[float, ...] = ()  # with several ranks: the call without its communication
+    enqueue: tuple[float, ...] = ()  # the host's time of launching one call
+    in_graph: tuple[float, ...] = ()  # calls in a CUDA graph
     host: HostWork = HostWork()
-    what: str = "kernels"  # what `activities` are: "kernels" or "operators"
+    what: str = "kernels"  # the kind of `activities`: "kernels" or "operators"
     activities: tuple[Activity, ...] = ()
-    length: float = 0.0  # seconds of the call that `activities` belong to
+    length: float = 0.0  # seconds of the call with these `activities`
     spans: tuple[float, ...] = ()  # of all traced calls, by CUPTI
-    traced: tuple[float, ...] = ()  # what CUDA events read of the same calls
-    memory: tuple[tuple[float, float], ...] = ()  # (seconds into that call, bytes allocated from then on)
-    kept: Mapping[str, str] = field(default_factory=dict)  # kind -> the file that was written
+    traced: tuple[float, ...] = ()  # the same calls by CUDA events
+    memory: tuple[tuple[float, float], ...] = ()  # (seconds since the call's start, bytes allocated from then on)
+    kept: Mapping[str, str] = field(default_factory=dict)  # kind -> written file
     traffic: ncu.Traffic | None = None
     counters: tuple[unit_counters.KernelCounters, ...] = ()  # of the kernels of one call
     notes: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class Profile:
 
     @property
     def gaps(self) -> tuple[float, ...]:
-        """Seconds before each activity in which no activity ran."""
+        """Seconds without an activity before each activity."""
         found, until = [], 0.0
         for activity in self.activities:
             found.append(max(0.0, activity.start - until))
@@ -133,12 +133,12 @@ def profile(
     pythons: Sequence[str] = (),
     allow_busy: bool = False,
 ) -> Outcome:
-    """Profile the case that was asked for on each backend; `say` is told what goes on.
+    """Profile the requested case on each backend; `say` receives progress.
 
-    keep: the folder for a Chrome trace, a flame graph and an nsys-rep of each. traffic: whether to count the HBM
-    traffic too, by ncu, where that is installed. counters: whether to read the other counters by it, and with `keep` to
-    write an ncu-rep. pythons: NAME=PATH, the interpreters of backends. allow_busy: whether other processes may use the
-    GPU. Raises UserError, before anything starts where it can, for what a person can mend.
+    `keep` is the folder for a Chrome trace, a flame graph and an nsys-rep of each. `traffic` also counts HBM traffic by
+    ncu, if it is installed; `counters` also reads the other counters, and with `keep` writes an ncu-rep. `pythons` are
+    the interpreters of backends, NAME=PATH. With `allow_busy` other processes may use the GPU. Raises UserError, before
+    anything starts where possible, for mistakes in the request.
     """
     first, *others = parse_devices(device)
     if not settings.backends:
@@ -179,9 +179,9 @@ def profile(
 
 
 def one_case(settings: Settings, kind: str) -> tuple[Case, tuple[str, ...]]:
-    """Return the one case that the options come to on a kind of device, and notes on what was shrunk for it.
+    """Return the only case of the options on a kind of device, and notes on sizes that were reduced for it.
 
-    Raises UserError that names the option with several values.
+    Raises UserError, which names an option with several values.
     """
     resolved = resolve(DEFAULTS, kind, settings)
     for name, axis in AXES.items():
@@ -192,7 +192,7 @@ def one_case(settings: Settings, kind: str) -> tuple[Case, tuple[str, ...]]:
 
 
 def kept_files(folder: Path | None, names: Sequence[str]) -> dict[str, dict[str, Path]]:
-    """Return backend -> kind -> the absolute path of the file that it writes into `folder`, which is made.
+    """Return backend -> kind -> the absolute path of its file in `folder`, which is made.
 
     Raises UserError where no file can be written there.
     """
@@ -210,9 +210,9 @@ def kept_files(folder: Path | None, names: Sequence[str]) -> dict[str, dict[str,
 
 
 def roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Roofline | None:
-    """Return the roofline by the datasheet, else by what was reached here; None where neither is known.
+    """Return the roofline by the datasheet, else by rates measured here; None where neither is known.
 
-    With several ranks it is of what one of them computes and holds.
+    With several ranks it is for the work and memory of one rank.
     """
     found = _roofline(case, device, profiles)
     if found is None or case.ranks == 1:
@@ -240,9 +240,9 @@ def _roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Roofli
 def profile_backends(
     pool: WorkerPool, case: Case, device: Device, files: Mapping[str, Mapping[str, Path]], say: Callable[[str], Any]
 ) -> tuple[list[Profile], dict[str, str], list[str]]:
-    """Return the profile of each backend of the pool, backend -> why there is none, and whose results are wrong.
+    """Return the profiles by the pool's backends, backend -> why there is none, and the wrong backends.
 
-    `files`: where each writes.
+    `files` has the paths that each backend writes.
     """
     say(f"importing {', '.join(pool.specs)}")
     probes = pool.probe()
@@ -260,7 +260,7 @@ def profile_backends(
         by_worker = {kind: path for kind, path in files.get(name, {}).items() if kind not in nsight_reports.REPORTS}
         keep = {kind: str(path) for kind, path in by_worker.items()}
         for path in files.get(name, {}).values():
-            path.unlink(missing_ok=True)  # an earlier profile's
+            path.unlink(missing_ok=True)  # of an earlier profile
         request = {"op": "profile", "device": to_json(device), "case": to_json(case)}
         timeout = START_TIMEOUT + FORECASTS * job.forecast.seconds
         try:
@@ -274,7 +274,7 @@ def profile_backends(
         if "refused" in found:
             refused[name] = found["refused"]
         else:
-            # torch does not say that it could not write
+            # torch does not report a failed write
             written = {kind: path for kind, path in keep.items() if os.path.isfile(path)}
             own = {"backend": name, "version": probes[name].version, "kept": written}
             profiles.append(from_json(Profile, {**found, **own}))
@@ -283,11 +283,11 @@ def profile_backends(
 
 @dataclass(frozen=True)
 class Addition:
-    """What a tool of NVIDIA's adds to each profile when the workers have ended."""
+    """A tool of NVIDIA's that adds to each profile after the end of the workers."""
 
-    what: str  # as notes call it
-    says: str  # while it runs, of a backend
-    take: Callable[[Profile, str | None, Mapping[str, Any]], Profile]  # (a profile, its Python, what ncu_launch takes)
+    what: str  # its name in notes
+    says: str  # the message while it runs; {} is the backend
+    take: Callable[[Profile, str | None, Mapping[str, Any]], Profile]  # (profile, its Python, request for ncu_launch)
 
 
 def _ncu() -> str:
@@ -309,7 +309,7 @@ COUNTERS = Addition(
 
 
 def report(tool: str, files: Mapping[str, Mapping[str, Path]]) -> Addition:
-    """Return the report that a tool of NVIDIA's writes of each backend."""
+    """Return the addition of a report that a tool of NVIDIA's writes for each backend."""
 
     def write(one: Profile, python: str | None, request: Mapping[str, Any]) -> Profile:
         path = files[one.backend][tool]
@@ -328,12 +328,12 @@ def add(
     device: Device,
     say: Callable[[str], Any],
 ) -> tuple[list[Profile], tuple[str, ...]]:
-    """Return the profiles with what an addition adds to each, and notes on why it does not.
+    """Return the profiles with an addition, and notes on why it failed.
 
-    What hinders one backend mostly hinders all, and is said once.
+    A reason that holds for several backends, as most do, is given once.
     """
     found: list[Profile] = []
-    problems: dict[str, str] = {}  # reason -> the first backend that it hindered
+    problems: dict[str, str] = {}  # reason -> the first backend with it
     for one in profiles:
         name = one.backend
         request = {"name": name, "spec": pool.specs[name], "case": to_json(case), "device": to_json(device)}

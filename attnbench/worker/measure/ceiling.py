@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     import torch
 
 MATMUL_SIZE = {"cuda": 8192, "cpu": 1024}  # rows and columns
-COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}  # bytes read, and written again
+COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}  # bytes read and written
 
-EXP_BLOCKS, EXP_THREADS = 8, 256  # blocks for each multiprocessor, which fill it, and threads of a block
+EXP_BLOCKS, EXP_THREADS = 8, 256  # blocks that fill each multiprocessor, and threads of a block
 
 Collect = Callable[[Callable[[], Any]], Sequence[float]]  # a launch -> the seconds of some calls
 
@@ -22,8 +22,8 @@ Collect = Callable[[Callable[[], Any]], Sequence[float]]  # a launch -> the seco
 def matmul(collect: Collect, device: torch.device, dtype: torch.dtype) -> list[float]:
     """Return the FLOP/s of square matmuls of normally distributed values.
 
-    On a CPU they are of float32 where these are faster, as a kernel may compute in it: torch takes 2 s for such a
-    matmul in float16 on an AMD EPYC, and 20 ms in float32.
+    On a CPU they are in float32 where that is faster, because a kernel may compute in it: on an AMD EPYC torch takes 2
+    s for such a matmul in float16, and 20 ms in float32.
     """
     import torch
 
@@ -36,19 +36,19 @@ def matmul(collect: Collect, device: torch.device, dtype: torch.dtype) -> list[f
 def matmul_launch(n: int, device: torch.device, dtype: torch.dtype) -> Callable[[], Any]:
     """Return a launch of one n x n matmul. For e4m3 it raises RuntimeError where the device has no units for it.
 
-    Hopper's e4m3 units sum in fewer bits than float32. cuBLAS is told to accept that (use_fast_accum), which is its
-    fastest mode. A CPU is refused: torch may compute e4m3 there in plain loops, 55 s for 1024 x 1024 x 1024 on a Xeon
-    that takes 10 ms in bf16.
+    Hopper's e4m3 units sum in fewer bits than float32, which use_fast_accum allows: cuBLAS's fastest mode. A CPU is
+    refused, because torch may compute e4m3 there in plain loops: 55 s for 1024 x 1024 x 1024 on a Xeon that takes 10 ms
+    in bf16.
     """
     import torch
 
     if dtype.itemsize == 1 and device.type == "cpu":
-        raise RuntimeError("no CPU has units for e4m3")
+        raise RuntimeError("a CPU has no units for e4m3")
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     if dtype.itemsize > 1:
         return lambda: a @ b
     one = torch.ones((), device=device)
-    columns = b.t()  # _scaled_mm takes a column-major second operand only
+    columns = b.t()  # _scaled_mm needs a column-major second operand
     return lambda: torch._scaled_mm(a, columns, one, one, out_dtype=torch.bfloat16, use_fast_accum=True)
 
 
@@ -70,7 +70,7 @@ def exp(collect: Collect, device: torch.device) -> list[float]:
     import torch
 
     if device.type != "cuda":
-        raise RuntimeError("no kernel for exp on a CPU")
+        raise RuntimeError("there is no kernel for exp on a CPU")
     blocks = EXP_BLOCKS * torch.cuda.get_device_properties(device).multi_processor_count
     sums = torch.empty(blocks * EXP_THREADS, device=device)
     with torch.cuda.device(device):

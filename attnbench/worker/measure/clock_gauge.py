@@ -1,17 +1,17 @@
-"""The SM clock gauge: counts the cycles of the multiprocessors against the time, inside kernels.
+"""The SM clock gauge: kernels that count the cycles of the multiprocessors and the time.
 
 - `begin` and `end` queue one small kernel each, around a launch. Each multiprocessor counts its cycles between the two:
   `held_hz` is the clock at which the launch ran.
 - `spin` is a kernel that lasts a given time and counts its own cycles: `spun_hz` is the clock while next to nothing
-  ran, which shows what the power controller allows.
+  ran, which is the clock that the power controller allows.
 
-The two differ. While tensor cores work, the clock is lower at once, whatever the power cap: on an H100, cuDNN's forward
-at 16k ran at 1708 MHz between spins at 1965 (docs/dev/measuring.md). Under a steady load NVML reports the clock of the
-launch, 0.1 s late.
+The two clocks differ. While tensor cores work, the clock is lower at once, even far below the power cap: on an H100,
+cuDNN's forward at 16k ran at 1708 MHz between spins at 1965 (docs/dev/measuring.md). Under a steady load NVML reports
+the clock of the launch, 0.1 s late.
 
 The gauge needs no calibration, and a reading of 0.1 ms repeats to 1 MHz. Some 0.1 ms after a load the clock overshoots
-what NVML names as the highest: an H100 of 1980 MHz spun at up to 2099, and over 25 ms at 2029. So only a long reading
-far above the highest is a fault of the gauge. With a fault, or where the kernels cannot be compiled, there are no
+NVML's highest clock: an H100 of 1980 MHz spun at up to 2099, and over 25 ms at 2029. Therefore only a long reading far
+above the highest clock is a fault of the gauge. With a fault, or where the kernels cannot be compiled, there are no
 readings, `fault` says why, and NVML's clock is used.
 """
 
@@ -20,14 +20,14 @@ from __future__ import annotations
 from attnbench.core import stats
 from attnbench.worker.measure import device_kernels
 
-SPIN_SECONDS = 2e-4  # of a reading of the clock; exact to 1 MHz where `globaltimer` ticks every 32 ns
-FALLBACK_HZ = 2e9  # cycles of torch's own spin kernel in a second, where the clock is not known
-WAKE_SECONDS = 0.025  # after a pause of seconds the clock is low, and rises while something runs
-OVERSHOOT = 1.1  # of the highest clock by NVML, over WAKE_SECONDS
+SPIN_SECONDS = 2e-4  # seconds of a reading of the clock; exact to 1 MHz where `globaltimer` ticks every 32 ns
+FALLBACK_HZ = 2e9  # cycles per second of torch's own spin kernel, where the clock is unknown
+WAKE_SECONDS = 0.025  # seconds of work that raise the low clock after a long pause
+OVERSHOOT = 1.1  # the highest valid reading over WAKE_SECONDS, in NVML's highest clocks
 
 
 class ClockGauge:
-    """Counts cycles on the current CUDA device and stream. `top_hz` is the device's highest clock, if it is known."""
+    """The clock gauge of the current CUDA device and stream. `top_hz` is the device's highest clock, if known."""
 
     def __init__(self, top_hz: float | None = None) -> None:
         import torch
@@ -38,7 +38,7 @@ class ClockGauge:
         self.fault = ""  # why there are no readings
 
     def open(self) -> None:
-        """Compile the kernels, at the first call: half a second."""
+        """Compile the kernels at the first call, in half a second."""
         if self._opened:
             return
         self._opened = True
@@ -49,15 +49,15 @@ class ClockGauge:
             self._spun = torch.zeros(2, dtype=torch.int64, device="cuda")
             self._counted = torch.zeros(device_kernels.MAX_MULTIPROCESSORS, 4, dtype=torch.int64, device="cuda")
             self._begin, self._end = (device_kernels.bound(count, blocks, [is_end, self._counted]) for is_end in (0, 1))
-        except Exception as error:  # any failure of the compiler is one of the gauge, never of a job
+        except Exception as error:  # a failure of the compiler never fails a job
             self.fault = f"the cycles of the multiprocessors cannot be counted: {' '.join(str(error).split())}"[:300]
 
     def wake(self) -> None:
-        """Let the device raise its clock, and find out whether readings can be trusted."""
+        """Let the device raise its clock, and check whether readings can be trusted."""
         self.spin(WAKE_SECONDS)
         found = self.spun_hz()
         if found and self.top_hz and found > OVERSHOOT * self.top_hz:
-            self.fault = f"the gauge reads {found / 1e6:.0f} MHz, the device's highest is {self.top_hz / 1e6:.0f}"
+            self.fault = f"the gauge reads {found / 1e6:.0f} MHz, but the device's highest is {self.top_hz / 1e6:.0f}"
 
     def spin(self, seconds: float) -> None:
         """Queue a kernel that does nothing for `seconds`."""
@@ -78,9 +78,9 @@ class ClockGauge:
             self._end()
 
     def held_hz(self) -> float | None:
-        """Return the clock in Hz over all windows since the last call, the median of the multiprocessors.
+        """Return the clock in Hz over all windows since the last call, the median of the multiprocessors; else None.
 
-        Waits for the device. None where there is none.
+        It waits for the device.
         """
         self.open()
         if self.fault:

@@ -15,14 +15,14 @@ MATRIX_PRODUCTS = ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm")
 
 
 def operator_names(launch: Callable[[], Any]) -> list[str]:
-    """Return the names of torch's operators in one call, in order of start. What runs outside torch is not seen."""
+    """Return the names of torch's operators in one call, in order of start. Work outside torch is not seen."""
     return [operator.name for operator in trace_operators(launch)]
 
 
 def trace_operators(launch: Callable[[], Any]) -> list[Activity]:
     """Return torch's operators in one call, in order of start; their times are the profiler's, callees included.
 
-    Ranges that code marks for the profiler are left out: such a name says nothing of what runs.
+    Ranges that code marks for the profiler are left out, since such a name says nothing about the work.
     """
     with session(shapes=True) as profiler:
         launch()

@@ -1,9 +1,9 @@
-"""The CUDA graph timer: captures many launches in one graph and divides the time of a replay by their number.
+"""The CUDA graph timer: the time of a replay of a graph of many launches, divided by their number.
 
-The host takes no part in a replay, and one pair of events spans all launches, so the gap between event and kernel
-vanishes; the gap between kernels remains. A flush between the launches would be timed with them, so L2 is made cold in
-another way: the launches take turns over copies of the inputs that together exceed twice the size of L2, and each copy
-keeps its results.
+The host takes no part in a replay, and one pair of events spans all launches, so that the gap between event and kernel
+vanishes; the gap between kernels remains. A flush between the launches would be timed with them. L2 is therefore made
+cold in another way: the launches take turns over copies of the inputs that together exceed twice the size of L2, and
+each copy keeps its results.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from attnbench.worker.measure.cuda_events import EventTimer
 
 MAX_COPIES = 512
-MIN_GAIN = 0.3  # least share of the time that the memory needs for an operand, by which a cached one is read faster
-MIN_SECONDS = 2e-3  # of work in one graph
-MAX_LAUNCHES = 1000  # in one graph, unless there are more copies
+MIN_GAIN = 0.3  # least gain of reading a cached operand, as a share of the time from memory
+MIN_SECONDS = 2e-3  # least seconds of work in one graph
+MAX_LAUNCHES = 1000  # launches in one graph, unless there are more copies
 
 
 class NotCapturable(Exception):
-    """Raised where a launch cannot be captured, or its copies do not fit in memory. The message says why.
+    """A launch cannot be captured, or its copies do not fit in memory. The message says why.
 
-    `broken`: torch's allocator and random generators are left in the state of a capture; only a new process helps.
+    With `broken` torch's allocator and random generators stay in the state of a capture; only a new process helps.
     """
 
     def __init__(self, reason: str, broken: bool = False) -> None:
@@ -42,20 +42,20 @@ class NotCapturable(Exception):
 
 
 def copies_needed(nbytes: int, l2_bytes: int) -> int:
-    """Return how many copies of operands of `nbytes` leave L2 cold for each copy when launches take turns over them.
+    """Return the number of copies of `nbytes` over which launches take turns so that each finds L2 cold.
 
     Raises NotCapturable where more than MAX_COPIES are needed.
     """
     needed = 1 + math.ceil(2 * l2_bytes / max(1, nbytes))
     if needed > MAX_COPIES:
-        raise NotCapturable(f"L2 is cold only with {needed} copies of its operands, over {MAX_COPIES}")
+        raise NotCapturable(f"a cold L2 needs {needed} copies of its operands, more than {MAX_COPIES}")
     return needed
 
 
 def check_memory(nbytes: int) -> None:
     """Raise NotCapturable where `nbytes` are not free on the device.
 
-    Asked before a capture, since a capture that runs out of memory leaves torch's allocator broken.
+    It is asked before a capture, because a capture that runs out of memory breaks torch's allocator.
     """
     import torch
 
@@ -66,10 +66,10 @@ def check_memory(nbytes: int) -> None:
 
 
 class GraphTimer:
-    """A captured graph of launches that is timed by its replays. Call `close` when done."""
+    """A captured graph of launches, timed by its replays. Call `close` when done."""
 
     def __init__(self, events: EventTimer, make: Callable[[], Sequence[Callable[[], Any]]], estimate: float) -> None:
-        """Capture the launches that `make()` returns, one per copy of the inputs, prepared on the stream current then.
+        """Capture the launches that `make()` returns, one per copy of the inputs, prepared on the then current stream.
 
         `estimate` is the seconds of one launch. Raises NotCapturable.
         """
@@ -83,7 +83,7 @@ class GraphTimer:
             with torch.cuda.stream(stream):
                 launches = list(make())
                 for launch in launches:
-                    launch()  # does the lazy work (handles, workspaces, tuning), which cannot be captured
+                    launch()  # lazy work (handles, workspaces, tuning) cannot be captured
             torch.cuda.synchronize()
             count = max(len(launches), min(MAX_LAUNCHES, math.ceil(MIN_SECONDS / estimate)))
             self.launches = len(launches) * math.ceil(count / len(launches))
@@ -109,13 +109,13 @@ class GraphTimer:
             self._events.before = before
 
     def close(self) -> None:
-        """Free the graph and what its launches keep alive."""
+        """Free the graph and the tensors that its launches keep alive."""
         del self._graph, self._alive
         gc.collect()
 
 
 def l2_state(events: EventTimer, device: torch.device, l2_bytes: int, bandwidth: float) -> str:
-    """Return "cold" or "warm": how launches that take turns over copies find their operands in L2.
+    """Return "cold" or "warm", the state of L2 for launches that take turns over copies.
 
     Compares replays over many copies with replays of one copy.
     """

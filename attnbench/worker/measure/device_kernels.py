@@ -1,7 +1,7 @@
-"""The small CUDA kernels that measure, compiled by the NVRTC that torch carries: a worker may lack nvcc and Triton.
+"""The small measuring CUDA kernels, compiled by the NVRTC that torch ships, as a worker may lack nvcc and Triton.
 
-`globaltimer` counts nanoseconds in ticks of 32 ns on Hopper and of 1 us on some GPUs, at a rate that no clock of the
-GPU changes. `clock64` counts the cycles of one multiprocessor. Source: NVIDIA, PTX ISA, special registers.
+`globaltimer` counts nanoseconds in ticks of 32 ns on Hopper and of 1 us on some GPUs, independently of the GPU's
+clocks. `clock64` counts the cycles of one multiprocessor. Source: NVIDIA, PTX ISA, special registers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-MAX_MULTIPROCESSORS = 256  # whose cycles are counted; more than any GPU has
+MAX_MULTIPROCESSORS = 256  # more than any GPU has
 
 SOURCE = f"""
 #define MULTIPROCESSORS {MAX_MULTIPROCESSORS}
@@ -59,8 +59,8 @@ extern "C" __global__ void count(int is_end, u64 (*counted)[4]) {{
 }}
 """
 
-# ex2.approx is what exp becomes in attention: exp(x) = 2^(x log2 e). Each thread has CHAINS independent ones in flight,
-# as one takes some 20 cycles; they approach 2^-x = x. PTX ISA, ex2.
+# In attention exp becomes ex2.approx: exp(x) = 2^(x log2 e). Each thread has CHAINS independent ones in flight, as one
+# takes some 20 cycles; they approach 2^-x = x. PTX ISA, ex2.
 CHAINS, ROUNDS = 8, 2048
 EXP_SOURCE = f"""
 extern "C" __global__ void exponentials(float* sums) {{
@@ -76,9 +76,9 @@ extern "C" __global__ void exponentials(float* sums) {{
 
 
 def compiled(name: str, source: str = SOURCE) -> Callable[..., Any]:
-    """Return a kernel of a source, to be called with grid, block and arguments, compiled for the current CUDA device.
+    """Return a kernel of a source, compiled for the current CUDA device, to call with grid, block and arguments.
 
-    Raises RuntimeError where this torch cannot: before 2.9, without NVRTC, or on a device that is not NVIDIA's.
+    Raises RuntimeError for torch before 2.9 or without NVRTC, and on a device that is not NVIDIA's.
     """
     import torch
 
@@ -89,9 +89,9 @@ def compiled(name: str, source: str = SOURCE) -> Callable[..., Any]:
 
 
 def bound(kernel: Any, blocks: int, arguments: Sequence[Any]) -> Callable[[], None]:
-    """Return a launch of a kernel of `compiled`, in blocks of one thread, with arguments: integers and tensors.
+    """Return a launch of a kernel of `compiled`, in blocks of one thread, with integers and tensors as arguments.
 
-    It costs the host 11 us, a call of the kernel itself 31, as that opens the driver and converts the arguments anew.
+    It costs the host 11 us; calling the kernel itself costs 31, as that opens the driver and converts arguments anew.
     """
     import torch
 
@@ -99,7 +99,7 @@ def bound(kernel: Any, blocks: int, arguments: Sequence[Any]) -> Callable[[], No
     values = [ctypes.c_int(a) if isinstance(a, int) else ctypes.c_void_p(a.data_ptr()) for a in arguments]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
 
-    def queue(_: Any = (values, arguments)) -> None:  # which live as long as the launch
+    def queue(_: Any = (values, arguments)) -> None:  # kept alive as long as the launch
         stream = torch.cuda.current_stream()._as_parameter_
         if code := launch(kernel.func, blocks, 1, 1, 1, 1, 1, 0, stream, pointers, None):
             raise RuntimeError(f"the CUDA driver cannot launch a kernel: error {code}")

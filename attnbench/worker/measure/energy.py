@@ -1,9 +1,9 @@
-"""Runs a launch without pauses until its time per call is steady, and measures time, power and energy there.
+"""A run of a launch without pauses until its time per call is steady, and its time, power and energy there.
 
-Launches follow each other with nothing in between, so L2 is as the last call left it. NVML's energy counter moves only
-every 20 to 100 ms, and reading it takes milliseconds. So a thread records when it moves, and the power of the steady
-part is the slope between its first and its last move there. Each of the two moves is known to one polling period: the
-uncertainty that is reported is two periods over the length of the window.
+Nothing runs between launches, so L2 is not flushed. NVML's energy counter moves only every 20 to 100 ms, and reading it
+takes milliseconds. A thread therefore records the times of its moves, and the power of the steady part is the slope
+between its first and its last move there. The time of each move is known to one polling period, so the uncertainty is
+two periods over the length of the window.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 from attnbench.core import stats
 from attnbench.worker.measure.nvml import GpuState
 
-BATCH_SECONDS = 0.05  # launches between two readings of the time
-MAX_DRIFT = 0.01  # of the time per call, from the first to the second half of a steady window
-MIN_WINDOW = 2.0  # seconds of steady work
-POLL_SECONDS = 0.004  # between two readings of the energy counter
+BATCH_SECONDS = 0.05  # seconds of launches between two readings of the time
+MAX_DRIFT = 0.01  # of the time per call between the halves of a steady window
+MIN_WINDOW = 2.0  # least seconds of steady work
+POLL_SECONDS = 0.004  # seconds between two readings of the energy counter
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,16 @@ class SustainedRun:
 
     times: tuple[float, ...]  # seconds per call, the mean of each batch
     watts: float | None  # None where NVML has no energy counter
-    uncertainty: float | None  # of `watts`, relative
-    steady: bool  # False: the time per call still drifted when the time limit was reached
+    uncertainty: float | None  # relative uncertainty of `watts`
+    steady: bool  # whether the time per call was steady within the time limit
 
 
 def run_sustained(launch: Callable[[], Any], estimate: float, limit: float, state: GpuState) -> SustainedRun:
-    """Run `launch`, of about `estimate` seconds, until its time per call is steady for 2 s, at most `limit` seconds."""
+    """Run `launch`, of about `estimate` seconds, until its time is steady for 2 s, for at most `limit` seconds."""
     import torch
 
     count = max(1, min(512, int(BATCH_SECONDS / max(estimate, 1e-7))))
-    ends: list[float] = []  # when each batch ended, in seconds of the device's clock since the first event
+    ends: list[float] = []  # the end of each batch, in seconds of the device's clock since the first event
     with EnergyCounter(state) as counter:
         torch.cuda.synchronize()
         first = _event(torch)
@@ -49,7 +49,7 @@ def run_sustained(launch: Callable[[], Any], estimate: float, limit: float, stat
             for _ in range(count):
                 launch()
             waiting.append(_event(torch))
-            if len(waiting) > 1:  # one batch is queued while another runs, so that the device is never idle
+            if len(waiting) > 1:  # one batch stays queued while another runs, so that the device is never idle
                 done = waiting.pop(0)
                 done.synchronize()
                 ends.append(first.elapsed_time(done) / 1e3)
@@ -68,7 +68,7 @@ def run_sustained(launch: Callable[[], Any], estimate: float, limit: float, stat
 
 
 def _steady_start(ends: Sequence[float], length: float) -> float | None:
-    """Return when the last `length` seconds began, if the time per batch did not drift in them; else None."""
+    """Return the beginning of the last `length` seconds, if the time per batch did not drift in them; else None."""
     if not ends or ends[-1] < 1.5 * length:  # power and clock settle in the first part
         return None
     kept = [end for end in ends if end >= ends[-1] - length]
@@ -88,7 +88,7 @@ def _event(torch_: Any) -> Any:
 
 
 class EnergyCounter:
-    """Records when NVML's energy counter moves, in a thread, while its block runs."""
+    """The times of moves of NVML's energy counter, recorded by a thread while its block runs."""
 
     def __init__(self, state: GpuState) -> None:
         self._state = state
@@ -115,7 +115,7 @@ class EnergyCounter:
     def power(self, began: float, ended: float) -> tuple[float | None, float | None]:
         """Return the watts between the counter's first and last move in a window, and their relative uncertainty.
 
-        The window is in time.monotonic() seconds. Return (None, None) where the counter moved less than twice in it.
+        The window is in time.monotonic() seconds. Return (None, None) with less than two moves in it.
         """
         moves = [move for move in self._moves if began <= move[0] <= ended]
         if len(moves) < 2:

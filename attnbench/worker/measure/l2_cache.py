@@ -1,9 +1,9 @@
-"""The L2 flush, which makes the cache cold and clean before a sample, and the test whether L2 is in fact cold or warm.
+"""The L2 flush, which makes the cache cold and clean before a sample, and the test whether L2 is cold or warm.
 
-A read that fits in L2 runs at the cache's speed where its operand is in the cache, and at the memory's where it is not.
-A timer times such a read as it times a cell, then with the operand just read, then after another flush twice as large.
-L2 is cold where the first is nearer to the last than to the second. So nothing must be known of the speeds, which are
-close to each other on some GPUs: an H200 reads 20 MB in 1.5 us less from its L2 than from memory.
+A read that fits in L2 runs at the cache's speed where its operand is in the cache, else at the memory's. A timer times
+such a read in three states: as in a cell, with the operand just read, and after another flush twice as large. L2 is
+cold where the first time is nearer to the third than to the second. The test needs no known speeds, which are close to
+each other on some GPUs: an H200 reads 20 MB from its L2 only 1.5 us faster than from memory.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from attnbench.worker.measure.sampling import Timer
 if TYPE_CHECKING:
     import torch
 
-MIN_FLUSH = 64 * 2**20  # bytes; also the size where the device does not say how large its L2 is
+MIN_FLUSH = 64 * 2**20  # bytes; also the size for a device with an L2 of unknown size
 TURNS = 4
 REPEATS = 10  # samples of each read in a turn
 
 
 class L2Flush:
-    """Reads a buffer of twice the size of L2, and of 64 MiB at least.
+    """A flush that reads a buffer of twice the size of L2, at least 64 MiB.
 
-    A flush that writes leaves L2 full of lines that the next launch must have written back
+    A flush that writes would leave L2 full of lines that must be written back during the next launch
     (test_a_writing_flush_slows_the_next_launch).
     """
 
@@ -41,9 +41,9 @@ class L2Flush:
 
 
 def observed_state(timer: Timer, device: torch.device, l2_bytes: int) -> str:
-    """Return "cold" or "warm": how `timer` finds operands that were in the cache before its `before` ran.
+    """Return "cold" or "warm", the state in which `timer` finds operands that were in the cache before its `before`.
 
-    It is "warm" too where reads from L2 and from memory take about the same time. The read takes a third of L2.
+    It is also "warm" where reads from L2 and from memory take about the same time. The read takes a third of L2.
     """
     _, read = make_reader(device, l2_bytes)
     read()
@@ -51,7 +51,7 @@ def observed_state(timer: Timer, device: torch.device, l2_bytes: int) -> str:
     states: tuple[Callable[[], Any], ...] = before, read, L2Flush(device, 2 * l2_bytes)
     as_set, cached, flushed = found = [], [], []  # type: tuple[list[float], list[float], list[float]]
     try:
-        for _ in range(TURNS):  # in turns, since the clock moves from one moment to the next
+        for _ in range(TURNS):  # in turns, since the clock moves
             for timer.before, values in zip(states, found, strict=True):
                 values += _samples(timer, read)
     finally:

@@ -1,14 +1,14 @@
-"""Measures memory in bytes: the peak that one launch adds, and what `prepare` or a forward keep. Never while timing.
+"""Memory in bytes: the peak that one launch adds, and the memory that `prepare` or a forward keeps; never while timing.
 
-On a GPU "memory_peak" is torch's allocator: max_memory_allocated less what was allocated before. "memory_driver" adds
-what libraries take outside torch's allocator, such as workspaces: the memory in use by the driver's count, less what
-torch has reserved. The driver counts all processes, so the growth of this outside memory is summed over the windows in
-which this process worked. Therefore memory that a library took in an earlier job and kept counts in later jobs too, as
-does code loaded on first use, and what another process takes during a window is counted by mistake. Nothing is added
-in a job that shares the device with others of the run (run/device_turns.py): these are of backends that ship with
-attnbench, which take their workspaces from torch, and outside only code of some MiB.
+On a GPU "memory_peak" is torch's allocator: max_memory_allocated less the bytes allocated before. "memory_driver" adds
+memory that libraries take outside torch's allocator, such as workspaces: the memory in use by the driver's count, less
+torch's reserved memory. The driver counts all processes, so the growth of this outside memory is summed over the
+windows in which this process worked. Memory that a library took in an earlier job and kept therefore counts in later
+jobs too, and so does code loaded on first use; memory that another process takes during a window is counted by mistake.
+Nothing is added in a job that shares the device with others of the run (run/device_turns.py): their backends ship with
+attnbench and take their workspaces from torch, and outside only some MiB of code.
 
-On a CPU "memory_peak" is the profiler's account of torch's allocator, and "memory_driver" the high-water mark of the
+On a CPU "memory_peak" is the profiler's account of torch's allocator, and "memory_driver" is the high-water mark of the
 resident set.
 """
 
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     import torch
 
 T = TypeVar("T")
-SETTLE_SECONDS = 2e-3  # in which other threads free what they no longer need
+SETTLE_SECONDS = 2e-3  # seconds in which other threads free unused memory
 
 
 class CudaMemory:
-    """Measures memory on one CUDA device. One per worker, as memory outside torch is carried from job to job."""
+    """The memory of one CUDA device. A worker has one object, as memory outside torch is carried from job to job."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -45,17 +45,17 @@ class CudaMemory:
         self.is_shared = False  # whether other workers of the run use the device at the same time
 
     def count_judge(self, nbytes: int) -> None:
-        """Note that the judge has taken so many bytes of the device meanwhile, which no launch has."""
+        """Keep the number of bytes that the judge has taken, which do not count as a launch's."""
         self._of_judge += nbytes
 
     def empty_cache(self) -> None:
-        """Empty torch's memory cache, where small tensors may have split blocks that large ones need."""
+        """Empty torch's memory cache, in which small tensors may have split blocks that large ones need."""
         import torch
 
         torch.cuda.empty_cache()
 
     def fill_with_nan(self, case: Case) -> None:
-        """Fill the memory that the results of a case will get with NaN, so that what a kernel leaves unwritten is seen.
+        """Fill the memory of a case's next results with NaN, so that values that a kernel does not write are found.
 
         This relies on torch's allocator, which reuses freed blocks.
         """
@@ -72,7 +72,7 @@ class CudaMemory:
 
     @contextmanager
     def job_window(self) -> Iterator[None]:
-        """Open the window of one job. Outside memory that is taken in it and not given back counts in later jobs."""
+        """Open the window of one job. Outside memory taken in it and not given back counts in later jobs."""
         self._window = self._taken_outside_torch()
         try:
             yield
@@ -80,7 +80,7 @@ class CudaMemory:
             self._outside = max(0, self._outside + self._grown_outside())
 
     def _grown_outside(self) -> int:
-        """Return the bytes that were taken outside torch in the window; 0 where others use the device too."""
+        """Return the bytes taken outside torch in the window; 0 where others use the device too."""
         return 0 if self.is_shared else self._taken_outside_torch() - self._window
 
     def measure_peak(
@@ -88,8 +88,8 @@ class CudaMemory:
     ) -> tuple[dict[str, int], int, Any]:
         """Launch once, with the memory of the results filled with NaN before unless `fill` is False.
 
-        Return {"memory_peak", "memory_driver"} in bytes, the bytes that stay allocated while what the launch returned
-        is alive, and that.
+        Return {"memory_peak", "memory_driver"} in bytes, the bytes that stay allocated while the launch's result is
+        alive, and the result.
         """
         import torch
 
@@ -114,10 +114,10 @@ class CudaMemory:
         return torch.cuda.memory_allocated(self.device) - before, result
 
     def _settle(self) -> int:
-        """Wait until other threads have freed what they hold, and return the allocated bytes.
+        """Wait until other threads have freed their memory, and return the allocated bytes.
 
-        Memory that is freed during a launch would make its peak too low. That happened to one of 1,000 readings on an
-        H200: autograd's thread for the GPU may still hold the gradients of the launch before when backward returns.
+        Memory freed during a launch would make its peak too low: autograd's thread for the GPU may still hold the
+        gradients of the earlier launch when backward returns, in one of 1,000 readings on an H200.
         """
         import torch
 
@@ -127,9 +127,9 @@ class CudaMemory:
         return torch.cuda.memory_allocated(self.device)
 
     def _taken_outside_torch(self) -> int:
-        """Return the bytes in use on the device, by all processes, that this process's torch has not reserved.
+        """Return the bytes in use on the device by all processes, without the memory reserved by this process's torch.
 
-        What the judge has taken since the first cell does not count.
+        Memory that the judge has taken since the first cell does not count.
         """
         import torch
 
@@ -139,10 +139,10 @@ class CudaMemory:
 
 
 class CpuMemory:
-    """Measures memory on the host.
+    """The memory of this process on the host.
 
-    Of the latest launch, `in_other_threads` is whether other Python threads worked, and `given_out` the bytes that
-    torch's allocator gave out in all. The C library may keep what is freed of them, but the process grows by no more.
+    For the latest launch, `in_other_threads` is whether other Python threads worked, and `given_out` the total of bytes
+    that torch's allocator gave out. The C library may keep freed ones, but the process grows by no more.
     """
 
     in_other_threads = False
@@ -150,7 +150,7 @@ class CpuMemory:
     is_shared = False
 
     def __init__(self) -> None:
-        _allocations(lambda: None)  # the first start of the profiler takes longer
+        _allocations(lambda: None)  # as the first start of the profiler takes longer
 
     def count_judge(self, nbytes: int) -> None:
         """Do nothing: memory of the host is counted by process."""
@@ -169,9 +169,9 @@ class CpuMemory:
     def measure_peak(
         self, launch: Callable[[], Any], case: Case, *, fill: bool = True
     ) -> tuple[dict[str, int], int, Any]:
-        """Launch once. Return {"memory_peak"} in bytes, the bytes still allocated then, and what the launch returned.
+        """Launch once. Return {"memory_peak"} in bytes, the bytes still allocated then, and the launch's result.
 
-        "memory_driver" is there too where the kernel lets the high-water mark be reset.
+        "memory_driver" is present where the kernel lets the high-water mark be reset.
         """
         before = _reset_high_water()
         threads = PythonThreads()
@@ -191,9 +191,9 @@ class CpuMemory:
 
 
 class PythonThreads:
-    """Sees whether Python threads but the one that launches use the CPU in a launch: a pool's, or new ones.
+    """A watch whether Python threads other than the launching one use the CPU in a launch: a pool's, or new ones.
 
-    Torch's profiler sees no allocation in them. Torch's own threads, which share a loop of one operator, are none.
+    Torch's profiler sees no allocation in them. Torch's own threads, which share a loop of one operator, do not count.
     """
 
     worked = False
@@ -214,7 +214,7 @@ class PythonThreads:
 
 
 def _seconds_of_threads() -> dict[int, float]:
-    """Return thread -> the CPU seconds that it has used, of all Python threads but this one; empty beyond Linux."""
+    """Return thread -> its used CPU seconds, for all Python threads but this one; empty outside of Linux."""
     if not sys.platform.startswith("linux"):
         return {}
     others = [t.ident for t in threading.enumerate() if t is not threading.current_thread() and t.ident]
@@ -232,17 +232,17 @@ def _allocations(launch: Callable[[], T]) -> tuple[list[int], T]:
 
 
 def resident_bytes() -> int | None:
-    """Return the resident bytes of this process (Linux) once freed memory is given back; None where not known.
+    """Return the resident bytes of this process (Linux) after freed memory is given back; None where unknown.
 
-    What the C library keeps of freed memory would hide what is allocated next.
+    Freed memory that the C library keeps would hide the next allocations.
     """
-    with suppress(AttributeError, OSError, TypeError):  # a C library without it
+    with suppress(AttributeError, OSError, TypeError):  # raised for a C library without it
         ctypes.CDLL(None).malloc_trim(0)
     return status_bytes("VmRSS")
 
 
 def _reset_high_water() -> int | None:
-    """Reset the resident set's high-water mark (Linux) and return the resident bytes now; None where that fails."""
+    """Reset the resident set's high-water mark (Linux) and return the resident bytes; None where that fails."""
     resident = resident_bytes()
     try:
         Path("/proc/self/clear_refs").write_text("5")

@@ -1,8 +1,8 @@
-"""The GPU's state from NVML: clocks, power, temperature, what limits the clock, and other processes on the GPU.
+"""The GPU's state from NVML: clocks, power, temperature, limits of the clock, and other processes on the GPU.
 
 `StateSampler` reads it in a thread of the worker while samples are taken: a reading costs some microseconds of a core
-and nothing of the device. Nothing is set and no root is needed. Where NVML is missing or refuses a question, there are
-no readings of it. NVML's clock lags by up to 0.1 s; the clock gauge (clock_gauge.py) has the exact one.
+and nothing of the device. Nothing is set, and root is not needed. Where NVML is missing or refuses a question, there
+are no readings. NVML's clock lags by up to 0.1 s; the clock gauge (clock_gauge.py) has the exact one.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# nvml.h, nvmlClocksEventReason*, without idle and without settings that the owner chose
+# nvml.h, nvmlClocksEventReason*, without idle and without the owner's settings
 LIMITS = {0x4: "power cap", 0x8: "hardware slowdown", 0x20: "thermal", 0x40: "hardware thermal", 0x80: "power brake"}
-# Seconds. NVML's utilisation is an average over 1/6 to 1 s, so it still holds the work of a process that has just
-# ended, this one included, and without persistence mode what the driver does when it starts.
+# Seconds. NVML's utilisation is an average over 1/6 to 1 s, so that it still contains the work of a process that has
+# just ended, of this process, and, without persistence mode, of the driver's start.
 SETTLE, WATCH, EVERY = 1.0, 1.0, 0.1
-QUIET = 5  # readings of 0 in succession, after which there is nothing to watch
-session_pid: int | None = None  # of the process that has the run, where that is not the parent (api/in_process.py)
-POWER_INSTANT = 186  # nvml.h, NVML_FI_DEV_POWER_INSTANT: mW now; nvmlDeviceGetPowerUsage averages over a second
+QUIET = 5  # successive readings of 0 that end the watch
+session_pid: int | None = None  # the process that has the run, if not the parent (api/in_process.py)
+POWER_INSTANT = 186  # nvml.h, NVML_FI_DEV_POWER_INSTANT: present mW; nvmlDeviceGetPowerUsage averages over a second
 
 
 class GpuState:
-    """NVML's view of one device, found by the UUID that torch reports. Any answer may be None: not known here."""
+    """NVML's view of one device, found by torch's UUID. Any answer may be None: unknown here."""
 
     def __init__(self, uuid: str | None) -> None:
         self._nvml: Any = None
@@ -40,7 +40,7 @@ class GpuState:
             pynvml.nvmlInit()
             self._handle = pynvml.nvmlDeviceGetHandleByUUID(uuid if uuid.startswith("GPU-") else f"GPU-{uuid}")
             self._nvml = pynvml
-        except (Exception, SystemExit):  # NVML is optional: a failure means no readings, never a failed job
+        except (Exception, SystemExit):  # NVML is optional: a failure never fails a job
             pass
 
     @property
@@ -49,11 +49,11 @@ class GpuState:
         return self._nvml is not None
 
     def clock_hz(self) -> float | None:
-        """Return the SM clock now, with NVML's lag."""
+        """Return the present SM clock, with NVML's lag."""
         return self.ask(lambda n, h: quantity(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_SM)) * 1e6)
 
     def memory_clock_hz(self) -> float | None:
-        """Return the memory clock now."""
+        """Return the present memory clock."""
         return self.ask(lambda n, h: quantity(n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM)) * 1e6)
 
     def clock_max_hz(self) -> float | None:
@@ -61,11 +61,11 @@ class GpuState:
         return self.ask(lambda n, h: quantity(n.nvmlDeviceGetMaxClockInfo(h, n.NVML_CLOCK_SM)) * 1e6)
 
     def power_limit_w(self) -> float | None:
-        """Return the power cap that is set."""
+        """Return the set power cap in watts."""
         return self.ask(lambda n, h: quantity(n.nvmlDeviceGetPowerManagementLimit(h)) / 1e3)
 
     def power_w(self) -> float | None:
-        """Return the power now, where the driver can tell it, else the average of the last second."""
+        """Return the present power, if the driver tells it, else the average of the last second."""
 
         def instant(n: Any, h: Any) -> float:
             answer = n.nvmlDeviceGetFieldValues(h, [POWER_INSTANT])[0]
@@ -82,7 +82,7 @@ class GpuState:
         return self.ask(lambda n, h: quantity(n.nvmlDeviceGetTemperature(h, n.NVML_TEMPERATURE_GPU)))
 
     def energy_j(self) -> float | None:
-        """Return the energy used since the driver was loaded.
+        """Return the energy in joules since the driver was loaded.
 
         The counter moves every 20 to 100 ms, and reading it takes milliseconds.
         """
@@ -99,16 +99,16 @@ class GpuState:
         return self.ask(lambda n, _: _text(n.nvmlSystemGetDriverVersion()))
 
     def limits(self) -> tuple[str, ...]:
-        """Return NVML's reasons why the clock is held down now."""
+        """Return NVML's present reasons for a lowered clock."""
         mask = self.ask(lambda n, h: int(quantity(n.nvmlDeviceGetCurrentClocksThrottleReasons(h)))) or 0
         return tuple(name for bit, name in LIMITS.items() if mask & bit)
 
     def busy_with_others(self) -> float | None:
-        """Return the share of the time in which something ran on the GPU while this process leaves it idle, 0 to 1.
+        """Return the share of time, 0 to 1, in which other work ran on the GPU while this process leaves it idle.
 
-        It takes half a second on a GPU that is idle, and 2 s on any other, of which the last counts. It needs no names
-        of processes, which some containers hide; memory that an idle process holds does not count. None where NVML
-        does not tell, as for a MIG slice.
+        It takes half a second on an idle GPU, and else 2 s, of which the last counts. It needs no names of processes,
+        which some containers hide; memory of an idle process does not count. None where NVML does not tell, as for a
+        MIG slice.
         """
         zeros = 0
         counted: list[float] = []
@@ -127,15 +127,15 @@ class GpuState:
     def other_processes(self, since: float | None = None) -> tuple[str, ...]:
         """Return other processes with a context on the GPU, as "name (pid 123)".
 
-        With `since` (time.time() seconds) only those that computed after it, where the driver can tell. This run's
-        other workers and the process that has the run do not count, as they are idle. Empty where process numbers are
-        those of another namespace, as in some containers.
+        With `since` (time.time() seconds) only processes that computed after it, if the driver tells. This run's other
+        workers and the process that has the run do not count, as they are idle. Empty where process ids belong to
+        another namespace, as in some containers.
         """
         found = self.ask(running_processes) or []
         if os.getpid() not in found:
             return ()
         session = session_pid or os.getppid()
-        own = {os.getpid(), session}  # a notebook has a context too, and waits for this worker
+        own = {os.getpid(), session}  # a notebook with a context waits for this worker
         strangers = [pid for pid in found if pid not in own and _parent_pid(pid) != session]
         if strangers and since is not None:
             active = self.ask(lambda n, h: {p.pid for p in _utilization(n, h, int(since * 1e6)) if p.smUtil > 0})
@@ -149,12 +149,12 @@ class GpuState:
             return None
         try:
             return question(self._nvml, self._handle)
-        except (Exception, SystemExit):  # its errors, a function that an older pynvml lacks, no quantity
+        except (Exception, SystemExit):  # NVML's errors, functions that an older pynvml lacks, unknown quantities
             return None
 
 
 class StateSampler:
-    """Reads clocks, power, temperature and limits in a thread, every `period` seconds while its block runs.
+    """A thread that reads clocks, power, temperature and limits every `period` seconds while its block runs.
 
         with StateSampler(state) as sampler:
             ...
@@ -173,7 +173,7 @@ class StateSampler:
 
     @property
     def limits(self) -> tuple[str, ...]:
-        """Everything that held the clock down at any reading."""
+        """All reasons for a lowered clock at any reading."""
         return tuple(name for name in LIMITS.values() if name in self._limits)
 
     def __enter__(self) -> StateSampler:
@@ -206,25 +206,25 @@ class StateSampler:
 
 
 def quantity(answer: Any) -> float:
-    """Return an answer that is a quantity. Raises ValueError for another, as NVML's "not known" of all bits set."""
+    """Return an answer that is a quantity. Raises ValueError for others, such as NVML's "unknown", all bits set."""
     if not isinstance(answer, int | float) or not 0 <= answer < 2**63 or answer == 2**32 - 1:
-        raise ValueError(f"{answer!r} is no quantity")
+        raise ValueError(f"{answer!r} is not a quantity")
     return float(answer)
 
 
 def running_processes(nvml: Any, handle: Any) -> list[int]:
-    """Return the numbers of the processes with a context on a GPU."""
+    """Return the ids of the processes with a context on a GPU."""
     return [int(p.pid) for p in nvml.nvmlDeviceGetComputeRunningProcesses(handle)]
 
 
 def _text(answer: str | bytes) -> str | None:
-    """Return an answer of pynvml as text, which older releases give as bytes; None for anything else."""
+    """Return an answer of pynvml as text, from bytes in older releases; None for another answer."""
     text = answer.decode(errors="replace") if isinstance(answer, bytes) else answer
     return text if isinstance(text, str) else None
 
 
 def _utilization(nvml: Any, handle: Any, since: int) -> Any:
-    """Return NVML's utilisation samples of processes after `since`, in us; none where NVML says "not found"."""
+    """Return NVML's utilisation samples of processes after `since`, in us; [] where NVML says "not found"."""
     try:
         return nvml.nvmlDeviceGetProcessUtilization(handle, since)
     except nvml.NVMLError_NotFound:
@@ -232,14 +232,14 @@ def _utilization(nvml: Any, handle: Any, since: int) -> Any:
 
 
 def _parent_pid(pid: int) -> int | None:
-    """Return the process number of a process's parent (Linux); None where it is not known."""
+    """Return the id of a process's parent (Linux); None where unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     return None
 
 
 def _process_name(pid: int) -> str:
-    """Return the name of a process (Linux); "a process" where it is not known."""
+    """Return the name of a process (Linux); "a process" where unknown."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
     return "a process"

@@ -1,7 +1,7 @@
 """The sampling loop: `collect_samples` takes samples of one launch from a timer until there are enough.
 
-A timer runs its `before` (which makes L2 cold), then the launch, and times the launch alone. `CpuTimer` here is the
-host clock for CPUs and simulated devices; cuda_events.py, cuda_graph.py and cupti.py have the three timers for GPUs.
+A timer runs its `before` (which makes L2 cold), then the launch, and times only the launch. `CpuTimer` here is the host
+clock for CPUs and simulated devices; cuda_events.py, cuda_graph.py and cupti.py have the three timers for GPUs.
 
 Three effects would distort a figure:
 
@@ -21,45 +21,45 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from time import monotonic  # own names, which no kernel can replace
+from time import monotonic  # bound here, so that no kernel can replace it
 from typing import Any, NamedTuple, Protocol
 
 from attnbench.core import stats
 from attnbench.core.policy import Policy
 
-MAX_BATCH = 32  # launches queued at once; the driver's queue holds 1024 kernels
-WARM_TOLERANCE = 0.02  # two successive readings of a warm-up that differ by less end it
-MAX_WARMUP = 20  # times policy.warmup_s
+MAX_BATCH = 32  # most launches queued at once; the driver's queue holds 1024 kernels
+WARM_TOLERANCE = 0.02  # the difference of two successive readings that ends a warm-up
+MAX_WARMUP = 20  # the longest warm-up, in policy.warmup_s
 REST_PER_WORK = 1.5  # seconds of pause per second of work
-MAX_REST = 0.1  # seconds; after this a GPU held at its power cap has its clock back
-MIN_CLOCK_RATIO = 0.985  # of the best clock; a burst below was held down
+MAX_REST = 0.1  # seconds in which a GPU at its power cap recovers its clock
+MIN_CLOCK_RATIO = 0.985  # of the best clock; a slower burst was held down
 MAX_DROPPED_BURSTS = 8
-WHOLE_BURST = 0.015  # seconds of work after which the clock is what the kernel draws
-MIN_BURSTS = 2  # of calls that are shorter than a burst
-# Seconds. Of calls between CALL_OF_FEW and LONG_CALL 6 samples within 0.3 % of each other are enough, as each averages
-# over much work: of 214 such cells on an H100 and 184 on an H200, the median of as many and that of all samples differ
-# by 0.06 % in the 90th percentile, 0.6 % at most.
+WHOLE_BURST = 0.015  # seconds of work after which the clock has come down to the kernel's power
+MIN_BURSTS = 2  # least bursts of calls that are shorter than a burst
+# Seconds. For calls between CALL_OF_FEW and LONG_CALL 6 samples within 0.3 % of each other are enough, as each averages
+# over much work: in 214 such cells on an H100 and 184 on an H200, the medians of 6 and of all samples differ by 0.06 %
+# in the 90th percentile, and at most by 0.6 %.
 CALL_OF_FEW = 0.005
-AGREEING, AGREEMENT = 0.6, 0.6  # of policy.min_samples and policy.target
-LONG_CALL = 0.015  # seconds; MIN_SAMPLES_LONG samples of such calls are enough, as each averages over much work
+AGREEING, AGREEMENT = 0.6, 0.6  # shares of policy.min_samples and policy.target
+LONG_CALL = 0.015  # seconds; for longer calls MIN_SAMPLES_LONG samples are enough, as each averages over much work
 MIN_SAMPLES_LONG = 6  # the fewest samples that have a 95 % interval
-VERY_LONG_CALL = 0.05  # seconds
-# Of 57 such cells on an H200 and 46 on an H100, the medians of the first three samples and of all six differ by 0.4 %
-# in the 90th percentile, 1.5 % at most. Six would take a tenth of a whole run.
+VERY_LONG_CALL = 0.05  # seconds; for longer calls MIN_SAMPLES_VERY_LONG samples are enough
+# In 57 such cells on an H200 and 46 on an H100, the medians of the first three samples and of all six differ by 0.4 %
+# in the 90th percentile, and at most by 1.5 %. Six would take a tenth of a whole run.
 MIN_SAMPLES_VERY_LONG = 3
 
 
 class Timer(Protocol):
     """An instrument that times launches."""
 
-    before: Callable[[], Any]  # runs ahead of each sample, untimed
+    before: Callable[[], Any]  # runs before each sample, untimed
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
-        """Return the seconds of n launches, or of fewer where the timer can take fewer only at once."""
+        """Return the seconds of n launches, or of fewer where the timer can take only fewer at once."""
 
 
 class Together(Protocol):
-    """What the ranks of one worker agree on, so that all make the same launches (worker/ranks/group.py)."""
+    """The agreement of the ranks of one worker, so that all make the same launches (worker/ranks/group.py)."""
 
     ranks: int
 
@@ -70,10 +70,10 @@ class Together(Protocol):
         """Return the largest value of any rank."""
 
     def slowest(self, samples: Sequence[float]) -> list[float]:
-        """Return for each call the seconds of the slowest rank."""
+        """Return the seconds of the slowest rank for each call."""
 
     def clock(self) -> float:
-        """Return seconds by a clock that all ranks read alike."""
+        """Return seconds by a clock that is the same for all ranks."""
 
 
 class Alone:
@@ -94,11 +94,11 @@ class Alone:
 
 
 def do_nothing() -> None:
-    """Do nothing: the `before` of a timer whose cache is to stay warm."""
+    """Do nothing, as the `before` of a timer whose cache stays warm."""
 
 
 class CpuTimer:
-    """Times calls with a host clock in ns. A simulated device passes its own clock."""
+    """The timer of calls by a host clock in ns. A simulated device passes its own clock."""
 
     def __init__(self, clock: Callable[[], int] = time.perf_counter_ns, before: Callable[[], Any] = do_nothing) -> None:
         self.clock = clock
@@ -125,19 +125,19 @@ def pause(worked: float) -> None:
 class BatchClock(NamedTuple):
     """The SM clock of one batch of samples, in Hz."""
 
-    before: float  # while next to nothing ran, before the first launch
+    before: float  # before the first launch, while next to nothing ran
     held: float  # during the launches
-    after: float  # while next to nothing ran, after the last launch
+    after: float  # after the last launch, while next to nothing ran
 
 
 class Pacer:
-    """Accepts or rejects the bursts of one cell by their clock, and pauses between bursts once the clock has fallen.
+    """The acceptance of the bursts of one cell by their clock, with pauses between bursts once the clock has fallen.
 
-    The timer appends the clock of each burst to `clocks`; the pacer removes those of rejected bursts. `best` is the
-    highest clock of the device while next to nothing ran, in Hz. A burst is rejected where it began below 98.5 % of
-    that, since the device had not recovered from what ran before, and where its launches ran below 98.5 % of the cell's
-    best whole burst; in a shorter one the clock has not yet come down to what the kernel draws. But a single call
-    longer than `burst_s` is accepted once there are pauses, since nothing more can be done for it, and after
+    The timer appends the clock of each burst to `clocks`; the pacer removes the clocks of rejected bursts. `best` is
+    the highest clock of the device while next to nothing ran, in Hz. A burst is rejected if it began below 98.5 % of
+    that, because the device had not recovered from earlier work, or if its launches ran below 98.5 % of the cell's best
+    whole burst. (In a shorter burst the clock has not yet come down to the kernel's power.) But a single call longer
+    than `burst_s` is accepted once there are pauses, since nothing more can be done for it, and after
     MAX_DROPPED_BURSTS rejections every burst is accepted. Where `clocks` stays empty, because the device has no gauge,
     every burst is accepted and there are pauses from the first.
     """
@@ -151,18 +151,18 @@ class Pacer:
         *,
         worked: float = 0.0,
     ) -> None:
-        """Take the seconds of work, `worked`, to rest from before the first burst."""
+        """Take `worked`, the seconds of work that need a rest before the first burst."""
         self._together = together or Alone()
         self._clocks = clocks
         self._best = best
         self._burst_s = burst_s
         self._pausing = False
         self._dropped = 0
-        self._worked = worked  # seconds, to rest from before the next burst
-        self.best_held = 0.0  # Hz, of the whole bursts of this cell, those that were rejected too
+        self._worked = worked  # seconds of work that need a rest before the next burst
+        self.best_held = 0.0  # Hz, in this cell's whole bursts, rejected ones included
 
     def rest(self) -> None:
-        """Pause before a burst, if a pause is due. Called before a burst, so that the last one costs no pause."""
+        """Pause before a burst, if a pause is due. The call is before a burst, so that the last one costs no pause."""
         if self._worked:
             pause(self._worked)
         self._worked = 0.0
@@ -179,7 +179,7 @@ class Pacer:
         if not clock_fell or is_long_call or self._dropped == MAX_DROPPED_BURSTS:
             return True
         self._dropped += 1
-        if self._clocks:  # of several ranks one may have no gauge
+        if self._clocks:  # with several ranks, one may have no gauge
             self._clocks.pop()
         return False
 
@@ -200,9 +200,9 @@ def collect_samples(
 
     Sampling stops when the 95 % interval of the median lies within `policy.target` of it, or at the time cap
     `policy.max_seconds`. It does not stop before `policy.min_seconds` and two bursts, nor with fewer than
-    `policy.min_samples` samples (6 where a call takes over 15 ms, 3 over 50 ms), nor while samples still become
-    faster, for which three times the cap is allowed. Of a call of 5 to 15 ms six samples that agree end it too. All
-    samples of accepted bursts are kept, outliers included.
+    `policy.min_samples` samples (6 where a call takes over 15 ms, 3 over 50 ms), nor while samples still become faster,
+    for which three times the cap is allowed. For a call of 5 to 15 ms six samples that agree end it too. All samples of
+    accepted bursts are kept, outliers included.
     """
 
     def take_batch(n: int) -> tuple[list[float], bool]:
@@ -241,7 +241,7 @@ def _warm_up(
 ) -> tuple[float, list[float]]:
     """Warm up. Return an estimate of the seconds per call, and samples to keep.
 
-    Only a first call that lasts as long as a whole warm-up is kept, because such calls are expensive.
+    Only a first call as long as a whole warm-up is kept, because such calls are expensive.
     """
     began = clock()
     first, accepted = take_batch(1)
@@ -258,18 +258,18 @@ def _warm_up(
 
 
 def _agree(values: Sequence[float], policy: Policy) -> bool:
-    """Whether there are samples enough of a call that is neither short nor long, as they differ by next to nothing."""
+    """Return whether the samples of a call that is neither short nor long are enough, as they hardly differ."""
     apart = max(values) - min(values)
     return len(values) >= AGREEING * policy.min_samples and apart <= AGREEMENT * policy.target * stats.median(values)
 
 
 def _min_samples(estimate: float, policy: Policy) -> int:
-    """Return the fewest samples for calls of `estimate` seconds: fewer for long calls, never more than the policy's."""
+    """Return the least samples for calls of `estimate` seconds: fewer for long calls, never more than the policy's."""
     if estimate < LONG_CALL:
         return policy.min_samples
     return min(policy.min_samples, MIN_SAMPLES_LONG if estimate < VERY_LONG_CALL else MIN_SAMPLES_VERY_LONG)
 
 
 def _batch_size(estimate: float, seconds: float) -> int:
-    """Return how many calls of `estimate` seconds fit in `seconds`, from 1 to MAX_BATCH."""
+    """Return the number of calls of `estimate` seconds that fit in `seconds`, from 1 to MAX_BATCH."""
     return max(1, min(MAX_BATCH, int(seconds / max(estimate, 1e-7))))

@@ -1,4 +1,4 @@
-"""The group of ranks as a worker sees it: torch.distributed's default group, and what the ranks agree on the host."""
+"""The group of ranks in a worker: torch.distributed's default group, and the ranks' agreements on the host."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-PATIENCE = timedelta(minutes=30)  # of a collective; the parent's time limit of a job ends it long before
+PATIENCE = timedelta(minutes=30)  # of a collective; the parent's limit of a job is far shorter
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of this process among the ranks, as the parent gives it."""
+    """The place of this process among the ranks, from the parent."""
 
     rank: int
     ranks: int
-    rendezvous: str  # path of a file that does not exist yet, by which the ranks find each other
+    rendezvous: str  # path of a file, not yet existing, by which the ranks find each other
 
 
 class RankGroup:
-    """The ranks of one worker. Its methods but `of_each` are collectives: every rank must call them, in one order."""
+    """The ranks of one worker. All methods but `of_each` are collectives: every rank must call them in one order."""
 
     def __init__(self, place: Place, device: Any) -> None:
-        """Join the group: NCCL between GPUs, gloo between hosts' memories. Raises what torch.distributed raises."""
+        """Join the group: NCCL between GPUs, gloo on the host. Raises torch.distributed's errors."""
         import torch
         import torch.distributed as dist
 
         self.rank, self.ranks = place.rank, place.ranks
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on one host, whose name may not resolve
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this host, whose name may not resolve
         if device.type == "cuda":
             torch.cuda.set_device(device)
         else:
@@ -43,13 +43,13 @@ class RankGroup:
             timeout=PATIENCE,
         )
         self._host = dist.new_group(backend="gloo", timeout=PATIENCE)
-        self._each: dict[float, tuple[float, ...]] = {}  # seconds of the slowest rank -> those of each
+        self._each: dict[float, tuple[float, ...]] = {}  # seconds of the slowest rank -> seconds of each rank
         self._token = torch.zeros(1, device=device)
         self._dist = dist
         self.barrier()
 
     def barrier(self) -> None:
-        """Let the devices wait for each other, in stream order: what comes after starts together on all."""
+        """Let the devices wait for each other, in stream order, so that all start the next work together."""
         self._dist.all_reduce(self._token)
 
     def most(self, value: float) -> float:
@@ -57,7 +57,7 @@ class RankGroup:
         return max(map(float, self.all(value)))
 
     def all(self, value: Any) -> list[Any]:
-        """Return the value of every rank, by rank. It must be one that pickle takes."""
+        """Return the values of all ranks, by rank. pickle must take them."""
         found: list[Any] = [None] * self.ranks
         self._dist.all_gather_object(found, value, group=self._host)
         return found
@@ -75,11 +75,11 @@ class RankGroup:
         return [max(of_call) for of_call in of_calls]
 
     def of_each(self, slowest: Sequence[float]) -> list[tuple[float, ...]]:
-        """Return for each rank its seconds of the calls of which `slowest` returned these."""
+        """Return each rank's own seconds of the calls for which `slowest` returned these."""
         found = list(zip(*(self._each[seconds] for seconds in slowest), strict=True))
         self._each.clear()
         return found
 
     def clock(self) -> float:
-        """Return seconds by the clock of rank 0's process, so that all ranks stop at the same time."""
+        """Return the seconds of rank 0's clock, so that all ranks stop at the same time."""
         return float(self.first(time.monotonic()))

@@ -1,8 +1,8 @@
 """One rank of a case at the limit of memory, for `attnbench capacity --ranks`. Every rank takes worker/fit_cell.py's
 steps, on its part of the inputs.
 
-Some whole heads are checked, gathered to rank 0. The memory and the seconds of a launch are those of the rank that
-takes most. A limit of memory is for the calls of each rank, not for the check.
+Some whole heads are checked, gathered to rank 0. The memory and the seconds of a launch are the largest of any rank. A
+limit of memory is for the calls of each rank, not for the check.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class LeanRankCell(LeanCell):
-    """One case on one rank, near the limit of its memory: one whole head at a time beside its part of the inputs."""
+    """One case on one rank, near the limit of its memory, one whole head at a time beside its part of the inputs."""
 
     def make_inputs(self) -> Fields | None:
         self._rank = rank = RankCell(self.instruments, self.backend, self.case, self.policy)
         if flawed := rank.make_part():
             return flawed
         rank.heads = rank.group.first(draw_heads(self.case))
-        self._checks: dict[int, ResultCheck] = {}  # of heads, in rank 0
+        self._checks: dict[int, ResultCheck] = {}  # by head, in rank 0
         rank.given = fit_cell.in_order_of(self.backend, self.case, rank.given)
         for head in rank.heads:
             if rank.group.rank:
@@ -49,7 +49,7 @@ class LeanRankCell(LeanCell):
         del self.given
 
     def measure_launch(self, launch: Callable[[], Any]) -> tuple[dict[str, int], Any]:
-        can_fill = all(self.all(self._can_fill()))  # all ranks or none, as a launch is a collective
+        can_fill = all(self.all(self._can_fill()))  # all ranks or none, as launches are collective
         found, _, raw = self.instruments.memory.measure_peak(launch, self._rank.part, fill=can_fill)
         self.notes += [] if can_fill else [fit_cell.NOT_FILLED]
         return found, raw

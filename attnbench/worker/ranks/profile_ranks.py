@@ -1,7 +1,7 @@
-"""Profiles one call of a case on several devices: what rank 0 runs in it, communication beside computation.
+"""The profile of one call of a case on several devices: rank 0's kernels, communication beside computation.
 
-The case is measured as in a run, which checks its results; then one more call is traced in rank 0. The other ranks
-have launched theirs by then, so rank 0 waits for no host but its own.
+The case is measured as in a run, which checks its results; then one more call is traced in rank 0. The other ranks have
+launched theirs before, so that rank 0 waits only for its own host.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ WARMUPS = 3
 def profile_ranks(
     measurer: CellMeasurer, group: RankGroup, backend: Any, case: Case, keep: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Return in rank 0 what profile_call.profile does, and "refused", with "wrong", too where the results are wrong.
+    """Return in rank 0 the fields of profile_call.profile; for wrong results, "refused" and "wrong".
 
-    `keep` may have the path of a Chrome trace ("trace"), of rank 0.
+    `keep` may have the path of a Chrome trace ("trace") of rank 0.
     """
     ceilings = measurer.ceilings(operand_dtype(case))
     record = measurer.measure(backend, case, Policy())
@@ -60,6 +60,6 @@ def profile_ranks(
         "first_call": measured["first_call"][0],
         "memory_peak": measured["memory_peak"][0],
         "ceilings": {name.removeprefix("ceiling_"): max(m.values) for name, m in ceilings.items()},
-        "notes": (*record["notes"], f"the timeline is of rank 0 of {group.ranks}"),
+        "notes": (*record["notes"], f"the timeline shows rank 0 of {group.ranks}"),
         **(timeline.kernels_of(events) if on_cuda else timeline.operators_of(events)),
     }

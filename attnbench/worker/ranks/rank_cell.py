@@ -1,10 +1,10 @@
 """One rank of a case on several devices, by the steps of worker/cell.py. Every rank takes them; the record is rank 0's.
 
-What is checked are whole heads, gathered to rank 0: each is attention of its own (split_inputs.py), so the reference
-and the tolerance are those of any case. Which heads is drawn. Whether results are right the ranks agree on, so that all
-end a cell together.
+Whole heads are checked, gathered to rank 0: each is attention of its own (split_inputs.py), with the reference and the
+tolerance of any case. The heads are drawn at random. The ranks agree whether results are right, so that all end a cell
+together.
 
-A rank that raises leaves the others waiting; the parent sees that and ends them all (run/rank_workers.py).
+A rank that raises leaves the others waiting; the parent notices that and ends them all (run/rank_workers.py).
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ from attnbench.worker.timeline import ran_on_device
 if TYPE_CHECKING:
     from torch import Tensor
 
-CALLS, CALLS_SECONDS = 6, 0.5  # at most, one after the other, after timing; of calls too long for two none
-BUS_BYTES = 2**28  # of the all-to-all that shows the most that the links carry
+CALLS, CALLS_SECONDS = 6, 0.5  # most successive calls after timing, and their seconds; none where two would take longer
+BUS_BYTES = 2**28  # of the all-to-all that measures the links
 
 
 class RankCell(Cell):
-    """One case on one rank: its inputs, its call, and the checks of whole heads, which rank 0 has judged."""
+    """One case on one rank: its inputs, its call, and the checks of whole heads by rank 0's judge."""
 
-    backend: Any  # one that splits a sequence
-    given: Inputs  # of this rank
+    backend: Any  # a backend that splits a sequence
+    given: Inputs  # this rank's part of the inputs
     prepared: Prepared
     renewal: InputRenewal
-    heads: tuple[int, ...]  # that are checked
+    heads: tuple[int, ...]  # checked heads
 
     def __init__(
         self, instruments: Instruments, backend: Any, case: Case, policy: Policy, *, timed: bool = True
     ) -> None:
-        """Take what is measured."""
+        """Take a cell to measure."""
         super().__init__(instruments, backend, case, policy, timed=timed)
         assert isinstance(instruments.together, RankGroup)
         self.group, self.part = instruments.together, part_of(case)
@@ -64,7 +64,7 @@ class RankCell(Cell):
         self._judge: HeadsJudge | None = None  # in rank 0
 
     def make_inputs(self) -> Fields | None:
-        """Make this rank's part of the inputs, with hard ones in the heads that are checked."""
+        """Make this rank's part of the inputs, with hard inputs in the checked heads."""
         if self.policy.timer != "events":
             raise Unsupported("several ranks are timed by CUDA events; use --timer events")
         if flawed := self.make_part():
@@ -83,7 +83,7 @@ class RankCell(Cell):
         return None
 
     def launch_first(self) -> Fields | None:
-        """Prepare and launch once on the hard inputs, both timed, and check; `launch_to_check` says what is wrong."""
+        """Prepare and launch once on the hard inputs, both timed, and check; `launch_to_check` reports faults."""
         self.instruments.memory.fill_with_nan(self.part)
         began = perf_counter()
         prepared = self.prepare()
@@ -111,7 +111,7 @@ class RankCell(Cell):
         return None if self._first.ok else self.wrong(self._first, "on hard inputs: ")
 
     def prepare_to_time(self) -> None:
-        """Prepare the launch on the inputs as they were made, with a dense `dout`."""
+        """Prepare the launch on the original inputs, with a dense `dout`."""
 
         def given(judge: CellJudge) -> Inputs:
             judge.use_given()
@@ -127,7 +127,7 @@ class RankCell(Cell):
         return TimedLaunch(self.prepared.launch, _no_copies, self.prepared.moved, self.given.nbytes)
 
     def time_beside(self, launch: TimedLaunch, timing: Timing) -> None:
-        """Add what each rank has of its own, the launch without communication, and what the links carry."""
+        """Add each rank's own measurements, the launch without communication, and the rate of the links."""
         found, group = timing.measurements, self.group
         clock = tuple(found["clock_held"].values) if "clock_held" in found else ()
         each = group.all((self.prepared.moved, self.memory, clock))
@@ -148,12 +148,12 @@ class RankCell(Cell):
         found["ceiling_bus"] = Measurement("B/s", tuple(_bus(self.instruments, group)))
 
     def first_changed(self) -> str | None:
-        """Return the name of an input that a launch of any rank has written to; None where none was."""
+        """Return the name of an input to which a launch of any rank has written; None where there is none."""
         names = self.group.all(split_inputs.is_as_made(self.case, self.given, self.spans, self.policy.seed))
         return next((name for name in names if name), None)
 
     def trace_launch(self) -> TraceFindings:
-        """Change the inputs in place and launch once, traced in rank 0, of which the kernels are judged."""
+        """Change the inputs in place and launch once, traced in rank 0, whose kernels are judged."""
         self.renewal = InputRenewal(self.case, self.given, self.prepared, self._renewal_seed)
         self.renewal.renew()
         activities, raw = self._traced()
@@ -163,7 +163,7 @@ class RankCell(Cell):
         if activities:
             computing = [a for a in activities if not COLLECTIVES.search(a.name)]
             problem = kernel_rules.find_broken_rule(self.case, signature, [a.name for a in computing])
-            if self.instruments.device.type == "cuda":  # on a CPU times hold what else it did
+            if self.instruments.device.type == "cuda":  # on a CPU times contain other work
                 problem = problem or kernel_rules.find_low_share(signature, computing)
         untraced = () if activities else ("what ran is not known: no kernel was traced",)
         notes = (*untraced, *kernel_rules.float32_notes(self.case, signature, names))
@@ -176,7 +176,7 @@ class RankCell(Cell):
         return None if accuracy.ok else self.wrong(accuracy, f"{self.later}on inputs renewed in place: ")
 
     def check_restored_inputs(self) -> Fields | None:
-        """Restore the inputs, and check the last of several calls without a pause, unless calls are long."""
+        """Restore the inputs, and check the last of several calls without pauses, unless calls are long."""
         calls = min(CALLS, int(CALLS_SECONDS / self.latency)) if self.latency else CALLS
         if calls <= 1:
             return None
@@ -197,14 +197,14 @@ class RankCell(Cell):
 
     @property
     def how_checked(self) -> str:
-        """A sentence on which heads are checked."""
+        """A sentence that names the checked heads."""
         return f"checked: {len(self.heads)} of {self.case.shape.nheads_k} key heads, as whole sequences"
 
     def use(self, inputs_of: Callable[[CellJudge], Inputs]) -> None:
-        """Put inputs of the checked heads into all ranks; rank 0 has them of its judge."""
+        """Put inputs of the checked heads into all ranks; rank 0 gets them from its judge."""
         for head in self.heads:
             self.put(head, inputs_of(self._judge.of(head)) if self._judge else None)
-            self.instruments.synchronize()  # before the judge has those of the next head in their place
+            self.instruments.synchronize()  # before the judge replaces them by the next head's
         self.laps.end("reference")
 
     def put(self, head: int, whole: Inputs | None) -> None:
@@ -238,7 +238,7 @@ class RankCell(Cell):
     def _judged(
         self, results: Mapping[str, Tensor], compare: Callable[[CellJudge, Mapping[str, Tensor]], Accuracy]
     ) -> Accuracy:
-        """Return what `checked` does, by the judge of each head; the notes of the judges are those of the cell."""
+        """Return the accuracy as `checked` does, by the judge of each head, and keep the judges' notes."""
 
         def judged(head: int, whole: Mapping[str, Tensor]) -> Accuracy:
             assert self._judge
@@ -254,10 +254,10 @@ class RankCell(Cell):
         return split_inputs.make_head(self.case, head, str(self.instruments.device), self.policy.seed)
 
     def _add_kept(self, held: int) -> None:
-        """Add to the memory of a launch what `prepare` keeps for it, of the bytes that it `held`.
+        """Add the part of the `held` bytes of `prepare` that counts to the memory of a launch.
 
-        Those are not copies of the inputs in another layout (`Prepared.reads`), nor what the forward of a timed
-        backward saved.
+        Copies of the inputs in another layout (`Prepared.reads`), and tensors saved by the forward of a timed backward,
+        do not count.
         """
         if self.case.has_backward and self.prepared.forward is not None:
             self.memory["memory_saved"] = self.instruments.memory.measure_held(self.prepared.forward)[0]
@@ -266,7 +266,7 @@ class RankCell(Cell):
         self.memory |= {name: nbytes + kept for name, nbytes in self.memory.items() if name != "memory_saved"}
 
     def _traced(self) -> tuple[list[Activity], Any]:
-        """Launch once in every rank, traced in rank 0. Return what ran there, and this rank's result."""
+        """Launch once in every rank, traced in rank 0. Return rank 0's activities, and this rank's result."""
         raw: Any = None
 
         def launch() -> None:
@@ -290,7 +290,7 @@ class RankCell(Cell):
 
 
 def _bus(instruments: Instruments, group: RankGroup) -> list[float]:
-    """Return the bytes/s that each rank sends in a large all-to-all, as nccl-tests' busbw counts them."""
+    """Return the bytes/s that each rank sends in a large all-to-all, by nccl-tests' definition of busbw."""
     import torch
     import torch.distributed as dist
 

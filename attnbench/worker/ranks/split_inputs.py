@@ -1,7 +1,7 @@
 """The inputs of one rank, and single heads of all ranks together.
 
-Inputs are made one key head at a time, with its query heads: heads do not depend on each other, so such a head is a
-case of its own (judge/heads.py). Every rank makes each head from the same seed and keeps its positions of the sequence.
+Inputs are made one key head at a time, with its query heads: heads are independent, so that such a head is a case of
+its own (judge/heads.py). Every rank makes each head from the same seed and keeps its positions of the sequence.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def make_head(case: Case, head: int, device: str, seed: int) -> Inputs:
 def make_part(case: Case, spans: Spans, device: str, seed: int) -> Inputs:
     """Return the inputs of the positions `spans`, all heads."""
     s, part = case.shape, {}
-    for head in range(s.nheads_k):  # in turn, so that one whole head is there beside the part
+    for head in range(s.nheads_k):  # in turn, with one whole head at a time beside the part
         for name, t in make_head(case, head, device, seed).values.items():
             own = take(t, spans)
             if head == 0:
@@ -38,14 +38,14 @@ def make_part(case: Case, spans: Spans, device: str, seed: int) -> Inputs:
 
 
 def take(t: Tensor, spans: Spans) -> Tensor:
-    """Return some positions of a tensor (batch, seqlen, ...), in the order of the spans."""
+    """Return the positions `spans` of a tensor (batch, seqlen, ...), in their order."""
     import torch
 
     return torch.cat([t[:, start:end] for start, end in spans], 1)
 
 
 def columns(case: Case, name: str, head: int) -> slice:
-    """Return the heads of a tensor of all heads ("q", "dk", ...) that belong to a key head."""
+    """Return the slice of heads that belong to a key head, in the tensor `name` ("q", "dk", ...) of all heads."""
     group = 1 if name in ("k", "v", "dk", "dv") else case.shape.nheads // case.shape.nheads_k
     return slice(head * group, (head + 1) * group)
 
@@ -53,7 +53,7 @@ def columns(case: Case, name: str, head: int) -> slice:
 def put_head(case: Case, part: Inputs, head: int, whole: Inputs | None, spans: Spans, device: torch.device) -> None:
     """Write a key head of rank 0's `whole` inputs (None in other ranks) into each rank's part. A collective.
 
-    The inputs may lie in memory of another process, so a copy of them is sent.
+    A copy is sent, as the inputs may lie in memory of another process.
     """
     import torch
     import torch.distributed as dist
@@ -91,5 +91,5 @@ def gather_head(case: Case, results: Mapping[str, Tensor], head: int, spans_of: 
 
 
 def is_as_made(case: Case, given: Inputs, spans: Spans, seed: int) -> str | None:
-    """Return the name of the first tensor of `given` whose values are not those that were made; None where all are."""
+    """Return the name of the first tensor of `given` whose values have changed since they were made; else None."""
     return inputs.first_changed(given, make_part(case, spans, str(given.q.device), seed))

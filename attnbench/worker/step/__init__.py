@@ -1,6 +1,8 @@
-"""A step of a whole model: step_cell.py has the steps of its cell, model.py builds and runs it, exact_model.py has the
-answer, attention_calls.py gets hold of its attention, attention_share.py traces it.
+"""A step of a whole model.
 
-What backends/transformers/step.py declares is tested here: the implementation that transformers runs is known by the
-kernels of each layer.
+step_cell.py has the steps of its cell, model.py builds and runs it, exact_model.py has the answer, attention_calls.py
+intercepts its attention, and attention_share.py traces it.
+
+The declarations of backends/transformers/step.py are tested here: the kernels of each layer show which implementation
+transformers runs.
 """

@@ -1,7 +1,8 @@
-"""Gets hold of the attention of a model of transformers: what it is called with, and when it begins and ends.
+"""Interception of the attention of a transformers model: its arguments, its beginning and its end.
 
-transformers finds the function of each layer, and the one that makes its mask, by the implementation's name in two
-tables. For a while other functions stand there, which call the first. No timed launch has them.
+transformers finds the function of each layer, and the function that makes its mask, by the implementation's name in two
+tables. Here other functions, which call the original ones, replace them for some launches; timed launches use the
+originals.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-MARK = "attnbench.attention"  # the name of a range that marks a place: MARK.WHAT.begin, MARK.WHAT.end
+MARK = "attnbench.attention"  # prefix of marking ranges: MARK.WHAT.begin, MARK.WHAT.end
 Around = Callable[[Callable[..., Any], Any, "Tensor", "Tensor", "Tensor"], Any]
 
 
@@ -22,8 +23,10 @@ Around = Callable[[Callable[..., Any], Any, "Tensor", "Tensor", "Tensor"], Any]
 def replaced(
     implementation: str, around: Around, mask: Callable[[Callable[..., Any]], Any] | None = None
 ) -> Iterator[None]:
-    """Let `around` be called in place of a layer's attention, with a function that computes it of q, k and v, the
-    layer, and q, k, v; and `mask` in place of what makes masks, with a function that makes one.
+    """Replace the attention of layers by `around`, and the maker of masks by `mask`, within the block.
+
+    `around` gets a function that computes attention from q, k and v, the layer, and q, k, v; `mask` gets the original
+    maker of masks.
     """
     from transformers import masking_utils, modeling_utils
 
@@ -56,10 +59,10 @@ def mark(what: str) -> None:
 
 
 def on_backward(give: Callable[[Tensor], Any], take: Callable[..., Any]) -> tuple[Any, Any]:
-    """Return two functions that give back what they take, one for the output of attention, one for q, k and v.
+    """Return two functions that return their arguments, one for the output of attention, one for q, k and v.
 
-    In a backward `give` is called with the gradient of the output, before that of attention, and `take` with those of
-    q, k and v after it. One thread runs a device's backward, in that order.
+    In a backward, `give` is called with the gradient of the output, before attention's backward, and `take` with the
+    gradients of q, k and v after it. One thread runs a device's backward, in that order.
     """
     import torch
 
@@ -88,9 +91,10 @@ def on_backward(give: Callable[[Tensor], Any], take: Callable[..., Any]) -> tupl
 
 @contextlib.contextmanager
 def marked(implementation: str) -> Iterator[None]:
-    """Mark where attention begins and ends, forward and backward, and where masks are made.
+    """Mark the beginning and end of attention, forward and backward, and of the making of masks.
 
-    What a backward launches between the gradient of the output and those of q, k and v belongs to attention.
+    Work that a backward launches between the gradient of the output and the gradients of q, k and v belongs to
+    attention.
     """
     give, take = on_backward(lambda _: mark("backward.begin"), lambda *_: mark("backward.end"))
 

@@ -1,7 +1,7 @@
-"""Traces one step and tells which of its work is attention: the kernels that were launched between the marks.
+"""The share of attention in one traced step: the kernels launched between its marks.
 
-On a GPU a kernel belongs to the range in which the host launched it, known by its correlation id, whenever it ran;
-times are those in which at least one kernel ran. On a CPU operators take the kernels' place, and a range takes the time
+On a GPU a kernel belongs to the range in which the host launched it, by its correlation id, at whatever time it ran; a
+time counts while at least one kernel ran. On a CPU operators take the kernels' place, and a range takes the time
 between its marks.
 """
 
@@ -42,21 +42,21 @@ class Range:
 
 @dataclass(frozen=True)
 class StepTrace:
-    """One traced step: its attention by layer and direction, and all that ran."""
+    """One traced step: its attention by layer and direction, and its busy time."""
 
-    seconds: float  # in which something ran
-    attention: float  # seconds of that which belong to attention, with making its masks
+    seconds: float  # with running kernels
+    attention: float  # seconds of attention, with the making of its masks
     ranges: tuple[Range, ...]
     activities: tuple[Activity, ...]
 
     @property
     def measurements(self) -> dict[str, Measurement]:
-        """What a record has of it."""
+        """The measurements for a record."""
         values = {"attention": self.attention, "step_traced": self.seconds}
         return {name: Measurement("s", (value,)) for name, value in values.items()}
 
     def of(self, what: str) -> list[Range]:
-        """Return the ranges of one kind, in the order in which they began."""
+        """Return the ranges of one kind, in the order of their beginnings."""
         return [found for found in self.ranges if found.what == what]
 
 
@@ -67,7 +67,7 @@ def trace_step(device: torch.device, launch: Callable[[], Any], implementation: 
 
     on_gpu = device.type == "cuda"
     with marked(implementation):
-        launch()  # what is compiled or loaded for the marked functions
+        launch()  # compile and load code for the marked functions
         if on_gpu:
             torch.cuda.synchronize()
         with session(cuda=on_gpu, shapes=not on_gpu) as profiler:
@@ -79,7 +79,7 @@ def trace_step(device: torch.device, launch: Callable[[], Any], implementation: 
 
 
 def split(events: Sequence[Any], *, on_gpu: bool) -> StepTrace:
-    """Return the step of the profiler's events. Raises ValueError where marks do not come in pairs."""
+    """Return the step from the profiler's events. Raises ValueError where marks do not come in pairs."""
     marks = sorted((e.start_ns(), e.end_ns(), e.name()) for e in events if _is_mark(e) and e.name() != STEP)
     pairs = []
     for (_, begin, first), (end, _, second) in zip(marks[::2], marks[1::2], strict=False):
@@ -88,7 +88,7 @@ def split(events: Sequence[Any], *, on_gpu: bool) -> StepTrace:
             raise ValueError(f"the profiler saw {first} before {second}")
         pairs.append((begin, end, what.rpartition(".")[2]))
     if len(marks) % 2:
-        raise ValueError(f"the profiler saw {len(marks)} marks, which are no pairs")
+        raise ValueError(f"the profiler saw {len(marks)} marks, which are not pairs")
     if on_gpu:
         launched = launch_times(events)
         placed = [(launched.get(e.correlation_id(), -1), e) for e in events if ran_on_device(e)]
@@ -108,7 +108,7 @@ def split(events: Sequence[Any], *, on_gpu: bool) -> StepTrace:
 
 
 def wrong_kernels(trace: StepTrace, backend: Backend, case: Case, device: Device) -> str | None:
-    """Return what is wrong with the kernels of the attention of a step, in one line; None where nothing is.
+    """Return the fault of the attention kernels of a step, in one line; None without one.
 
     Each layer must have run the kernels that the implementation declares, in the forward and in the backward.
     """

@@ -1,9 +1,9 @@
-"""The exact answer of a step, and how far an implementation may be from it.
+"""The exact answer of a step, and the tolerance of an implementation.
 
-The model's attention is replaced by plain matrix products and a softmax, whose mask, scale, softcap and sink are those
-of the case and not what transformers passes on. It takes blocks of queries, so that no scores of all fit memory. With
-the weights in float32 (float64 for fp32 cases) it gives the answer; with those of the case's dtype it is eager
-attention, whose error is the tolerance. `errors` has the rule.
+The model's attention is replaced by plain matrix products and a softmax, with the mask, scale, softcap and sink of the
+case and not of transformers' arguments. It takes blocks of queries, so that the scores of all queries never have to fit
+in memory. With the weights in float32 (float64 for fp32 cases) it gives the answer; with the weights in the case's
+dtype it is eager attention, whose error is the tolerance. `errors` has the rule.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from attnbench.worker.step.model import StepModel
 if TYPE_CHECKING:
     from torch import Tensor
 
-EXACT = "attnbench_exact"  # by which transformers knows it; it makes no mask for a name that it does not know
-SCORES = 2**26  # scores of one block
-SUM = 4.0  # times the error to expect of a sum in float32, as in judge/tolerance.py
-SMALLEST = 0.05  # of the usual norm of a row, below which an error is relative to that
+EXACT = "attnbench_exact"  # its name in transformers, which makes no mask for a name that is not its own
+SCORES = 2**26  # most scores of one block
+SUM = 4.0  # times the expected error of a sum in float32, as in judge/tolerance.py
+SMALLEST = 0.05  # of the usual norm of a row; for smaller rows errors are relative to this
 
 
 def attend(of: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, rows: Tensor) -> Tensor:
     """Return attention of the queries `rows`, (batch, rows, nheads, headdim_v), in the dtype of q.
 
-    q, k and v are (batch, heads, seqlen, headdim) as transformers has them; a cache may have dropped the first keys.
+    q, k and v are (batch, heads, seqlen, headdim), as in transformers; a cache may have dropped the first keys.
     """
     import torch
 
@@ -56,7 +56,7 @@ def attend(of: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, rows:
 
 
 def attend_all(of: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> Tensor:
-    """Return attention of all queries, in blocks that a backward computes again."""
+    """Return attention of all queries, in blocks that a backward recomputes."""
     import torch
     from torch.utils.checkpoint import checkpoint
 
@@ -68,7 +68,7 @@ def attend_all(of: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -
 
 
 def gradients(of: Case, qkv: Sequence[Tensor], sink: Tensor | None, dout: Tensor) -> tuple[Tensor, ...]:
-    """Return dq, dk and dv of attention, in the dtype of q."""
+    """Return dq, dk and dv of attention in the dtype of q."""
     import torch
 
     leaves = q, k, v = [t.detach().requires_grad_() for t in qkv]
@@ -78,7 +78,7 @@ def gradients(of: Case, qkv: Sequence[Tensor], sink: Tensor | None, dout: Tensor
 
 
 def use_exact_attention(model: StepModel) -> None:
-    """Let the model's attention be computed by `attend_all`."""
+    """Let `attend_all` compute the model's attention."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     def exact(module: Any, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
@@ -91,20 +91,20 @@ def use_exact_attention(model: StepModel) -> None:
 
 @dataclass(frozen=True)
 class Answer:
-    """The results of a step: logits (batch, positions, vocab), and of training a sample of each weight's gradient."""
+    """The results of a step: logits (batch, positions, vocab) and, in training, a sample of each weight's gradient."""
 
     logits: Tensor
     gradients: Mapping[str, Tensor]
 
     @classmethod
     def of(cls, model: StepModel) -> Answer:
-        """Return what the model's step gives, with the experts that each token took first."""
+        """Return the results of the model's step, with the experts that each token took in the first step."""
         with model.same_experts():
             return cls(model.launch().float(), model.gradients())
 
 
 def exact_answers(model: StepModel) -> tuple[Answer, Answer]:
-    """Return the exact answer of a step, and that of eager attention in the case's dtype. Fills a decode's cache."""
+    """Return the exact answer of a step, and eager attention's in the case's dtype. It fills a decode's cache."""
     import torch
 
     use_exact_attention(model)
@@ -123,7 +123,7 @@ def errors(case: Case, found: Answer, exact: Answer, eager: Answer) -> dict[str,
     """Return the errors of an answer: of the logits at each position, and of the gradient of each weight.
 
     The error of a position, or a weight, is the norm of its differences over the norm of the exact values. The largest
-    may be twice eager's largest, and half a step of the dtype more.
+    may be twice eager's largest plus half a step of the dtype.
     """
     compared = {"logits": row_error(case, found.logits, exact.logits, eager.logits, what="position", largest=True)}
     if exact.gradients:
@@ -144,9 +144,9 @@ def row_error(
 ) -> TensorError:
     """Return the error of the row that exceeds its tolerance most; rows are all dimensions but the last.
 
-    Each row may have twice eager's error of that row, or of the median row where that is more (with `largest` of the
-    row where it is largest), half a step of the dtype, and what a sum in float32 may be off. It is relative to the
-    row's norm, or to SMALLEST times what is usual.
+    The tolerance of a row is twice eager's error of that row, or of the median row if larger (with `largest`, of the
+    row with the largest), plus half a step of the dtype, plus the error of a sum in float32. It is relative to the
+    row's norm, or to SMALLEST times the usual norm.
     """
     import torch
 
@@ -164,5 +164,5 @@ def row_error(
 
 
 def excess(value: float) -> float:
-    """Return an error by which the worst is found: one that is no number is the largest."""
+    """Return an error for finding the worst one: NaN counts as the largest."""
     return value if value == value else float("inf")

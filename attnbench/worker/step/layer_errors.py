@@ -1,6 +1,6 @@
-"""The error of the attention of each layer, against the exact attention of the same q, k, v and gradient of the output.
+"""The error of each layer's attention, against exact attention of the same q, k, v and gradient of the output.
 
-The results of a whole model in 16 bits tell only gross errors of a kernel; this tells small ones, in each layer.
+The results of a whole model in 16 bits reveal only gross errors of a kernel; these errors reveal small ones.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from attnbench.worker.step.exact_model import attend, excess, gradients, row_err
 if TYPE_CHECKING:
     from torch import Tensor
 
-ROWS = 64  # positions of each layer that are compared
+ROWS = 64  # compared positions of each layer
 
 
 class LayerErrors:
-    """The errors of the layers of one launch, by result. `check` is called in place of each layer's attention."""
+    """The errors of the layers of one launch, by result. `check` replaces each layer's attention."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -30,7 +30,7 @@ class LayerErrors:
             self.found |= {"dq": [], "dk": [], "dv": []}
 
     def check(self, call: Callable[..., Any], module: Any, q: Tensor, k: Tensor, v: Tensor) -> Any:
-        """Return what `call` returns of q, k and v, and compare it; the gradients too, once they are there."""
+        """Return the result of `call` for q, k and v, and compare it and later its gradients."""
         import torch
 
         of, sink = attention_of(self.case, module.layer_idx), getattr(module, "sinks", None)
@@ -58,12 +58,12 @@ class LayerErrors:
         import torch
 
         with torch.no_grad():
-            rows = sampled_rows(found)[1 if name == "dq" else 0 :]  # of one key: no gradient but of rounding
+            rows = sampled_rows(found)[1 if name == "dq" else 0 :]  # with one key: no gradient except rounding
             ours, right, usual = (t[:, rows].flatten(2) for t in (found, exact, eager))
             self.found[name].append(row_error(self.case, ours, right, usual, what="position"))
 
     def worst(self) -> dict[str, TensorError]:
-        """Return the error of the worst layer of each result: that which is largest over its tolerance."""
+        """Return the error of the worst layer of each result: the largest error over its tolerance."""
         return {
             name: max(errors, key=lambda e: excess(e.max_error / e.tolerance))
             for name, errors in self.found.items()
@@ -71,7 +71,7 @@ class LayerErrors:
         }
 
     def flaws(self) -> tuple[str, ...]:
-        """Return what is wrong beside errors: attention that was not called in each layer."""
+        """Return faults other than errors: attention that was not called in each layer."""
         assert self.case.model_step
         layers = self.case.model_step.layers
         return tuple(

@@ -1,9 +1,9 @@
 """A model of transformers, built from the sizes of a case with random weights, and its steps.
 
-Nothing is downloaded. Weights and tokens depend on the seed alone, so that every worker of a machine has the same. The
-weights are drawn as the model's own initialisation draws them, with a standard deviation by which queries and keys of
-any width are of the size that 0.02 gives a model of 4096: with smaller ones attention is a mean, and no error of its
-scores is seen.
+Nothing is downloaded. Weights and tokens depend only on the seed, so that all workers of a machine have the same. The
+weights are drawn as by the model's own initialisation, with a standard deviation that gives queries and keys of any
+width the size that 0.02 gives in a model of width 4096: with smaller ones attention would be a mean, which hides errors
+of the scores.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SPREAD = 0.02 * 64  # of a projection of normalised values; of q and k before the softmax
-LAST = 16  # positions of a training step whose logits are compared
-SAMPLED = 4096  # elements of each gradient that are compared
-# DeepSeek-V3's rope_scaling, which its softmax scale comes from
+SPREAD = 0.02 * 64  # of q and k before the softmax, projected from normalised values
+LAST = 16  # positions with compared logits in a training step
+SAMPLED = 4096  # compared elements of each gradient
+# DeepSeek-V3's rope_scaling, from which its softmax scale follows
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 40.0, "mscale": 1.0, "mscale_all_dim": 1.0}
 YARN |= {"beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 4096}
 
 
 class StepModel:
-    """A model and the step of it that a case asks for. `launch` runs that step one time and returns its logits."""
+    """A model and a case's step of it. `launch` runs the step once and returns its logits."""
 
     def __init__(self, case: Case, device: torch.device, seed: int) -> None:
         import torch
@@ -61,14 +61,14 @@ class StepModel:
         return list(self.model.model.layers)
 
     def use(self, implementation: str) -> str:
-        """Let its attention be computed by an implementation. Return which one the model then has."""
+        """Let an implementation compute its attention. Return the implementation that the model then has."""
         self.model.set_attn_implementation(implementation)
         return str(self.model.config._attn_implementation)
 
     def convert(self, dtype: torch.dtype | None) -> None:
-        """Convert the weights, and a cache, in place; None brings them back to their own dtypes.
+        """Convert the weights, and a cache, in place; None restores their own dtypes.
 
-        That is exact where the dtype between was wider.
+        The restored values are exact if the other dtype was wider.
         """
         for p, own in zip(self.model.parameters(), self._dtypes, strict=True):
             p.data, p.grad = p.data.to(dtype or own), None
@@ -76,16 +76,17 @@ class StepModel:
             layer.update({name: layer[name].to(dtype or torch_dtype(self.case)) for name in ("keys", "values")})
 
     def plain_experts(self) -> contextlib.AbstractContextManager[None]:
-        """Compute experts one after the other: a grouped product does not take every dtype."""
+        """Compute experts one after the other, as a grouped product does not take every dtype."""
         if not (self.case.model_step and self.case.model_step.experts):
             return contextlib.nullcontext()
         config = self.model.config
-        config._experts_implementation = getattr(config, "_experts_implementation", None)  # which it need not have
+        config._experts_implementation = getattr(config, "_experts_implementation", None)  # a model may lack it
         return other_attributes(config, _experts_implementation="eager")
 
     def fill_cache(self) -> None:
-        """Compute the keys and values of all tokens but the last, with the implementation that is in use; a decode
-        starts from them.
+        """Compute the keys and values of all tokens but the last, from which a decode starts.
+
+        The present implementation computes them.
         """
         import torch
         from transformers import DynamicCache
@@ -98,7 +99,7 @@ class StepModel:
             self._cached = [dict(vars(layer)) for layer in self._cache.layers]
 
     def launch(self) -> Tensor:
-        """Run the step: logits of the last position; of a training step those of LAST positions, after the backward."""
+        """Run the step and return logits of the last position; in training, after the backward, of LAST positions."""
         import torch
 
         if self.phase == "train":
@@ -108,7 +109,7 @@ class StepModel:
         if self.phase == "decode":
             tokens = tokens[:, -1:]
             for layer, kept in zip(self._cache.layers, self._cached, strict=True):
-                vars(layer).update(kept)  # an update puts new tensors there
+                vars(layer).update(kept)  # an update replaces the tensors
             options[self._cache_name] = self._cache
         with torch.no_grad():
             logits: Tensor = self.model(tokens, **options).logits
@@ -124,15 +125,15 @@ class StepModel:
         return kept
 
     def gradients(self) -> Mapping[str, Tensor]:
-        """Return a sample of each weight's gradient of the training step before, in float32; nothing elsewhere."""
+        """Return a sample of each weight's gradient of the last training step, in float32; {} for other phases."""
         found = {name: p.grad.flatten() for name, p in self.model.named_parameters() if p.grad is not None}
         return {name: g[:: max(1, g.numel() // SAMPLED) | 1][:SAMPLED].float().clone() for name, g in found.items()}
 
     def same_experts(self) -> contextlib.AbstractContextManager[None]:
-        """Let every token take the experts of the first step for which this is open.
+        """Let every token take the experts of the first step within such a block.
 
-        Where two experts are nearly alike to a token, rounding decides; its results are then not near the exact ones,
-        whatever attention does. transformers chooses experts by torch.topk.
+        Where two experts are nearly equal for a token, rounding decides between them; its results may then differ from
+        the exact ones even with exact attention. transformers chooses experts by torch.topk.
         """
         import torch
 
@@ -151,12 +152,13 @@ class StepModel:
         return other_attributes(torch, topk=topk)
 
     def saving_memory(self) -> Callable[[], None]:
-        """Recompute activations of a training step from here on; return what ends that. Not with experts, which would
-        be chosen twice.
+        """Recompute activations of training steps from here on; return the function that ends this.
+
+        Models with experts do not, as experts would be chosen twice.
         """
         if self.phase != "train" or (self.case.model_step and self.case.model_step.experts):
             return lambda: None
-        # newer releases of transformers have "activation" in the place of "gradient"
+        # newer releases of transformers have "activation" in place of "gradient"
         kind = "activation" if hasattr(self.model, "activation_checkpointing_enable") else "gradient"
         begin = getattr(self.model, f"{kind}_checkpointing_enable")
         begin(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})
@@ -165,7 +167,7 @@ class StepModel:
 
     @property
     def _cache_name(self) -> str:
-        """The name by which the installed transformers takes a cache."""
+        """The name of the cache's argument in the installed transformers."""
         return "cache" if "cache" in inspect.signature(self.model.forward).parameters else "past_key_values"
 
 

@@ -1,8 +1,8 @@
-"""Measures one step of a whole model with one implementation of its attention, by the steps of worker/cell.py.
+"""The measurement of a step of a whole model with one implementation of its attention, by the steps of worker/cell.py.
 
-The exact answer is computed anew for each implementation, by its own worker; it is the same for all. The first launch
-is not checked; in the second the attention of each layer is, and then the step's own results, which are checked once
-more after timing.
+Each implementation's own worker computes the exact answer, which is the same for all. The first launch is not checked.
+In the second, the attention of each layer and the step's own results are checked; the latter are checked again after
+timing.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from attnbench.worker.step.model import StepModel
 
 
 class StepCell(Cell):
-    """One step of a model: the model, its exact answer, and that of eager attention."""
+    """One step of a model: the model, its exact answer, and the answer of eager attention."""
 
-    backend: Any  # of backends/transformers/step.py
+    backend: Any  # from backends/transformers/step.py
     model: StepModel
 
     def make_inputs(self) -> Fields | None:
-        """Build the model, and compute its answers; then let it use the implementation."""
+        """Build the model and compute its answers; then let it use the implementation."""
         force(self.backend.switch)
         self.model = StepModel(self.case, self.instruments.device, self.policy.seed)
         self.laps.end("inputs")
@@ -48,7 +48,7 @@ class StepCell(Cell):
         except (ImportError, ValueError, KeyError, OSError) as error:
             raise Unsupported(f"transformers refuses it: {' '.join(str(error).split())[:300]}") from None
         if used != asked:
-            return {"status": "wrong-kernel", "reason": f"transformers took {used} in the place of {asked}"}
+            return {"status": "wrong-kernel", "reason": f"transformers took {used} in place of {asked}"}
         return None
 
     def launch_first(self) -> Fields | None:
@@ -86,7 +86,7 @@ class StepCell(Cell):
         return TimedLaunch(self.model.launch, _no_copies, flops.ideal_bytes(self.case), footprint)
 
     def trace_launch(self) -> TraceFindings:
-        """Trace one step, of which the attention is judged, and timed where the step is."""
+        """Trace one step; its attention is judged, and timed if the step is timed."""
         trace = self._traced()
         if isinstance(trace, str):
             return TraceFindings(None, {}, notes=(f"what ran is not known: {trace}",))
@@ -101,7 +101,7 @@ class StepCell(Cell):
         return None if accuracy.ok else self.wrong(accuracy, self.later)
 
     def _traced(self) -> StepTrace | str:
-        """Return the trace of a step, or why there is none: CUPTI may be in use by another tool, or not permitted."""
+        """Return the trace of a step, or why there is none: another tool may use CUPTI, or it is not permitted."""
         try:
             trace = attention_share.trace_step(self.instruments.device, self.model.launch, self.backend.implementation)
         except ValueError as error:
@@ -111,7 +111,7 @@ class StepCell(Cell):
     def _accuracy_of(self, found: Answer) -> Accuracy:
         """Return the errors of a step: of its attention in the worst layer ("out", "dq", ...), "logits", "gradients".
 
-        Those of the attention are of the launch that was checked.
+        The errors of attention are from the checked launch.
         """
         compared = {**self._layers.worst(), **exact_model.errors(self.case, found, self._exact, self._eager)}
         unwritten = tuple(
