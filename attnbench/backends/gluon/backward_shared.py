@@ -130,7 +130,7 @@ class Gradient:
 
     @gluon.jit
     def store(self, values, first, first_col: gl.constexpr):
-        """Store KEYS rows from `first` on, columns from `first_col` on; values outside of the tensor are not written."""
+        """Store KEYS rows from `first` on, columns from `first_col` on. Values outside of the tensor are dropped."""
         D: gl.constexpr = values.shape[1]
         layout: gl.constexpr = values.type.layout
         rows = first + gl.arange(0, KEYS, gl.SliceLayout(1, layout))

@@ -49,7 +49,7 @@ class BackwardTiles(NamedTuple):
         return -(-seqlen_q // self.queries)
 
     def values_of_dq_sum(self, heads: int, seqlen_q: int) -> int:
-        """Return the number of values of the float32 sum of dq (dq_sum.py), for all `heads` query heads of the batch."""
+        """Return the number of values of the float32 sum of dq (dq_sum.py), for `heads` query heads over the batch."""
         return heads * self.blocks(seqlen_q) * self.queries * self.width
 
 
