@@ -109,7 +109,7 @@ class XFormers(Library):
         return Probe(version=f"{found.version}, {forward.NAME}")
 
     def _why_unavailable(self) -> str | None:
-        """Return why the operator is not available; "" where it is not known."""
+        """Return why the operator is not available; None where it is not known."""
         return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:

@@ -76,7 +76,7 @@ def test_probe_needs_torchs_switch_and_the_library(name: str, monkeypatch: pytes
         assert "is not installed" in str(absent.reason)
         assert ("attnbench env create sdpa-fa4" in str(absent.install)) == (name == "sdpa-fa4")
     monkeypatch.delattr(attention, "list_flash_attention_impls")
-    assert backend(name).probe().reason == f"this torch cannot put {wanted} behind SDPA; that came with 2.11"
+    assert backend(name).probe().reason == f"this torch cannot put {wanted} behind SDPA; 2.11 and newer can"
 
 
 def test_a_library_without_the_operators_that_torch_calls(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -110,5 +110,5 @@ def test_a_library_with_more_results_than_torch_expects(
     found = backend("sdpa-fa4").probe()
     assert found.usable == usable
     if not usable:
-        assert found.reason == "this torch takes 2 results of flash-attn-4 4.0.0b36's forward, which gives 5"
+        assert found.reason == "this torch takes 2 results of flash-attn-4 4.0.0b36's forward, which returns 5"
         assert "4.0.0b18" in str(found.install)

@@ -56,8 +56,8 @@ def test_a_flash_attn_3_that_xformers_does_not_take(monkeypatch: pytest.MonkeyPa
     operator = sys.modules["xformers.ops.fmha.flash3"]
     monkeypatch.setattr(operator, "_flash_attention3_incompatible_reason", lambda: said, raising=False)
     assert backend("xformers-fa3").probe().reason == (
-        "its operator fa3F@pip_pkg is not available: the installed flash-attn 3 is another version than xFormers takes "
-        f"({said})"
+        "its operator fa3F@pip_pkg is not available: xFormers takes another version of flash-attn 3 than "
+        f"the installed one ({said})"
     )
 
 

@@ -76,7 +76,7 @@ def test_too_few_heads_are_a_skip_of_their_case_alone(tool: Tool) -> None:
     }
     for found in (skips, searched):
         assert found[1] is None
-        assert "2 are no multiple of 4" in found[4]
+        assert "2 is no multiple of 4" in found[4]
 
 
 def test_ab_refuses_ranks(tool: Tool) -> None:

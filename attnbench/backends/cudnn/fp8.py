@@ -57,7 +57,7 @@ class CudnnFp8(Cudnn):
         if not newer and case.causal and s.seqlen_q != s.seqlen_k:
             return "its causal mask in fp8 is not bottom-right aligned when seqlen_q != seqlen_k, before Blackwell"
         if newer and max(d, d_v) > 128 and (d, d_v) != (192, 128):
-            return f"headdim {d} with headdim_v {d_v}: on Blackwell to 128, or 192-128"
+            return f"headdim {d} with headdim_v {d_v}: on Blackwell up to 128, or 192-128"
         return None
 
     def signature(self, case: Case, device: Device) -> Signature:

@@ -5,8 +5,7 @@ search is part of the call's time. It ends after BUDGET_S seconds, or with the c
 Choices are kept in a JSON file, by architecture, Triton version, kernel, head dims, dtype, mask, and whether tensor
 descriptors can be made; delete it after a change of clocks or driver. A file that cannot be read counts as empty; where
 it cannot be written, the next process searches again. ATTNBENCH_TUNE=0 switches the search off, and the first candidate
-is taken. The same holds while a CUDA
-graph is captured, if there is no choice yet.
+is taken. The same holds while a CUDA graph is captured, if there is no choice yet.
 """
 
 from __future__ import annotations
