@@ -1,4 +1,4 @@
-"""What backends of libraries refuse beside what the matrix of docs/backends.md shows, which a test makes again."""
+"""Refusals of backends of libraries beyond the matrix of docs/backends.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADS = {"grouped": (4, 2), "one key head": (16, 1), "seven": (14, 2)}
 
 
 def case(q: int = 64, k: int = 64, d: int = 128, d_v: int = 0, heads: str = "", lengths: Any = (), **of: Any) -> Case:
-    """Return a forward in bf16 of one sequence, or of these lengths, with two heads."""
+    """Return a forward in bf16 of one sequence, or of `lengths`, with two heads."""
     sizes = sizes_of(lengths) if lengths else (1, q, k)
     shape = Shape(*sizes, *HEADS.get(heads, (2, 2)), d, d_v or d)
     return Case(shape, **{"dtype": "bf16", "direction": "fwd", **of}, lengths=lengths)  # type: ignore[arg-type]
@@ -163,13 +163,13 @@ DIFFERENT = {"d": 64, "d_v": 128}
         ("LOCAL", paged(k=64, window_size=(63, 0)), ""),
         ("LOCAL", paged(k=64, window_size=(62, 0)), "sliding windows"),
         ("HDIM256", case(d=256), "headdim 256 and above"),
-        ("HDIM96", case(d=96), ""),  # it runs in 128
-        ("HDIM192 HDIMDIFF192", case(d=192, d_v=128, direction="fwd_bwd"), ""),  # it runs in 256
+        ("HDIM96", case(d=96), ""),  # it runs in the kernel of 128
+        ("HDIM192 HDIMDIFF192", case(d=192, d_v=128, direction="fwd_bwd"), ""),  # it runs in the kernel of 256
         ("HDIM192 HDIM256", case(d=192, d_v=128), "headdim 192 and above"),
         ("HDIMDIFF192", case(d=192, d_v=128), ""),
         ("HDIMDIFF64", case(**DIFFERENT), "headdim 64 with headdim_v 128, and computes it wrongly"),
         ("HDIMDIFF64", case(d=64, d_v=32), ""),
-        ("HDIM64", case(d=64, d_v=96), ""),  # 96 for both
+        ("HDIM64", case(d=64, d_v=96), ""),  # the kernel of 96 runs for both
         ("HDIM64", case(**DIFFERENT), "headdim 64 with headdim_v 128, and computes it wrongly"),
         ("HDIM64 HDIM96 HDIM128 HDIM192 HDIM256", case(d=64), "headdim 64 and above"),
         ("SM8x VARLEN PAGEDKV APPENDKV SPLIT PACKGQA", case(direction="bwd", window_size=(8, 8), softcap=30.0), ""),
@@ -187,8 +187,8 @@ DIFFERENT = {"d": 64, "d_v": 128}
 def test_what_a_build_of_fa3_leaves_out(
     monkeypatch: pytest.MonkeyPatch, left_out: str, case: Case, feature: str
 ) -> None:
-    """The reason names the first of its switches that matters."""
-    prefix = {"HDIMDIFF64": "FLASH_ATTENTION", "HDIMDIFF192": "FLASH_ATTENTION"}  # as setup.py spells them
+    """The reason names the first switch of the build that excludes the case."""
+    prefix = {"HDIMDIFF64": "FLASH_ATTENTION", "HDIMDIFF192": "FLASH_ATTENTION"}  # the spelling of setup.py
     flags = [f"{prefix.get(switch, 'FLASHATTENTION')}_DISABLE_{switch}" for switch in left_out.split()]
     made = backend("fa3")
     assert made.unsupported(case, HOPPER) is None, "what is installed is not asked before the library is probed"
