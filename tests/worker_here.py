@@ -54,5 +54,5 @@ class Here(InProcess):
             return self._worker.answer(request)
 
     def kill(self) -> None:
-        """End the worker, but keep modules frozen: to collect over all imports of the tests takes a third of a second."""
+        """End the worker, and keep frozen objects: a collection over all imports takes a third of a second."""
         self.alive = False

@@ -67,7 +67,7 @@ def test_a_unit_that_is_slow_is_named_with_what_is_known_of_it() -> None:
 
 
 def test_a_unit_at_the_end_of_a_tail_is_not_decided() -> None:
-    """A unit that is far off, but not by so many times the next unit's distance that no tail explains it, is open."""
+    """A unit that is far off, but not farther than the tail of a distribution may explain, is not decided."""
     files = [(f"n{i}", unit(i, slow=0.015 * (i > 4))) for i in range(7)]
     files.append(("n7", unit(7, slow=0.08)))
     found = document(files)

@@ -231,7 +231,7 @@ def test_a_function_without_source_is_measured_in_this_process() -> None:
 
 
 def test_what_of_a_function_in_this_process_cannot_be() -> None:
-    """A function of this process has no rounds, which need new processes; Ctrl-C ends it, and is no error of its own."""
+    """A function of this process has no rounds, which need new processes; Ctrl-C ends the run, not only the call."""
     ones = torch.ones(1)
 
     def interrupts(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:

@@ -1,4 +1,4 @@
-"""`flex` and `compile` with torch.compile replaced: the results of their functions, and the options of torch.compile."""
+"""`flex` and `compile` with torch.compile replaced: results of their functions, and options of torch.compile."""
 
 from __future__ import annotations
 

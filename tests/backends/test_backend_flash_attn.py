@@ -132,7 +132,7 @@ def test_what_fa4_plans_for_a_mask(monkeypatch: pytest.MonkeyPatch, headdim: int
 
 @pytest.mark.parametrize("mask", ["strided:16", "random:0.3"])
 def test_a_mask_of_fa4_is_compiled_once(monkeypatch: pytest.MonkeyPatch, mask: str) -> None:
-    """A mask is compiled once, because functions with captured values of one repr are equal (utils.py, hash_callable)."""
+    """A mask is compiled once: functions with captured values of one repr are equal (utils.py, hash_callable)."""
     install(monkeypatch, flash_attn.version_4(), flash_attn.VERSIONS_4)
     case = replace(PLAIN, causal=True, mask=mask)
     cases = (case, case, replace(case, causal=False), replace(case, shape=Shape(1, 64, 80, 2, 2, 64, 64)))

@@ -32,7 +32,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, flashinfer.version_0_6_13(), flashinfer.VERSIONS)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     for module in (backends, flashinfer_paged):
-        monkeypatch.setattr(module, "WORKSPACE", 2**16)  # stand-ins need no workspace, and 128 MiB take most of a test's time
+        monkeypatch.setattr(module, "WORKSPACE", 2**16)  # stand-ins need none, and 128 MiB take most of a test's time
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -128,7 +128,7 @@ BLOCKS = Shape(2, 256, 384, 4, 2, 64, 64)
 )
 @pytest.mark.parametrize("name", ["flashinfer", "flashinfer-fa2"])
 def test_masks_by_name(name: str, case: Case, size: tuple[int, int], masked: bool) -> None:
-    """A mask by name has a mask of pairs only where a block is seen in part; no block has rows beyond the last query."""
+    """A mask of pairs is given only where a block is seen in part; no block has rows beyond the last query."""
     assert flashinfer_sparse.block_size(case) == size
     assert (flashinfer_sparse.block_matrix(case, torch.device("cpu"))[2] is not None) == masked
     check(backend(name), case)

@@ -80,7 +80,7 @@ def test_probe_needs_torchs_switch_and_the_library(name: str, monkeypatch: pytes
 
 
 def test_a_library_without_the_operators_that_torch_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flash-attn 3 without the operators that torch calls is unusable; features that a build lacks are refused too."""
+    """A flash-attn 3 without torch's operators is unusable; features that a build lacks are refused, too."""
     stand_in(monkeypatch, "sdpa-fa3")
     probe = backend("sdpa-fa3").probe()
     said = "Module 'flash_attn_interface' does not expose FA3 forward kernels"

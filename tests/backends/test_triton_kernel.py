@@ -74,7 +74,7 @@ def test_windows_and_softcap(sq: int, sk: int, block_m: int, block_n: int, optio
 
 
 def test_a_small_score_keeps_its_precision_under_a_softcap() -> None:
-    """A softcap keeps the precision of small scores, of which 1 - 2 / (1 + e^2x) would lose it: tiny dq and dk show it."""
+    """A softcap keeps the precision of small scores, which 1 - 2 / (1 + e^2x) would lose, as tiny dq and dk show."""
     q, k, v, dout = make(70, 70, 1, 1, 16, 16, torch.float32)
     inputs = (q * 1e-2, k * 1e-2, v, dout)
     check(ours(*inputs, softcap=50.0), inputs, softcap=50.0)

@@ -142,7 +142,7 @@ def _type(name: str, dtype: str) -> str:
 
 def _ptxas(ptx: str, arch: str) -> dict[str, Any]:
     target = re.search(r"\.target (\w+)", ptx)[1]  # type: ignore[index]
-    ptxas = get_ptxas(int(arch)).path if inspect.signature(get_ptxas).parameters else get_ptxas().path  # 3.4 has no such argument
+    ptxas = get_ptxas(int(arch)).path if inspect.signature(get_ptxas).parameters else get_ptxas().path  # none in 3.4
     with tempfile.TemporaryDirectory() as folder_of_one:
         source = Path(folder_of_one) / "kernel.ptx"
         source.write_text(ptx)

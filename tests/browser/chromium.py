@@ -47,7 +47,7 @@ class Browser:
     unchanged: Path | None = None  # the page in the window, if no test has changed its display
 
     def show(self, page: Path) -> None:
-        """Show a complete page, and open it only if a test has changed it or another is open. The caller must not change it."""
+        """Show a complete page, opened anew only if it is not shown unchanged. The caller must not change it."""
         if self.unchanged != page:
             self.open(page)
             self.unchanged = page

@@ -76,7 +76,7 @@ def student(freedom: float) -> float:
 
 
 def within(found: Sequence[float]) -> float | None:
-    """Return half the 95 % interval of a median of samples, by ranks, over it; below 6 samples of the mean logarithm."""
+    """Return half the 95 % interval of the median of samples, by ranks, over it; below 6 of their mean logarithm."""
     n = len(found)
     if n >= 6:
         below = max(k for k in range(1, n // 2 + 1) if 2 * stats.binom.cdf(k - 1, n, 0.5) <= 0.05)

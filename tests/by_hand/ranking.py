@@ -1,4 +1,4 @@
-"""Check `attnbench recommend` on a run file: ranking, ties, the recommended backend and its gain (docs/recommend.md)."""
+"""Check `attnbench recommend` on a run file: ranking, ties, the recommendation and its gain (docs/recommend.md)."""
 
 from __future__ import annotations
 
