@@ -2,7 +2,7 @@
 
     python examples/fastest_backends.py results/*.jsonl
 
-It shows what attnbench.load gives to a script: cells for questions about cases, a DataFrame for everything else.
+It shows both results of attnbench.load: cells for questions about cases, a DataFrame for everything else.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def main(paths: list[str]) -> None:
     print(f"{len(results.runs)} runs, {len(results.cells)} cells, {len(measured)} measured rounds")
     print(f"latency is in {frame.attrs['units']['latency']}, tflops in {frame.attrs['units']['tflops']}")
 
-    # "case" tells apart what these axes do not, such as heads. The value of a cell is the median of its rounds.
+    # "case" includes all other axes, such as heads. The value of a cell is the median of its rounds.
     case = ["device", "dtype", "headdim", "causal", "direction", "seqlen_k", "case"]
     cells = measured.groupby([*case, "backend"])["tflops"].median().reset_index()
     for (*shown, _), group in cells.groupby(case):

@@ -73,12 +73,12 @@ def environment(device: Device = H200, **changes: Any) -> Environment:
 
 
 def times(latency: float, n: int = 100, spread: float = 0.002) -> Measurement:
-    """Return n samples around a median of exactly `latency`: symmetric, from 1 - spread to 1 + spread of it."""
+    """Return n samples with the median `latency`, symmetric, from (1 - spread) to (1 + spread) times the median."""
     return Measurement("s", tuple(latency * (1 + spread * (2 * i - (n - 1)) / max(1, n - 1)) for i in range(n)))
 
 
 def measurements(**samples: float | Sequence[float]) -> dict[str, Measurement]:
-    """Return measurements by name, of one value or several each: measurements(span=(8e-6, 9e-6), clock_held=1.98e9)."""
+    """Return measurements by name, of one or several values: measurements(span=(8e-6, 9e-6), clock_held=1.98e9)."""
     return {
         name: Measurement(UNITS[name], tuple(map(float, found)) if isinstance(found, Sequence) else (float(found),))
         for name, found in samples.items()
@@ -107,7 +107,7 @@ def ok(
 
 
 def ended(which: Case, backend: str, status: Any, reason: str | None, *, round: int = 0, **changes: Any) -> Record:
-    """Return a record without a figure."""
+    """Return a record that ended with `status` and `reason`, without a figure."""
     return Record(which, backend, round, status, reason, **changes)
 
 
@@ -142,7 +142,7 @@ def job(which: Case, backend: str, round: int = 0) -> Job:
 
 
 def forwards(backends: tuple[str, ...] = SIX) -> Iterator[Record]:
-    """Yield records of the forward pass of headdim 128 about as on an H200: 1k and 16k, full and causal.
+    """Yield records of the forward pass with headdim 128, 1k and 16k, full and causal, with figures like an H200's.
 
     sdpa-math is skipped throughout, eager at 16k, and triton is wrong at 16k causal.
     """
@@ -163,5 +163,5 @@ def forwards(backends: tuple[str, ...] = SIX) -> Iterator[Record]:
 
 
 def decode(seqlen: int, backend: str, tflops: float, **changes: Any) -> Record:
-    """Return a record of one query on many keys: memory bounds it."""
+    """Return a record of one query on many keys, which memory bounds."""
     return ok(case(seqlen, seqlen_q=1, batch=64, nheads=32, nheads_k=8), backend, tflops, **changes)

@@ -1,4 +1,4 @@
-"""A process that keeps a GPU busy, for tests of what is measured beside it."""
+"""A process that keeps a GPU busy, for tests of measurements beside it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Its place puts tests/ on the path, where tests of backends find their stand-ins.
+"""Fixtures of all tests. The place of this file puts tests/ on the path, for the stand-ins of libraries.
 
-Tests run one process per core. Each of them, and what it starts, computes with one thread: else threads that wait for
-one another take the cores from the other tests, and all of it lasts twice as long.
+Tests run in one process per core. Each process and its children compute with one thread, because waiting threads would
+take the cores from other tests, and all tests would last twice as long.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop() -> Generator[None, object, object]:
-    """Keep modules and tests out of the collections of garbage, of which each measured cell makes two."""
+    """Keep modules and tests out of garbage collections, of which each measured cell makes two."""
     gc.collect()
     gc.freeze()
     try:
@@ -33,7 +33,7 @@ def pytest_runtestloop() -> Generator[None, object, object]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """A developer's own, which `attnbench env create` made, are none of the tests' (and go to no child)."""
+    """Hide a developer's environments of `attnbench env create` from the tests and their children."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
         yield
@@ -41,9 +41,9 @@ def _no_environments(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_load() -> Iterator[None]:
-    """The load of the machine of the tests changes nothing.
+    """Let the load of the tests' machine change nothing.
 
-    Not by `monkeypatch`: an autouse fixture that asked for it would have every test's patches undone last, after
+    It does not use `monkeypatch`: with an autouse fixture that does, every test's patches would be undone last, after
     `_switches_of_torch` has restored torch's switches through them.
     """
     with pytest.MonkeyPatch.context() as patch:
@@ -53,10 +53,7 @@ def _no_load() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _tests_are_no_own_code() -> Iterator[None]:
-    """Leave the imported files of the tests out of the version of a person's code, which takes a second to hash them.
-
-    A worker has imported none of them.
-    """
+    """Leave the tests' own files, which no worker imports, out of the version of a person's code: they are many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(own_source, "PACKAGES", (*own_source.PACKAGES, str(Path(__file__).parent).strip(os.sep)))
         yield
@@ -65,7 +62,7 @@ def _tests_are_no_own_code() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _switches_of_torch() -> Iterator[None]:
     """Reset torch's switches after each test: a backend sets them for its process."""
-    if "torch" not in sys.modules:  # which takes a second to import
+    if "torch" not in sys.modules:  # the import takes a second
         yield
         return
     import torch_switches
@@ -76,10 +73,10 @@ def _switches_of_torch() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def usual_signals() -> Iterator[None]:
-    """Let signals do what they usually do, and restore what they did.
+    """Set the default handlers of signals, and restore the earlier ones at the end.
 
-    A process in the background of a script ignores SIGINT, and one of nohup SIGHUP, as do their children. A command
-    that runs in this process lets a closed pipe end it, and, once interrupted, ignores what interrupts it.
+    A process in the background of a script ignores SIGINT, a process of nohup SIGHUP, and so do their children. A
+    command that runs in this process lets a closed pipe end it, and ignores interrupts after the first.
     """
     usual = {
         signal.SIGPIPE: signal.getsignal(signal.SIGPIPE),

@@ -1,4 +1,4 @@
-"""Folders that this process may not read: where it is root, permissions stop nothing."""
+"""Folders that this process may not read, simulated because permissions do not stop root."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 
 def deny(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let the system refuse to list a folder."""
+    """Make the system refuse to list a folder."""
 
     def refusing(real: Any) -> Any:
         def listed(path: Any = ".") -> Any:

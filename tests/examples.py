@@ -12,16 +12,16 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMANDS = sorted((ROOT / "attnbench" / "commands").glob("*.py"))
-_STEP = re.compile(r"^(?:- )?(?:time )?(attnbench .*)")  # of a job in YAML, or of a line in a shell
+_STEP = re.compile(r"^(?:- )?(?:time )?(attnbench .*)")  # a call in a job in YAML, or in a line of a shell
 
 
 @dataclass(frozen=True)
 class Example:
-    """One call of attnbench as a document shows it."""
+    """One call of attnbench in a document."""
 
     file: str
     line: int
-    text: str  # with its comment
+    text: str  # the call with its comment
     arguments: tuple[str, ...]
 
     @property
@@ -30,7 +30,7 @@ class Example:
 
 
 def examples() -> list[Example]:
-    """Return the examples of all documents and docstrings: in a block of code, a line each."""
+    """Return the examples of all documents and docstrings: each line in a block of code."""
     found = []
     for path in (*TEXTS, *COMMANDS):
         for number, line in _code(path):
@@ -71,7 +71,7 @@ def _code(path: Path) -> Iterator[tuple[int, str]]:
 def _calls(line: str) -> Iterator[tuple[str, ...]]:
     """Yield the arguments of each call of attnbench in a line of a shell, without its comment and redirection."""
     if "attnbench " not in line:
-        return  # another program's, or what a command printed, in which quotation marks need not be closed
+        return  # another program's call, or the output of a command, in which quotation marks may be open
     words: list[str] = []
     for word in (*shlex.split(line, comments=True), "&&"):
         if word not in ("&&", "|", ">"):

@@ -1,8 +1,8 @@
-"""A worker that is forked from a process with torch imported: a tenth of the time of a new interpreter.
+"""A worker that is forked from a process with torch imported, in a tenth of the time of a new interpreter.
 
-`subprocess.Popen` of run/process.py is replaced by `popen`. Its worker finds what it would find in a new process: its
-environment, descriptors 0 to 2 and no others, a session of its own, and a parent that waits for it. Another
-interpreter, and all that is no worker, is a new process as before. It reads and computes little for a CPU's rates.
+`popen` replaces `subprocess.Popen` of run/process.py. Its worker has the environment of a new process: its variables,
+descriptors 0 to 2 and no others, its own session, and a parent that waits for it. Another interpreter, and every
+command other than a worker, is a new process as before. The worker reads and computes little for a CPU's rates.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ INSTALLED = (sys.prefix, sys.base_prefix)
 
 @contextlib.contextmanager
 def workers() -> Iterator[None]:
-    """Fork the workers that are started meanwhile."""
+    """Return a context in which started workers are forked."""
     with patch.object(process, "subprocess", SimpleNamespace(**{**vars(subprocess), "Popen": popen})):
         yield
 
 
 def popen(command: Sequence[str], **options: Any) -> Any:
-    """Do what subprocess.Popen does, by a fork where the command is a worker in this interpreter."""
+    """Replace subprocess.Popen: fork if the command is a worker in this interpreter, else start a process."""
     if [*command] != process.isolated_command("attnbench.worker"):
         return subprocess.Popen(command, **options)
     return ForkedWorker(options["env"], options["stderr"])
 
 
 class ForkedWorker:
-    """What run/process.py uses of a subprocess.Popen."""
+    """A forked worker with the part of subprocess.Popen that run/process.py uses."""
 
     def __init__(self, env: Mapping[str, str], stderr: IO[bytes]) -> None:
         (requests, ours), (theirs, answers) = os.pipe(), os.pipe()
@@ -53,7 +53,7 @@ class ForkedWorker:
         os.close(requests)
         os.close(answers)
         self.stdin, self.stdout = os.fdopen(ours, "wb", 0), os.fdopen(theirs, "rb", 0)
-        os.read(theirs, 1)  # it has a session, so that a signal to its group reaches it
+        os.read(theirs, 1)  # waits until it has its own session, so that a signal to its group reaches it
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -72,18 +72,18 @@ class ForkedWorker:
 
 
 def _forget_the_tests(env: Mapping[str, str]) -> None:
-    """Leave the path and the modules of a new interpreter: what tests import is taken for a person's own code."""
+    """Reduce path and modules to a new interpreter's, because the tests' imports would count as a person's own code."""
     named = [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.path[:] = [*named, *(folder for folder in sys.path if folder.startswith(INSTALLED))]
     for name, module in [*sys.modules.items()]:
-        file = getattr(module, "__dict__", {}).get("__file__") or sys.prefix  # built in
+        file = getattr(module, "__dict__", {}).get("__file__") or sys.prefix  # built-in modules stay
         if name.endswith("_main__") or not (name.startswith("attnbench") or file.startswith(INSTALLED)):
             del sys.modules[name]
     sys.modules["__main__"] = ModuleType("__main__")
 
 
 def _work(env: Mapping[str, str], descriptors: Sequence[int]) -> NoReturn:
-    """Be a worker, in the child of a fork."""
+    """Run a worker in the child of a fork."""
     try:
         os.setsid()
         for to, given in enumerate(descriptors):
@@ -99,7 +99,7 @@ def _work(env: Mapping[str, str], descriptors: Sequence[int]) -> NoReturn:
         _forget_the_tests(env)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        warnings.resetwarnings()  # pytest makes errors of them
+        warnings.resetwarnings()  # pytest turns warnings into errors
         for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
             warnings.simplefilter("ignore", kind)
         from attnbench.worker import serve

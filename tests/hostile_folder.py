@@ -1,4 +1,4 @@
-"""A hostile working directory: its packages have the names of what attnbench and its children import."""
+"""A hostile working directory, with packages named as the imports of attnbench and of its children."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MARK = "hijacked"
 
 
 def hostile(folder: Path) -> Path:
-    """Write a package of each name into `folder` and return it. Importing one writes a file and ends the process."""
+    """Write a package of each name into `folder` and return it. Its import writes a file and ends the process."""
     for name in NAMES:
         (folder / name).mkdir(parents=True)
         code = f"import os\nopen({str(folder / MARK)!r}, 'a').write({name + ' '!r})\nos._exit(99)\n"

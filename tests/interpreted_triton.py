@@ -1,8 +1,8 @@
 """Import Triton and attnbench's kernels for its interpreter where there is no GPU, before anything else imports them.
 
-Triton reads TRITON_INTERPRET when it is imported, and again when a kernel is. What its interpreter does in vain takes
-most of its time, and is left out here: it patches triton.language at each call of a function from a kernel again, makes
-a table of dtypes for each operation, and computes whether integers overflow, which it asserts in debug mode only.
+Triton reads TRITON_INTERPRET at its import, and again at the import of a kernel. This module removes needless steps of
+the interpreter, which take most of its time: it patches triton.language again at each call of a function from a kernel,
+makes a table of dtypes for each operation, and computes integer overflows, which matter in debug mode only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _without_vain_work(interpreter: Any) -> None:
 def _patch_once_a_launch(interpreter: Any) -> None:
     languages = {id(interpreter.tl), id(interpreter.tl.core)}
     patch_lang, launch = interpreter._patch_lang, interpreter.GridExecutor.__call__
-    patched: set[int] = set()  # in the launch that runs
+    patched: set[int] = set()  # of the running launch
 
     @functools.cache
     def languages_of(function: Any) -> set[int]:
@@ -55,7 +55,7 @@ if INTERPRET:
         environment.setenv("TRITON_INTERPRET", "1")
         from triton.runtime import interpreter
 
-        if hasattr(interpreter, "_LangPatchScope"):  # not in every version
+        if hasattr(interpreter, "_LangPatchScope"):  # some versions lack it
             _patch_once_a_launch(interpreter)
             _without_vain_work(interpreter)
         from attnbench.backends.triton import attention, paged  # noqa: F401

@@ -1,4 +1,4 @@
-"""A judge in the process of the tests: what a worker asks it goes through JSON, and tensors through shared memory."""
+"""A judge in the process of the tests: requests of a worker go through JSON, and tensors through shared memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnbench.worker.serve import Worker
 
 
 def judge_here(device: Device) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-    """Return how a worker asks a judge of this device."""
+    """Return the function by which a worker asks a judge of this device."""
     judge = Worker()
 
     def ask(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What some tests need of this machine: shared memory, which some systems forbid, and Ray, which needs it."""
+"""Skip tests where this machine lacks shared memory, which some systems forbid, or Ray, which needs it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import tempfile
 
 import pytest
 
-SHARED_MEMORY = "/dev/shm"  # where Linux has it
+SHARED_MEMORY = "/dev/shm"  # the place on Linux
 
 
 def needs_shared_memory() -> None:
-    """Skip the test where the system lets no file be made in shared memory."""
+    """Skip the test where no file can be made in shared memory."""
     if sys.platform == "linux":
         try:
             tempfile.TemporaryFile(dir=SHARED_MEMORY).close()
@@ -20,6 +20,6 @@ def needs_shared_memory() -> None:
 
 
 def needs_ray() -> None:
-    """Skip the test where Ray is not installed, or has no shared memory to keep its objects in."""
+    """Skip the test where Ray is not installed, or has no shared memory for its objects."""
     pytest.importorskip("ray", reason="needs Ray: pip install ray")
     needs_shared_memory()

@@ -1,4 +1,4 @@
-"""Few of many combinations that hold each pair of values of two axes, without the whole grid."""
+"""Choose few combinations that contain each pair of values of two axes, instead of the whole grid."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ K = TypeVar("K")
 
 
 def cover(held: Mapping[K, int], cost: Callable[[K], float] = lambda _: 1.0) -> list[K]:
-    """Return few and cheap keys, in their order, that hold what all keys hold: each its value, a bit a thing."""
+    """Return few and cheap keys of `held`, in their order, whose values together have all bits of all values."""
     keys, chosen = [*held], set()
     left = reduce(or_, held.values(), 0)
     best = [(-held[key].bit_count() / cost(key), place) for place, key in enumerate(keys)]
     heapify(best)
-    while left:  # what a key is worth only falls, so that few must be seen again until the best is known
+    while left:  # the gain of a key only falls, so few keys must be evaluated again to find the best
         key = keys[best[0][1]]
         now = (-(held[key] & left).bit_count() / cost(key), best[0][1])
         if now == best[0]:
@@ -31,9 +31,9 @@ def cover(held: Mapping[K, int], cost: Callable[[K], float] = lambda _: 1.0) -> 
 
 
 def pairs(**axes: Iterable[Any]) -> pytest.MarkDecorator:
-    """Return a mark that parametrizes a test by few combinations that hold all pairs of values of its axes."""
+    """Return a mark that parametrizes a test by few combinations that contain all pairs of values of its axes."""
     values = [[*of_axis] for of_axis in axes.values()]
-    bits: dict[Any, int] = {}  # of each pair of places
+    bits: dict[Any, int] = {}  # the bit of each pair of places
     held = {
         places: sum(1 << bits.setdefault(pair, len(bits)) for pair in combinations(enumerate(places), 2))
         for places in product(*(range(len(of_axis)) for of_axis in values))

@@ -1,8 +1,9 @@
-"""What a person may copy: each example of the documents and docstrings, and the scripts of examples/.
+"""Each example of the documents and docstrings, and the scripts of examples/, work as a person copies them.
 
-An example that shows results runs, on run files of results/. One that measures is resolved for a GPU: what it would
-measure there is kept in examples_measure.txt, to be read beside the example's comment; then it runs in short on a
-CPU or the simulated device. After a change of an example, a suite or a default write that file again and read it:
+An example that shows results runs on run files of results/. An example that measures is resolved for a GPU: the file
+examples_measure.txt has the measurements that it would make there, to be read beside the example's comment. Then it
+runs shortened on a CPU or the simulated device. After a change of an example, a suite or a default write the file again
+and read it:
 
     python tests/test_examples.py
 """
@@ -50,8 +51,8 @@ PARSED_ONLY = (
     "check",
     "capacity",
     "cluster",
-    "site",  # of all of results/; tests/by_hand/test_site.py makes one of a few files
-)  # takes minutes, a repository, a network or Ray; of the last two: tests/cli
+    "site",  # takes all of results/; tests/by_hand/test_site.py has a site of a few files
+)  # need minutes, a repository, a network or Ray; tests/cli tests the last two
 ALIKE = ROOT / "results" / "ci-experiment"
 KERNEL = """
 import torch
@@ -70,7 +71,7 @@ ONCE = {one.arguments: one for one in reversed(ALL)}.values()
 
 
 def _measures(one: Example) -> bool:
-    """Whether an example measures: `recommend`, `claims` and `step` do without run files, but for a list of claims."""
+    """Return whether an example measures; `recommend`, `claims` (not its list) and `step` do without run files."""
     name, *words = one.arguments
     given = any(".jsonl" in word or word == "--list" for word in words)
     return name in MEASURING or (name in ("recommend", "claims", "step") and not given)
@@ -85,7 +86,7 @@ RUNS = [one for one in ONCE if one.arguments[0] in ("run", "recommend") and _mea
 
 
 class Asked(Exception):
-    """Raised in place of measuring, with what would be measured."""
+    """Raised in place of a measurement, with the request."""
 
 
 def invoke(arguments: tuple[str, ...]) -> Any:
@@ -94,7 +95,7 @@ def invoke(arguments: tuple[str, ...]) -> Any:
 
 @contextlib.contextmanager
 def simulated() -> Iterator[None]:
-    """In the block workers are of this process."""
+    """Return a context in which workers run in this process."""
     with contextlib.ExitStack() as stack:
         for module in (workers, device_probe):
             stack.enter_context(patch.object(module, "WorkerProcess", worker_here.Here))
@@ -102,7 +103,7 @@ def simulated() -> Iterator[None]:
 
 
 def measures(example: Example) -> str:
-    """Return what an example would measure on a GPU, in words."""
+    """Return the measurements of an example on a GPU, as text."""
 
     def asked(request: Any, *_: Any, **__: Any) -> None:
         raise Asked(request)
@@ -133,14 +134,14 @@ def measures(example: Example) -> str:
 
 
 def measured() -> str:
-    """Return what examples_measure.txt should hold."""
+    """Return the expected content of examples_measure.txt."""
     said = {" ".join(one.arguments): measures(one) for one in ALL if _measures(one)}
     return "".join(f"attnbench {example}\n    {what}\n" for example, what in sorted(said.items()))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all files that the examples name."""
+    """Return a folder with all files that the examples name."""
     made = tmp_path_factory.mktemp("examples")
     (made / "results").mkdir()
     (made / "nightly").symlink_to(ALIKE)
@@ -156,7 +157,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = {"alike-00": ("baseline", "old", "main", "v2"), "alike-01": ("current", "new", "results/now")}
     names |= {"alike-02": ("again",), "alike-03": ("third",)}
     for run, copies in names.items():
-        content = (ALIKE / f"{run}.jsonl").read_bytes().replace(b"Planted", b"attention")  # as docs/ci.md has it
+        content = (ALIKE / f"{run}.jsonl").read_bytes().replace(b"Planted", b"attention")  # the name in docs/ci.md
         for name in copies:
             (made / f"{name}.jsonl").write_bytes(content)
     h200 = gzip.decompress((ROOT / "results" / "20261121-141425-default-nvidia-h200.jsonl.gz").read_bytes())
@@ -193,7 +194,7 @@ def inside(folder: Path) -> Iterator[None]:
 
 
 def expanded(arguments: tuple[str, ...]) -> tuple[str, ...]:
-    """Return arguments with patterns of files replaced by the files, as a shell does it; of many by the first ones."""
+    """Return arguments with patterns of files replaced by the files, as in a shell, but by the first of many."""
     return tuple(word for argument in arguments for word in (sorted(glob.glob(argument))[:30] or [argument]))
 
 
@@ -204,7 +205,7 @@ def test_there_are_examples_everywhere() -> None:
 
 
 def test_what_examples_measure_is_what_was_read() -> None:
-    """A difference here is for a person: does each example still measure what its comment says?"""
+    """A difference needs a person, who reads whether each example still measures what its comment says."""
     assert measured() == MEASURES.read_text(), "python tests/test_examples.py writes it; read the difference"
 
 
@@ -228,7 +229,7 @@ def test_an_example_that_shows_something_runs(folder: Path, example: Example) ->
 
 @pytest.mark.parametrize("example", RUNS, ids=lambda one: one.id)
 def test_an_example_that_measures_runs_in_short(folder: Path, example: Example, tmp_path: Path) -> None:
-    """On the simulated device, with its backend in place of others; the one of the README with own code on a CPU."""
+    """Each example runs on the simulated device with its backend; the README's own code runs on a CPU."""
     options = _options(example.arguments)
     own_code = example.file == "README.md" and any(".py:" in word for word in example.arguments)
     if own_code:
@@ -238,7 +239,7 @@ def test_an_example_that_measures_runs_in_short(folder: Path, example: Example, 
         options = [option for option in options if option[0] not in ("-b", "--backend")]
         chunk = any(word == ["--seqlen-q", "2k"] for word in options)
         short = ["--device", "fake", "-b", "fake"]
-        if not any(word[0] == "--lengths" and re.search(r"\d", word[1]) for word in options):  # a list has them all
+        if not any(word[0] == "--lengths" and re.search(r"\d", word[1]) for word in options):  # all of a list
             short += ["--seqlen", "4k" if chunk else "256"]
     if "--dry-run" not in example.arguments:
         short += ["--out", str(tmp_path / "run.jsonl")]
@@ -256,7 +257,7 @@ def test_what_is_read_from_python_runs(folder: Path) -> None:
 
 
 def _options(arguments: tuple[str, ...]) -> list[list[str]]:
-    """Return the command, and each option with its value."""
+    """Return the command, and its options with their values."""
     found: list[list[str]] = []
     for word in arguments:
         if found and not word.startswith("-") and found[-1][0].startswith("-"):
@@ -267,7 +268,7 @@ def _options(arguments: tuple[str, ...]) -> list[list[str]]:
 
 
 def test_every_option_of_an_example_is_known() -> None:
-    """Also of those in running text, whose words may be placeholders."""
+    """Options in running text, where words may be placeholders, are known too."""
     for example in (*ALL, *mentions()):
         try:
             read_options(example)
@@ -285,7 +286,7 @@ def read_options(example: Example) -> None:
         command = command.commands[words.pop(0)]
     parser = command.make_parser(typer.Context(command, parent=context, info_name=name, **command.context_settings))
     _, left, _ = parser.parse_args(words)
-    if command.context_settings.get("ignore_unknown_options"):  # `cluster run`: those of `run`
+    if command.context_settings.get("ignore_unknown_options"):  # `cluster run` takes the options of `run`
         of_run = typer.main.get_command(command_line("run")).commands["run"]  # type: ignore[attr-defined]
         of_run.make_context("run", left)
 

@@ -1,4 +1,4 @@
-"""The layers of ARCHITECTURE.md, by folder: who may import whom, wherever the import stands."""
+"""The layers of ARCHITECTURE.md: which folder may import which, wherever the import stands."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {  # folder -> the folders of ours that it may
     "commands": {"core", "results", "render", "run", "analysis", "backends"},
     "api": {"core", "results", "render", "run", "analysis", "worker"},
 }
-KNOW_BACKENDS = ("backends", "worker")  # all others may import the map in attnbench/backends/__init__.py alone
+KNOW_BACKENDS = ("backends", "worker")  # others may import only the map in attnbench/backends/__init__.py
 ON_TOP = {"__init__", "__main__", "cli", "pytest_plugin"}
 NO_TORCH = ("results", "run", "render", "analysis", "commands")
 WORKER_SIDE = ("core", "backends", "judge", "worker")
@@ -35,14 +35,14 @@ FILES = sorted(PACKAGE.glob("**/*.py"))
 
 
 def folder_of(parts: tuple[str, ...]) -> str:
-    """The folder that MAY_IMPORT knows of a module's or a file's parts: worker/measure, else the first part."""
+    """Return the folder, as MAY_IMPORT names it, of a module's or a file's parts: worker/measure, or the first part."""
     deep = "/".join(parts[:2])
     return deep if deep in MAY_IMPORT else parts[0]
 
 
 @cache
 def imports(path: Path) -> tuple[str, ...]:
-    """Every module that a file imports, inside functions and for the type checker too."""
+    """Return every module that a file imports, inside functions and for the type checker too."""
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -54,13 +54,13 @@ def imports(path: Path) -> tuple[str, ...]:
 
 
 def ours(path: Path) -> set[str]:
-    """The folders of this package that a file imports."""
+    """Return the folders of this package that a file imports."""
     names = (name.split(".")[1:] for name in imports(path) if name.startswith("attnbench."))
     return {folder_of(tuple(parts)) for parts in names if (PACKAGE / parts[0]).is_dir()}
 
 
 def broken_rules(path: Path) -> Iterator[str]:
-    """What a file imports that its folder may not."""
+    """Return the imports of a file that its folder may not have."""
     parts = path.relative_to(PACKAGE).parts
     if len(parts) == 1:
         if path.stem not in ON_TOP:
@@ -94,16 +94,16 @@ def test_a_session_alone_makes_workers_and_runs() -> None:
 
 
 def test_analysis_does_not_measure() -> None:
-    """It may ask run/ab for an A/B of which it judges each turn, and it reaches no worker itself."""
+    """The analysis may ask run/ab for an A/B, whose turns it judges, but it reaches no worker itself."""
     measuring = {f"attnbench.run.{name}" for name in ("session", "workers", "process", "rank_workers", "device_probe")}
     for path in (PACKAGE / "analysis").rglob("*.py"):
         assert not {name for name in imports(path) if name.startswith((*measuring,))}, path
 
 
 def test_no_two_files_import_each_other() -> None:
-    """Not for the type checker either; a chain of imports that comes back to its first file is found too.
+    """No chain of imports, for the type checker included, comes back to its first file.
 
-    What a module imports of the packages that it lies in does not count.
+    Imports from the packages that contain a module do not count.
     """
     names = {".".join(("attnbench", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in FILES}
     known = {name.removesuffix(".__init__"): path for name, path in names.items()}
@@ -130,7 +130,7 @@ def test_no_two_files_import_each_other() -> None:
 
 
 def loaded_by(code: str) -> set[str]:
-    """The libraries in sys.modules after some code, in a fresh process."""
+    """Return the libraries in sys.modules after some code in a fresh process."""
     code = f"import sys\n{code}\nprint(*sorted({{m.partition('.')[0] for m in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
@@ -138,10 +138,10 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_no_module_loads_torch_when_it_is_imported() -> None:
-    """The worker's neither: what needs torch asks for it when it runs. Kernels in Triton are the exception.
+    """Functions that need torch import it when they run, in the worker too; kernels in Triton are the exception.
 
-    What a worker imports loads no other library either, as torch alone may be installed there. numpy and scipy are for
-    the analyses, which a command imports when it runs.
+    Modules of a worker load no other library either, because a worker may have torch only. numpy and scipy are for the
+    analyses, which a command imports when it runs.
     """
     kernels = [PACKAGE / "backends" / name for name in ("triton", "gluon")]
     light = ("__init__", "backend", "backward_tiles", "forward_tiles", "padding")
@@ -169,7 +169,7 @@ for modules, never in (
 def test_a_command_starts_without_what_it_may_need_later() -> None:
     code = "from attnbench.commands.command_line import command_line"
     loaded = loaded_by("\n".join([code, *(f"command_line({command!r})" for command in COMMANDS)]))
-    assert loaded & HEAVY <= {"rich", "pydantic"}  # typer's own
+    assert loaded & HEAVY <= {"rich", "pydantic"}  # typer imports these
 
 
 def test_what_reads_run_files_loads_nothing_heavy_when_it_runs() -> None:

@@ -1,6 +1,6 @@
-"""What is published: the files of the sdist, the README as an index shows it, and the documents that messages name.
+"""The published package: the files of the sdist, the README on an index, and the documents that messages name.
 
-`.ci/package` builds and installs it; here is what needs no build.
+`.ci/package` builds and installs the package; these tests need no build.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ LINK = re.compile(r"\]\(<?([^)\s>]+)")
 
 @pytest.fixture
 def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No clone is there, as where the wheel alone is installed."""
+    """Hide the clone, as where only the wheel is installed."""
     monkeypatch.setattr(documents, "_is_clone", lambda: False)
 
 
 @cache
 def strings() -> tuple[str, ...]:
-    """The texts of the package, those of docstrings included."""
+    """Return the texts of the package, docstrings included."""
     nodes = (node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())))
     return tuple(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
 
 
 def test_the_sdist_has_what_is_named() -> None:
-    """Messages and documents name files of docs/ and examples/; each is there and in the sdist."""
+    """Each file of docs/ and examples/ that messages and documents name exists and is in the sdist."""
     sdist = pytest.importorskip("hatchling.builders.sdist")
     files = sdist.SdistBuilder(str(ROOT)).recurse_included_files()
     given = {"pyproject.toml", *(Path(file.path).relative_to(ROOT).as_posix() for file in files)}
@@ -59,7 +59,7 @@ def test_the_sdist_has_what_is_named() -> None:
 
 
 def test_the_readme_of_an_index_has_addresses() -> None:
-    """Its substitutions turn each link to a file of the repository into an address on it."""
+    """The substitutions of the README turn each link to a file into an address in the repository."""
     tomllib: Any = pytest.importorskip("tomllib")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     text = (ROOT / "README.md").read_text()
@@ -78,7 +78,7 @@ def test_the_readme_of_an_index_has_addresses() -> None:
 
 
 def test_what_is_said_of_installing_works_before_it_is_published() -> None:
-    """An index has no attnbench: nobody is told to install it from there."""
+    """Before attnbench is published, no text tells a person to install it from an index."""
     of_index = re.compile(r"pip install (?:-\S+ )*['\"]?attnbench\b")
     texts = {str(path): path.read_text() for path in (*TEXTS, *ROOT.glob("examples/**/*.*"))}
     texts |= {str(i): text for i, text in enumerate(strings())}
@@ -97,7 +97,7 @@ def test_without_a_clone_documents_are_addresses() -> None:
 @pytest.mark.usefixtures("wheel")
 @pytest.mark.parametrize("words", [(name,) for name in COMMANDS] + [("cluster", "report")])
 def test_help_without_a_clone_names_no_file(words: tuple[str, ...]) -> None:
-    """Nor does the column of an option cut an address."""
+    """Help without a clone names addresses instead of files, and no column of options cuts an address."""
     said = CliRunner(env={"COLUMNS": "80"}).invoke(command_line(words[0]), [*words, "--help"])
     assert said.exit_code == 0, said.output
     assert "docs/" not in said.output

@@ -1,4 +1,4 @@
-"""Torch's switches, which a backend may set for its process: kept as they are around a test."""
+"""Keep torch's switches, which a backend may set for its process, unchanged by a test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SDP = ("math", "mem_efficient", "flash", "cudnn")
 
 @contextmanager
 def kept() -> Iterator[None]:
-    """Restore which kernels SDPA may choose, and the precision of float32 products, at the end."""
+    """Return a context that restores SDPA's enabled kernels and the precision of float32 products at its end."""
     switches = {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDP}
     precision = torch.get_float32_matmul_precision()
     try:

@@ -1,4 +1,4 @@
-"""A worker in the process of the tests, in place of a child process, which takes seconds to import torch."""
+"""A worker in the process of the tests; a child process would take seconds to import torch."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ SHORT = Policy(l2="warm", warmup_s=0.001, min_samples=4, min_seconds=0.0, max_se
 
 
 def hash_of_file(_: object, file: str) -> str:
-    """Return a hash of a person's file alone: what this process has imported is of the tests."""
+    """Return a hash of a person's file only, because the other imports of this process are the tests'."""
     return hashlib.sha256(Path(file).read_bytes() if file.endswith(".py") else b"").hexdigest()[:8]
 
 
 @contextlib.contextmanager
 def quick_cpu() -> Iterator[None]:
-    """In the block little is read to flush a CPU's cache and to test it, and little computed to measure its rates.
+    """Return a context with small sizes for a CPU's cache flush, its test, and the measurement of its rates.
 
-    In the usual sizes they take most of the time of a small cell.
+    In the usual sizes these take most of the time of a small cell.
     """
     flush = l2_cache.L2Flush
     with contextlib.ExitStack() as stack:
@@ -43,7 +43,7 @@ def quick_cpu() -> Iterator[None]:
 
 
 class Here(InProcess):
-    """A worker in place of a process: it takes what run.process.WorkerProcess takes."""
+    """A worker in this process, with the interface of run.process.WorkerProcess."""
 
     def __init__(self, python: str | None = None, _: Mapping[str, str] | None = None) -> None:
         super().__init__()
@@ -54,5 +54,5 @@ class Here(InProcess):
             return self._worker.answer(request)
 
     def kill(self) -> None:
-        """Keep what was frozen: to look at all that the tests have imported takes a third of a second."""
+        """End the worker, and keep frozen objects: a collection over all imports takes a third of a second."""
         self.alive = False

@@ -48,8 +48,8 @@ _RINGS: Mapping[str, str] = {  # one sequence on several GPUs, keys and values g
     "ring-transformer-engine-allgather": f"{_TE}:ContextParallel[communication=all_gather]",
     "ulysses-transformer-engine": f"{_TE}:Ulysses",
 }
-ULYSSES = "ulysses-"  # before a backend's name: that backend on several GPUs, with an all-to-all to parts of the heads
-_ULYSSES = tuple(  # tried on GPUs; others of one device are taken too
+ULYSSES = "ulysses-"  # prefix of a backend's name: it then runs on several GPUs, each with a part of the heads
+_ULYSSES = tuple(  # the listed ones; the prefix takes any backend of one device
     f"{ULYSSES}{name}"
     for name in (
         *("eager", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient"),
@@ -57,7 +57,7 @@ _ULYSSES = tuple(  # tried on GPUs; others of one device are taken too
     )
 )
 SEVERAL = (*_RINGS, *_ULYSSES)  # docs/several-gpus.md
-_OF_ONE: Mapping[str, str] = {  # of one device
+_OF_ONE: Mapping[str, str] = {  # backends of one device
     "eager": "attnbench.backends.pytorch.eager:Eager",
     "sdpa": "attnbench.backends.pytorch.sdpa:Choice",
     "sdpa-math": "attnbench.backends.pytorch.sdpa:Math",
@@ -98,7 +98,7 @@ _OF_ONE: Mapping[str, str] = {  # of one device
     "hf-flash_attention_2": "attnbench.backends.transformers.functions:Flash2",
     "hf-flex_attention": "attnbench.backends.transformers.functions:Flex",
 }
-_APPROXIMATE: Mapping[str, str] = {  # near attention: docs/approximate.md
+_APPROXIMATE: Mapping[str, str] = {  # approximations of attention: docs/approximate.md
     "linformer": "attnbench.backends.approximate.linformer:Linformer",
     "streaming": "attnbench.backends.approximate.streaming:Streaming",
     "reformer": "attnbench.backends.approximate.reformer:Reformer",
@@ -132,12 +132,12 @@ def available() -> dict[str, str]:
 
 @functools.cache
 def _installed(_: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Return the name and "module:object" of the backends of packages on a path. To find them takes milliseconds."""
+    """Return the name and "module:object" of each backend of an installed package; a search takes milliseconds."""
     return tuple((point.name, point.value) for point in importlib.metadata.entry_points(group="attnbench.backends"))
 
 
 def present_spec(name: str, spec: str) -> str:
-    """Return the "module:object" of a backend of a run file, which may name a module of ours that has moved since."""
+    """Return the present "module:object" of a backend that a run file names; a module of attnbench may have moved."""
     moved = spec.startswith(f"{__name__}.") and spec not in BACKENDS.values()
     return BACKENDS.get(name, BACKENDS.get(name.removeprefix(ULYSSES), spec)) if moved else spec
 
@@ -148,10 +148,10 @@ def load(name: str, spec: str) -> Backend:
     `spec` is "package.module:object" or "path/file.py:object". The object is a class (or instance) of the Backend
     protocol, or a function f(q, k, v, *, causal, softmax_scale) on (batch, seqlen, nheads, headdim) tensors. With
     "object[block_m=64]" the function gets that argument too, and a class is made with it. For a name that begins with
-    ULYSSES it is what computes on each device.
+    ULYSSES the object computes on each device.
 
-    Raises what the import raises, AttributeError where the module has no such object, and TypeError for an object that
-    is neither, or is to compute on each device and is no BackendBase.
+    Raises the errors of the import, AttributeError where the module has no such object, and TypeError for an object
+    that is neither class nor function, or that is no BackendBase and shall compute on each device.
     """
     found = _load(name.removeprefix(ULYSSES), present_spec(name, spec))
     if not name.startswith(ULYSSES) or getattr(found, "several", False):
@@ -161,7 +161,7 @@ def load(name: str, spec: str) -> Backend:
     from attnbench.backends.several_devices.ulysses import Ulysses
 
     if not isinstance(found, BackendBase):
-        raise TypeError(f"{ULYSSES}NAME goes around a function or a subclass of BackendBase; {spec} is neither")
+        raise TypeError(f"{ULYSSES}NAME needs a function or a subclass of BackendBase; {spec} is neither")
     return Ulysses(found)
 
 
@@ -180,9 +180,9 @@ def _load(name: str, spec: str) -> Backend:
             raise TypeError(f"{spec} is a torch.autograd.Function; give a function that calls {attribute}.apply")
         obj = _made(obj, parameters)
         parameters = {}
-    if inspect.getattr_static(obj, "prepare", None) is not None:  # some objects have any attribute that is asked for
+    if inspect.getattr_static(obj, "prepare", None) is not None:  # getattr would create the attribute of some objects
         if parameters:
-            raise TypeError(f"{attribute} is an object that is made already; {named} would set nothing of it")
+            raise TypeError(f"{attribute} is an object already; set its parameters where it is made, not by {named}")
         backend = cast("Backend", obj)
         backend.name = name
         return backend
@@ -194,8 +194,8 @@ def _load(name: str, spec: str) -> Backend:
 
 
 def _made(of: type, parameters: Mapping[str, Any]) -> object:
-    """Make an object of a person's class. Raises TypeError where that needs arguments which `parameters` lacks."""
-    with contextlib.suppress(ValueError):  # nothing is known of its arguments
+    """Make an object of a person's class. Raises TypeError where `parameters` lacks arguments that the class needs."""
+    with contextlib.suppress(ValueError):  # the arguments of some classes cannot be read
         signature = inspect.signature(of)
         try:
             signature.bind(**parameters)
@@ -205,7 +205,7 @@ def _made(of: type, parameters: Mapping[str, Any]) -> object:
             ]
             name = of.__name__
             todo = f"give {name}[{';'.join(f'{one}=...' for one in lacking)}], or an object: mine = {name}(...)"
-            raise TypeError(f"{name} is made with arguments: {error}; {todo}") from None
+            raise TypeError(f"{name} cannot be made without arguments: {error}; {todo}") from None
     return of(**parameters)
 
 
@@ -216,7 +216,7 @@ def _path_of(module: object) -> str:
 
 
 def _import_module(name: str) -> object:
-    """Import a module. A package that is not installed is looked for in the working directory too.
+    """Import a module. The working directory is searched too, for a package that is not installed.
 
     A worker starts without that directory on sys.path. Here it comes last, so that nothing in it replaces a package.
     """

@@ -1,4 +1,4 @@
-"""Shared by all backends: defaults for the protocol, and `autograd_prepared` for what torch can differentiate."""
+"""Code that all backends share: defaults of the protocol, and `autograd_prepared` for differentiable functions."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ class BackendBase:
     name = ""
     steps = False  # whether it computes steps of a whole model
     several = False  # whether it can split one sequence over several devices: several_devices.py
-    exact = True  # whether it computes attention itself; what does not is an Approximate (approximate.py)
+    exact = True  # whether it computes attention; if not, it is an Approximate (approximate/base.py)
     limits: ClassVar[Limits | None] = None  # the cases that it takes; None for all
-    # Regular expressions for the names of the kernels that it runs (on a CPU, of the operators), and of others' kernels
-    # that might run instead.
+    # Regular expressions for the names of its own kernels (on a CPU, operators), and of kernels of other backends that
+    # might run instead.
     forward_kernels: ClassVar[str] = ""
     backward_kernels: ClassVar[str] = ""
     other_kernels: ClassVar[tuple[str, ...]] = ()
-    kernels_of: ClassVar[type[BackendBase] | None] = None  # another backend: its kernels run, and its library is used
-    order: Order = "bshd"  # of the dimensions that it takes of a dense batch, as autograd_prepared has it
+    kernels_of: ClassVar[type[BackendBase] | None] = None  # another backend, whose kernels and library it uses
+    order: Order = "bshd"  # order of dimensions of a dense batch, as in autograd_prepared
     efficiency = 0.4  # rough fraction of a matmul's rate, for the forecast of time only
     starts_compiler = False  # a first call may compile for minutes (nvcc); its jobs then have a longer timeout
-    # What it chooses among, case by case: names, and regular expressions for the kernels of each. The first of whose
-    # kernels one ran is what was chosen.
+    # For a backend that chooses an implementation for each case: name -> regular expression for its kernels. The first
+    # entry that matches a kernel that ran is the choice.
     choices: ClassVar[Mapping[str, str]] = {}
-    # The libraries whose versions may move its figures, beside torch, under the names by which pip knows them.
-    distributions: ClassVar[tuple[str, ...]] = ()  # one library's own names, the usual one first
-    uses: ClassVar[tuple[str, ...]] = ()  # others that it may run
+    # pip's names of the libraries, beside torch, whose versions can change its figures.
+    distributions: ClassVar[tuple[str, ...]] = ()  # the names of one library, the usual one first
+    uses: ClassVar[tuple[str, ...]] = ()  # other libraries that it may run
     paste: ClassVar[Paste | None] = None  # the code that calls it, as a person would write it
-    probe_imports = False  # whether `probe` finds more than `installed`, by importing the library
-    # The library that checks cases itself, where it may refuse in `prepare` or the first launch a case that
-    # `unsupported` accepts; "" where there is none.
+    probe_imports = False  # whether `probe` imports the library and finds more than `installed`
+    # Name of the library that may refuse, in `prepare` or the first launch, a case that `unsupported` accepts; "" if
+    # none does.
     runtime_checker: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
@@ -69,9 +69,9 @@ class BackendBase:
             return Probe(reason="torch is not installed", install="pip install torch")
 
     def installed(self) -> Probe | None:
-        """Return what is known without importing the library; None where only `probe` can tell.
+        """Return the probe that needs no import of the library; None where only `probe` can tell.
 
-        What is usable by that may still fail at import, where `probe_imports`.
+        With `probe_imports` a backend that is usable by this probe may still fail at import.
         """
         return self.probe() if type(self).probe is BackendBase.probe else None
 
@@ -85,11 +85,11 @@ class BackendBase:
         forward = self.forward_kernels if case.has_forward else ""
         backward = self.backward_kernels if case.has_backward else ""
         runs = tuple(filter(None, dict.fromkeys((forward, backward))))
-        own = not type(self).__module__.startswith("attnbench.")  # a person's, who may choose its precision
+        own = not type(self).__module__.startswith("attnbench.")  # a person chooses the precision of his own backend
         return Signature(runs, never=self.other_kernels, float32=own and not runs)
 
     def chosen(self, kernels: Iterable[str]) -> str:
-        """Return which of its `choices` ran these kernels; "" where it has none, or none of them did."""
+        """Return the first of `choices` that ran one of these kernels; "" where none did."""
         names = list(kernels)
         ran = (choice for choice, pattern in self.choices.items() if any(re.search(pattern, name) for name in names))
         return next(ran, "")
@@ -110,20 +110,20 @@ def autograd_prepared(
 ) -> Prepared:
     """Return the prepared call of a function that autograd can differentiate, or that is forward only.
 
-    `fn` takes q, k, v (and the sink, where the case has one) and returns out, all but the sink with their dimensions in
-    this `order`: "bshd" is (batch, seqlen, nheads, headdim), "bhsd" is (batch, nheads, seqlen, headdim), "thd" is
-    (batch * seqlen, nheads, headdim), in which the sequences of a ragged batch follow each other. They are contiguous,
-    unless the function takes any strides of which the last is 1 (`strided`).
+    `fn` takes q, k, v (and the sink, where the case has one) and returns out. All but the sink have the dimensions of
+    `order`: "bshd" is (batch, seqlen, nheads, headdim), "bhsd" is (batch, nheads, seqlen, headdim), "thd" is
+    (batch * seqlen, nheads, headdim), in which the sequences of a ragged batch follow each other. They are contiguous;
+    with `strided` the function takes any strides of which the last is 1.
 
-    In the layout "native" what must be copied for that is copied here and is not timed. In others the launch gets the
-    inputs as they are and copies itself. Gradients come from torch.autograd.grad, which returns new tensors, so nothing
-    accumulates and nothing must be cleared.
+    In the layout "native" the copies that this needs are made here and are not timed. In other layouts the launch gets
+    the inputs as they are and makes the copies. Gradients come from torch.autograd.grad, which returns new tensors, so
+    nothing accumulates and nothing must be cleared.
 
-    `plan` is that of core/backend.py: Prepared.
+    `plan` and `pairs` are fields of core/backend.py's Prepared.
 
     The launch raises Unsupported where the case has a backward and the output of `fn` has no gradient, or its backward
-    is not implemented. What `fn` returns is looked at outside of what is timed: ValueError says what it is instead of a
-    dense tensor on the device.
+    is not implemented. `canonical`, which is not timed, raises ValueError where `fn` did not return a dense tensor on
+    the device.
     """
     call = _Call(case, inputs, fn, order, strided)
     if not case.has_backward:
@@ -138,8 +138,8 @@ def backward_prepared(
 ) -> Prepared:
     """Return the prepared call of a case that has a backward, alone or with the forward.
 
-    `gradients` takes what `forward` returns, and `keep`: whether it will be asked for the same once more. `named` takes
-    that and the gradients, and returns the results by name. `others` are fields of Prepared.
+    `gradients` takes the result of `forward`, and `keep`: whether a later call will differentiate the same graph again.
+    `named` takes that result and the gradients, and returns the results by name. `others` are fields of Prepared.
     """
     if case.direction == "fwd_bwd":
 
@@ -153,13 +153,13 @@ def backward_prepared(
 
 
 class _Call:
-    """A call of a function on the inputs of a case, and its gradients (autograd_prepared)."""
+    """The call of a function on the inputs of a case, and its gradients, for `autograd_prepared`."""
 
     def __init__(self, case: Case, inputs: Inputs, fn: Callable[..., Tensor], order: Order, strided: bool) -> None:
         self._s, self._fn, self._order, self._strided = case.extent, fn, order, strided
         self._native, self._packed = case.layout == "native", case.layout == "packed"
         self._device = inputs.q.device
-        self.reads: dict[str, Tensor] = {}  # of Prepared
+        self.reads: dict[str, Tensor] = {}  # Prepared.reads
         self._leaves = tuple(t.detach() for t in (inputs.q, inputs.k, inputs.v))
         if self._native:
             self._leaves = tuple(map(self._accepted, self._leaves))
@@ -172,7 +172,7 @@ class _Call:
         self._sink = () if inputs.sink is None else (inputs.sink.detach(),)
 
     def _accepted(self, t: Tensor, *, keep: bool | None = None) -> Tensor:
-        """Return a tensor in the order of the function; with `keep` by its own strides, if the function takes any."""
+        """Return a tensor in the order of the function; with `keep` it keeps its strides, if the function takes any."""
         t = t.transpose(1, 2) if self._order == "bhsd" else t.flatten(0, 1) if self._order == "thd" else t
         keep = not self._native if keep is None else keep
         return t if self._strided and keep else t.contiguous()
@@ -184,7 +184,7 @@ class _Call:
         return t.transpose(1, 2) if self._order == "bhsd" else t
 
     def dense(self, out: Tensor) -> Tensor:
-        """Return what the function returned. Raises ValueError where it is no plain dense tensor on the device."""
+        """Return `out` unchanged. Raises ValueError where it is no plain dense tensor on the device."""
         import torch
 
         if type(out) is not torch.Tensor:
@@ -208,13 +208,13 @@ class _Call:
             raise ValueError("a backward needs inputs.dout")
         self._dout = dout
         if self._native:
-            self._dout = self._accepted(dout, keep=not dout.is_contiguous())  # strides that only a check gives
+            self._dout = self._accepted(dout, keep=not dout.is_contiguous())  # strides as only a check makes them
             self.reads["dout"] = self.view(self._dout)
         for t in (*self._leaves, *self._sink):
             t.requires_grad_()
 
     def gradients(self, out: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
-        """Return the gradients of the function's arguments; `keep` its graph for another call."""
+        """Return the gradients of the function's arguments; with `keep` the graph stays for another call."""
         import torch
 
         if not getattr(out, "requires_grad", False):
@@ -249,7 +249,7 @@ class _Call:
 
 
 def mask_workspace(case: Case) -> Workspace:
-    """Return the workspace of a bool mask of every pair, and of the additive one that torch makes of it."""
+    """Return the workspace of a bool mask of all pairs, and of the additive mask that torch makes of it."""
     s = case.extent
     nbytes = s.seqlen_q * s.seqlen_k * (1 + ITEMSIZE[case.dtype])
     return Workspace(nbytes=nbytes, what="mask", passes=1.0, dense=True)
@@ -258,8 +258,8 @@ def mask_workspace(case: Case) -> Workspace:
 def scores_workspace(case: Case, *, copies_fwd: float, copies_bwd: float) -> Workspace:
     """Return the workspace of an implementation that writes the seqlen_q x seqlen_k score matrix to memory.
 
-    `copies_fwd` and `copies_bwd` are how many such matrices are alive at the peak, without and with a backward, those
-    of all sequences together. Each is assumed to be written one time and read two times.
+    `copies_fwd` and `copies_bwd` are the numbers of such matrices alive at the peak, without and with a backward; the
+    matrices of all sequences count as one. Each is assumed to be written one time and read two times.
     """
     pairs = sum(count * seqlen_q * seqlen_k for count, seqlen_q, seqlen_k in case.sequences)
     one = case.shape.nheads * pairs * ITEMSIZE[case.dtype]

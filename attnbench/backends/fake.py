@@ -6,7 +6,7 @@ environment variable ATTNBENCH_FAKE, separated by commas or spaces, sets what go
     error@2k crash@4k hang@8k oom@16k wrong@32k refuse@64k    a failure of that kind at that seqlen_q
     speed=0.98                                                 a factor on its speed
     missing                                                    the backend cannot be used
-    busy=0.9                                                   the share of its time that others use the simulated GPU
+    busy=0.9                                                   share of time for which others use the simulated GPU
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Fake(BackendBase):
         s = case.shape
         rate = PEAK * self.speed * s.seqlen_k / (s.seqlen_k + 1024) * s.headdim / (s.headdim + 32)
         attention, share = flops(case), None
-        if case.model_step:  # the rest of a step runs at one speed, whatever `speed` is
+        if case.model_step:  # `speed` does not change the rest of a step
             layers = (attention_of(case, layer) for layer in range(case.model_step.layers))
             attention = sum(flops(layer) for layer in layers)
         rest = (flops(case) - attention) / PEAK
@@ -78,7 +78,7 @@ class Fake(BackendBase):
         if case.step:
             share = attention / rate / seconds
         moved, computing = 0, None
-        if case.ranks > 1:  # keys and values of the others come over a bus of 300 GB/s, and nothing hides that
+        if case.ranks > 1:  # the other ranks' keys and values arrive at 300 GB/s, and no computation overlaps with it
             moved = ideal_bytes(case) * (case.ranks - 1) // case.ranks
             alone, seconds = 5e-6 + attention / rate / case.ranks, 25e-6 + attention / rate / case.ranks + moved / 3e11
             computing = alone / seconds
@@ -101,7 +101,7 @@ class Fake(BackendBase):
         return Prepared(launch, lambda _: {}, simulation=simulation, moved=moved)
 
     def fail(self, fault: str) -> None:
-        """Fail as ATTNBENCH_FAKE says: raise an error, or end or block the process for crash and hang."""
+        """Fail as ATTNBENCH_FAKE sets: raise an error, or end the process (crash) or block it (hang)."""
         if fault == "error":
             raise RuntimeError("scripted error")
         if fault == "oom":
@@ -115,13 +115,13 @@ class Fake(BackendBase):
 
 
 def busy_with_others() -> float | None:
-    """Return the share of its time that other processes use the simulated GPU; None where nothing says so."""
+    """Return the share of time for which other processes use the simulated GPU; None where ATTNBENCH_FAKE sets none."""
     found = [float(entry[5:]) for entry in _entries() if entry.startswith("busy=")]
     return found[-1] if found else None
 
 
 def _speed(text: str) -> float:
-    """Return how many times as fast as usual a device is. Raises UserError where that is no time."""
+    """Return the factor on a device's speed. Raises UserError where `text` is no number from 1e-6 to 1e6."""
     try:
         speed = float(text)
     except ValueError:

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from attnbench.core.axes import AXES, LIMITED
 from attnbench.core.case import Case
 
-LONG = 100  # characters of a line, from which on options have lines of their own
-# What the tensors are, before a call
+LONG = 100  # characters of a line; in longer ones each option has its own line
+# Comments with the shapes of the tensors, before a call
 BSHD = "# q, k, v: (batch, seqlen, nheads, headdim)\n"
 BHSD = "# q, k, v: (batch, nheads, seqlen, headdim)\n"
 CACHES = "k_cache, v_cache: (pages, page_size, nheads_k, headdim)\n"
 PAGES = f"# q: (batch, seqlen_q, nheads, headdim); {CACHES}"
 PAGES_THD = f"# q: (total, nheads, headdim), one sequence after the other; {CACHES}"
 THD = "# q, k, v: (total, nheads, headdim), one sequence after the other\n"
-FLASH: dict[str, str] = {  # the options that flash-attn has, and what takes its names
+FLASH: dict[str, str] = {  # options by the names of flash-attn, for every library with these names
     "causal": "causal=True",
     "window": "window_size=({left}, {right})",
     "softcap": "softcap={softcap}",
@@ -29,20 +29,20 @@ FLASH: dict[str, str] = {  # the options that flash-attn has, and what takes its
 class Paste:
     """The code that calls an implementation, as its library spells it.
 
-    `calls` are statements that take q, k and v and give `out`, or load a model, by what the batch is: "dense", "ragged"
-    (with cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), "paged" (with page_table and seqlens_k), "latent",
-    "fp8"; and, where they have calls of their own, "single" for one dense sequence and "unlike" for unlike numbers of
-    queries over pages. `{options}` stands in them where an option of the case goes; without it none needs one. The
-    other fields are these options, "" where the implementation has none for it.
+    `calls` maps a kind of batch to statements that compute `out` from q, k and v, or load a model. Kinds are "dense",
+    "ragged" (with cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), "paged" (with page_table and seqlens_k),
+    "latent" and "fp8"; and, where the call differs, "single" for one dense sequence and "unlike" for unlike numbers of
+    queries over pages. `{options}` marks the place of the case's options; a call without it takes none. The other
+    fields are these options, "" where the implementation lacks one.
     """
 
-    imports: tuple[str, ...]  # "from MODULE import NAME", of which those that the call uses are shown
+    imports: tuple[str, ...]  # "from MODULE import NAME"; the text has those that the call uses
     calls: Mapping[str, str]
-    full: str = ""  # where every query sees every key, if that needs an option
+    full: str = ""  # option of a case without a mask, if it needs one
     causal: str = ""
-    unequal: str = ""  # causal where seqlen_q != seqlen_k, if that is told otherwise
-    window: str = ""  # with {left} or {keys}, one more, and {right}, 0 where causal; without it for causal ones
-    open_side: str = "-1"  # of a window
+    unequal: str = ""  # causal where seqlen_q != seqlen_k, if it differs from `causal`
+    window: str = ""  # with {left} or {keys}, left + 1, and {right}, 0 where causal; without {right} causal only
+    open_side: str = "-1"  # value of a side of a window without a limit
     grouped: str = ""  # for grouped heads, if they need an option
     softcap: str = ""  # with {softcap}
     dropout: str = ""  # with {dropout}
@@ -51,7 +51,7 @@ class Paste:
     alibi: str = ""  # with alibi_slopes, a tensor (nheads,) of float32
 
     def text(self, case: Case) -> str:
-        """Return the code for a case; "" where none is known for it."""
+        """Return the code for a case; "" where `calls` has none."""
         call = self.calls.get(self._kind(case), "")
         options = self._options(case) if "{options}" in call else ()
         if not call or options is None:
@@ -74,7 +74,7 @@ class Paste:
         return "single" if case.shape.batch == 1 and "single" in self.calls else "dense"
 
     def _options(self, case: Case) -> tuple[str, ...] | None:
-        """Return the options of a case; None where it needs one that the implementation lacks."""
+        """Return the options of a case; None where the implementation lacks one of them."""
         needed = {
             name.removeprefix("softmax_"): AXES[name].of(case)
             for name in (*LIMITED, "softmax_scale")
@@ -90,7 +90,7 @@ class Paste:
     def _mask(self, case: Case) -> str | None:
         left, right = case.window_size
         right = 0 if case.causal else right
-        alone = case.shape.seqlen_q == 1  # it stands at the last key
+        alone = case.shape.seqlen_q == 1  # a single query stands at the last key
         if left is None and (right is None or alone):
             return self.full
         if left is None and case.causal:
@@ -104,7 +104,7 @@ class Paste:
 
 
 def _filled(line: str, options: tuple[str, ...]) -> str:
-    """Return a line with the options in their place, each on a line of its own where it would be long."""
+    """Return a line with the options in place of {options}, each on its own line where the line would be too long."""
     whole = line.replace("{options}", "".join(f", {option}" for option in options))
     if len(whole) <= LONG or "{options}" not in line:
         return whole
@@ -113,7 +113,7 @@ def _filled(line: str, options: tuple[str, ...]) -> str:
 
 
 def _merged(imports: list[str]) -> list[str]:
-    """Return the imports, with the names of one module in one line."""
+    """Return the imports with all names of a module on one line."""
     names: dict[str, list[str]] = {}
     for line in imports:
         module, _, name = line.rpartition("import ")

@@ -1,13 +1,12 @@
-"""`xformers*`: xFormers' memory_efficient_attention, with its own choice of operator (`xformers`) and with each one.
+"""`xformers*`: xFormers' memory_efficient_attention, with its own choice of operator (`xformers`) or a forced one.
 
-Checked against 0.0.35. Its operator `fa2` runs flash-attn 2 where that is installed, else torch's copy of it
-("fa2F@...-pt"). `fa3` runs the installed flash-attn 3 (module flash_attn_3._C) if its operators have the arguments
-that xFormers knows; until 0.0.34 the wheel had a copy of its own. Masks are attn_bias objects, aligned bottom-right
-here, and block-diagonal for ragged batches. Grouped heads are forward only, as 5-dimensional tensors (batch, seqlen,
-nheads_k, group, headdim) with the keys expanded, not copied. What an operator refuses beyond these limits it says
-itself (not_supported_reasons), and that is the reason of the skip. A cache of pages is read by `splitk`, with a paged
-mask. ALiBi and masks by name are a tensor of biases, -inf where a key is not seen, which its CUTLASS operator alone
-takes.
+Checked against 0.0.35. Its operator `fa2` runs the installed flash-attn 2, else torch's copy of it ("fa2F@...-pt").
+`fa3` runs the installed flash-attn 3 (module flash_attn_3._C) if its operators have the arguments that xFormers
+expects; wheels up to 0.0.34 have a copy. Masks are attn_bias objects, aligned bottom-right, and block-diagonal for
+ragged batches. Grouped heads are forward only, as 5-dimensional tensors (batch, seqlen, nheads_k, group, headdim) with
+the keys expanded, not copied. For cases within these limits the operator's own not_supported_reasons are the reason of
+a skip. `splitk` reads a cache of pages, with a paged mask. ALiBi and masks by name are a tensor of biases, -inf where a
+query does not see a key, which only the CUTLASS operator takes.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-INSTALLED_FA3 = "@pip_pkg"  # in the name of an operator that runs the installed flash-attn 3, and no copy of xFormers
-MOST_CAUSAL = 16  # queries of a sequence of pages
+INSTALLED_FA3 = "@pip_pkg"  # part of the name of an operator that runs the installed flash-attn 3, not xFormers' copy
+MOST_CAUSAL = 16  # most queries of a sequence over pages under a causal mask
 SPLITK_HEADDIMS = tuple((d, d) for d in (16, 32, 64, 128, 256))
 
 
@@ -45,7 +44,7 @@ GROUPS = "# with grouped heads all three: (batch, seqlen, nheads_k, nheads // nh
 
 
 def xformers_paste(operator: str = "", backward: bool = True) -> Paste:
-    """Return the call of xFormers, with one of the modules of xformers.ops.fmha forced where it is named."""
+    """Return the code that calls xFormers, with a module of xformers.ops.fmha forced if `operator` names one."""
     forced = f", op=(fmha.{operator}.FwOp, {f'fmha.{operator}.BwOp' if backward else None})" if operator else ""
     local = "fmha.attn_bias.LowerTriangularFromBottomRightLocalAttentionMask({keys})"
     return Paste(
@@ -64,7 +63,7 @@ class XFormers(Library):
     efficiency = 0.45
     runtime_checker = "xFormers"
     operator_install = "python -m xformers.info says what is there"
-    operator = ""  # module in xformers.ops.fmha with FwOp and perhaps BwOp; "": xFormers chooses
+    operator = ""  # module of xformers.ops.fmha with FwOp and perhaps BwOp; "" if xFormers chooses
     module = "xformers.ops"
     distributions: ClassVar = ("xformers",)
     uses: ClassVar = ("flash-attn", "flash-attn-3")
@@ -95,14 +94,14 @@ class XFormers(Library):
         if not found.usable:
             return found
         extension: Any = getattr(importlib.import_module("xformers"), "_cpp_lib", None)
-        if broken := getattr(extension, "_cpp_library_load_exception", None):  # then no operator works
+        if broken := getattr(extension, "_cpp_library_load_exception", None):  # without it no operator works
             return probe_of_failed_import("xformers", _root_cause(broken), self.install, self.distributions)
         if not self.operator:
             return found
         module = f"xformers.ops.fmha.{self.operator}"
         try:
             forward = importlib.import_module(module).FwOp
-        except Exception as error:  # the operator imports the library that it runs
+        except Exception as error:  # an operator imports its library
             return probe_of_failed_import(module, error, self.install, self.distributions)
         if not forward.is_available():
             said = ": ".join(filter(None, (f"its operator {forward.NAME} is not available", self._why_unavailable())))
@@ -110,7 +109,7 @@ class XFormers(Library):
         return Probe(version=f"{found.version}, {forward.NAME}")
 
     def _why_unavailable(self) -> str | None:
-        """Return why the operator is not available, where that is known."""
+        """Return why the operator is not available; None where it is not known."""
         return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
@@ -130,7 +129,8 @@ class XFormers(Library):
     def workspace(self, case: Case) -> Workspace:
         if not (case.alibi or case.mask):
             return super().workspace(case)
-        # A bias of each head beside the float32 of which ALiBi is made, or one for all beside the bool mask.
+        # A bias of each head and the float32 tensors from which ALiBi is made, or one bias for all heads and the bool
+        # mask.
         s, size = case.shape, ITEMSIZE[case.dtype]
         bytes_of_pair = s.nheads * (size + 2 * ITEMSIZE["fp32"]) if case.alibi else size + 1
         return Workspace(nbytes=s.seqlen_q * s.seqlen_k * bytes_of_pair, what="bias", passes=1.0, dense=True)
@@ -147,7 +147,7 @@ class XFormers(Library):
         return operator.FwOp, operator.BwOp if case.has_backward else None
 
     def _check_backward(self, backward: Any, case: Case, inputs: Inputs, bias: Any) -> None:
-        """Raise Unsupported where the forced backward refuses; memory_efficient_attention checks only the forward."""
+        """Raise Unsupported where the forced backward refuses; memory_efficient_attention checks the forward only."""
         from xformers.ops import fmha
 
         given = fmha.Inputs(inputs.q, inputs.k, inputs.v, attn_bias=bias, p=case.dropout_p, scale=case.softmax_scale)
@@ -171,7 +171,7 @@ class Cutlass(XFormers):
         if reason := super().unsupported(case, device):
             return reason
         if case.mask or case.alibi:
-            return None  # its bias holds the window
+            return None  # the bias includes the window
         if case.window_size != (None, None) and (not case.causal or case.has_backward):
             return "sliding windows are causal and forward only"
         return None
@@ -200,7 +200,7 @@ class Fa3(XFormers):
     )
     forward_kernels = FlashAttention3.forward_kernels
     backward_kernels = FlashAttention3.backward_kernels
-    left_out: frozenset[str] = frozenset()  # as of FlashAttention3
+    left_out: frozenset[str] = frozenset()  # as in FlashAttention3
 
     def probe(self) -> Probe:
         found = super().probe()
@@ -218,7 +218,7 @@ class Fa3(XFormers):
             return reason_of_failed_import("flash_attn_3._C", error)
         operator = importlib.import_module("xformers.ops.fmha.flash3")
         check = getattr(operator, "_flash_attention3_incompatible_reason", None)
-        return f"the installed flash-attn 3 is another version than xFormers takes ({check()})" if check else None
+        return f"xFormers takes another version of flash-attn 3 than the installed one ({check()})" if check else None
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         return super().unsupported(case, device) or build_refusal(case, self.left_out)
@@ -243,7 +243,7 @@ class SplitK(XFormers):
         return None
 
     def _bias(self, case: Case, device: torch.device) -> Any:
-        """Return the mask; of a ragged batch the one kind for packed keys that this operator takes."""
+        """Return the mask; for a ragged batch the only kind with packed keys that this operator takes."""
         if not case.is_ragged:
             return None
         from xformers.ops.fmha import attn_bias
@@ -263,7 +263,7 @@ class SplitK(XFormers):
 
 
 def _attention(case: Case, **options: Any) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return memory_efficient_attention for q, k and v as (batch, seqlen, nheads, headdim), with grouped heads too."""
+    """Return memory_efficient_attention for q, k and v (batch, seqlen, nheads, headdim), with grouped heads too."""
     from xformers.ops import memory_efficient_attention
 
     s = case.shape
@@ -281,7 +281,7 @@ def _attention(case: Case, **options: Any) -> Callable[[Tensor, Tensor, Tensor],
             )
         except (NotImplementedError, ValueError) as error:
             raise Unsupported(reason_of_refusal(str(error))) from None
-        except RuntimeError as error:  # xFormers asks no build of flash-attn 3 what was left out of it
+        except RuntimeError as error:  # xFormers does not check which features a build of flash-attn 3 lacks
             if lacking := re.search(r"This flash attention build does not support [^.\n]*", str(error)):
                 raise Unsupported(f"it chose flash-attn 3, which says: {lacking[0]}") from None
             raise
@@ -291,7 +291,7 @@ def _attention(case: Case, **options: Any) -> Callable[[Tensor, Tensor, Tensor],
 
 
 def _paged_mask(case: Case, page_table: Tensor) -> Any:
-    """Return the mask of a paged case, which has its page table; the causal one is aligned bottom-right."""
+    """Return the mask of a paged case, with its page table; a causal mask is aligned bottom-right."""
     from xformers.ops.fmha import attn_bias
 
     causal = effective_window(case) != (None, None)
@@ -307,14 +307,14 @@ def _page_refusal(case: Case) -> str | None:
     if effective_window(case) == (None, None):
         return None
     if not case.has_like_queries:
-        return "causal over pages with as many queries in each sequence only"
+        return "causal over pages needs the same number of queries in each sequence"
     if case.shape.seqlen_q > MOST_CAUSAL:
         return f"causal over pages with at most {MOST_CAUSAL} queries in each sequence"
     return None
 
 
 def _root_cause(error: Exception) -> Exception:
-    """Return the first error of a chain, which names the library that was not found."""
+    """Return the first error of a chain, which names the missing library."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     return error
@@ -323,7 +323,7 @@ def _root_cause(error: Exception) -> Exception:
 def reason_of_refusal(message: str) -> str:
     """Return the reasons in a message of xFormers, in one line.
 
-    The message has "`fa2F` is not supported because:" for each operator, with one reason a line.
+    The message has "`fa2F` is not supported because:" for each operator, then one reason a line.
     """
     found = re.findall(r"`([^`\n]+)` is not supported because:((?:\n +[^\n]*)*)", message)
     if not found:
@@ -333,13 +333,13 @@ def reason_of_refusal(message: str) -> str:
 
 
 def _ragged_refusal(case: Case) -> str | None:
-    """Return why a ragged batch is refused. xFormers' block-diagonal masks have no window that is not causal."""
+    """Return why a ragged batch is refused. Windows of xFormers' block-diagonal masks are causal."""
     if not case.is_ragged:
         return None
     if case.alibi:
         return "no ALiBi of ragged batches"
     if case.window_size != (None, None) and not case.causal:
-        return "windows of ragged batches are causal"
+        return "windows of ragged batches must be causal"
     if case.causal and any(of.seqlen_q > of.seqlen_k for of in case.sequences):
         return "a causal mask of a ragged batch needs seqlen_q <= seqlen_k in each sequence"
     return None
@@ -367,9 +367,9 @@ def _block_diagonal(case: Case, device: torch.device) -> Any:
 
 
 def _tensor_bias(case: Case, device: torch.device) -> Tensor:
-    """Return ALiBi and the mask as a bias, (batch, nheads, seqlen_q, seqlen_k), by groups where heads are grouped.
+    """Return ALiBi and the mask as a bias, (batch, nheads, seqlen_q, seqlen_k), with one more dimension for groups.
 
-    Its rows are aligned to 8 elements, as the operator wants them. Without ALiBi all heads share one.
+    Its rows are aligned to 8 elements, as the operator requires. Without ALiBi all heads share one bias.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Checks a kernel's results: the exact reference of a case, the tolerance, and the order of the comparisons.
+"""Check a kernel's results: the exact reference of a case, the tolerance, and the order of the comparisons.
 
 The reference (exact_attention.py) is attention recomputed in float64, or on a GPU in float32 without TF32 where the
 case is bf16, fp16 or fp8, for all query rows or for a sample of them (row_sample.py). A row of out or dq depends on
@@ -6,15 +6,15 @@ that query row alone. dk and dv are sums over all query rows. So for the check t
 dout = 0 (`check_inputs`): dk and dv are then exact for every key, at the cost of the sample. For the full dout that is
 timed, dk and dv must satisfy equations that hold exactly (checksums.py). Every element of every result must be finite.
 
-The tolerance (tolerance.py) is flash-attention's (tests/test_flash_attn.py): the largest error may be twice that of
-eager attention in the case's dtype, plus a floor. The root mean square may be 1.22 times eager's, plus what chance
-explains. Where scores are large, rounding.py says how far a right fused kernel may be off beside eager.
+The tolerance (tolerance.py) is flash-attention's (tests/test_flash_attn.py): the largest error may be twice the error
+of eager attention in the case's dtype, plus a floor. The root mean square may be 1.22 times eager's, plus an allowance
+for chance. For large scores rounding.py estimates the additional errors of a right fused kernel.
 
-The first launch has inputs on which kernels fail that are right on standard normal ones (hard_inputs.py).
+The first launch has hard inputs, on which some kernels fail that are right on standard normal ones (hard_inputs.py).
 result_check.py has the order of the other comparisons: before timing, and again after timing on inputs that were
-changed in place (renewed_inputs.py). Where rows are sampled, screen.py looks for wrong ones among all of them. With
-dropout, dropout_mask.py reads from launches which probabilities were dropped, and dropout_check.py does the same
-comparisons with that mask. An approximate backend is compared with its own definition: approximate_check.py.
+changed in place (renewed_inputs.py). Where rows are sampled, screen.py searches all rows for wrong ones. With dropout,
+dropout_mask.py reads the dropped probabilities from launches, and dropout_check.py makes the same comparisons with this
+mask. An approximate backend is compared with its own definition (approximate_check.py).
 """
 
 from typing import cast
@@ -44,7 +44,7 @@ def make_check(
 ) -> ResultCheck:
     """Return the check of one cell. It computes the reference, so make it before the first launch.
 
-    `launches`: how a check with dropout launches in another process.
+    By `launches` a check with dropout launches in another process.
     """
     if backend is not None and not getattr(backend, "exact", True):
         return ApproximateResultCheck(case, given, cast("ApproximateBackend", backend))

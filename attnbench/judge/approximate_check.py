@@ -1,20 +1,20 @@
-"""The check of an approximate backend: its own definition decides whether it is right, exact attention how near it is.
+"""The check of an approximate backend: against its own definition for right or wrong, against attention for the error.
 
 The definition (core/backend.py: ApproximateBackend) is evaluated twice for some (batch entry, key head) pairs, all rows
-of each: in the high precision of a reference, which gives exact results, and in the case's dtype, which takes the place
-of eager attention's errors in the tolerance. Its gradients are autograd's. A definition is of one query head, so that
-its backward computes that head again and no other. Heads do not depend on each other, so dout need not be masked, and
-dk and dv are compared for the dense one. Which pairs are compared is drawn anew for the launch after timing. Where the
-data has large scores the root mean square of an error may be twice the definition's, as out may be on hard inputs: what
-roundings of scores add there (rounding.py) is known for exact attention only.
+of each: in the high precision of a reference, for the exact results, and in the case's dtype, for the errors that take
+the place of eager attention's in the tolerance. Its gradients are autograd's. A definition computes one query head, so
+that its backward recomputes this head only. Heads do not depend on each other, so dout need not be masked, and dk and
+dv are compared for the dense dout. The launch after timing has newly drawn pairs. Where the data has large scores the
+root mean square of an error may be twice the definition's, because rounding.py, which estimates the effect of rounded
+scores, holds for exact attention only.
 
-Where a method selects, the definition gets what the launch selected; so a right kernel may choose the other of two
-candidates that are near alike. The selection is right where it has as many candidates as the method says, none twice
-and none hidden, and where none that was left out has a score above a chosen one's by more than TIMES_ROUNDING times
-what scores differ in the case's dtype.
+Where a method selects, the definition gets the selection of the launch, because a right kernel may choose either of two
+candidates with nearly equal scores. The selection is right if it has the method's number of candidates, none twice and
+none hidden, and if no candidate that was left out has a score above a chosen one's by more than TIMES_ROUNDING times
+the error of scores in the case's dtype.
 
-How near it is: the error of out beside exact attention on a sample of rows, and the share of exact attention's
-probability on the pairs that it attends to.
+The result has the error of out against exact attention on a sample of rows, and the share of exact attention's
+probability on the pairs that the method attends to.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SCORES = {"cuda": 2**32, "cpu": 2**22}  # of pairs of queries and keys whose definitions are evaluated
-MOST_PAIRS = 8  # their evaluations follow one another
-TIMES_ROUNDING = 2.0  # as of eager's error in the tolerance
-LARGE_SCORES = 2.0  # times the definition's root mean square, where the data has them
-SHARE = 0.25  # of SCORE_BUDGET, for the rows of exact attention
+SCORES = {"cuda": 2**32, "cpu": 2**22}  # most scores for which definitions are evaluated
+MOST_PAIRS = 8  # most (batch entry, key head) pairs, which are evaluated one after the other
+TIMES_ROUNDING = 2.0  # the factor of eager's error in the tolerance
+LARGE_SCORES = 2.0  # factor on the definition's root mean square, where the data has large scores
+SHARE = 0.25  # share of SCORE_BUDGET for the rows of exact attention
 
 
 class ApproximateResultCheck(ResultCheck):
-    """The check of a case on an approximate backend. It has the comparisons of ResultCheck."""
+    """The check of a case on an approximate backend, with the comparisons of ResultCheck."""
 
     hard = False
     is_screened = False
@@ -66,9 +66,9 @@ class ApproximateResultCheck(ResultCheck):
         self.dout_masked = False
         self._method = method
         self._sample = choose_pairs(case, given.q.device, draw_seed())
-        self._selected: Tensor | None = None  # of the launch that `_known` is for
+        self._selected: Tensor | None = None  # the selection of the launch for which `_known` was computed
         self._known: Reference | str | None = None
-        self.notes = ("approximations have no hard inputs: their first launch had the cell's own",)
+        self.notes = ("approximations have no hard inputs: the first launch had the inputs of the cell",)
         if not self._sample.whole:
             heads = self._sample.heads
             of = case.shape.batch * case.shape.nheads
@@ -93,7 +93,7 @@ class ApproximateResultCheck(ResultCheck):
         return self._compared(self._known, results)
 
     def _defined(self, inputs: Inputs, sample: RowSample, results: Mapping[str, Tensor]) -> Reference | str:
-        """Return the definition's results for what a launch selected, or what is wrong with the selection."""
+        """Return the definition's results for the selection of a launch, or what is wrong with the selection."""
         selected = results.get("selected")
         with plain_torch():
             flaw = selection_flaw(self._method, self.case, inputs, sample, selected)
@@ -107,7 +107,7 @@ class ApproximateResultCheck(ResultCheck):
 
 
 def choose_pairs(case: Case, device: torch.device, seed: int) -> RowSample:
-    """Choose as many (batch entry, key head) pairs as SCORES allows, at least two, with all rows of each."""
+    """Choose (batch entry, key head) pairs with all their rows: as many as SCORES allows, at least two."""
     import torch
 
     s = case.shape
@@ -145,7 +145,7 @@ def define(
             profile = ErrorProfile.of(values)
             size[name] = size[name].combined(profile) if name in size else profile
         parts.append(ReferencePart(batch, head, rows, exact))
-    terms = {}  # as of exact attention
+    terms = {}  # as in exact attention
     if case.has_backward:
         terms = {name: case.softmax_scale * float(t.abs().max()) for name, t in (("dq", inputs.k), ("dk", inputs.q))}
     return Reference(case, sample, tuple(parts), eager, size, terms, {}, {}, {})
@@ -156,7 +156,7 @@ def _evaluate(
 ) -> dict[str, Tensor]:
     """Return the definition's results in a dtype: each (1, rows, ...), with a backward "dq", "dk", "dv" too.
 
-    As eager attention with K and V repeated does, dk and dv are rounded for each query head and then added up.
+    dk and dv are rounded for each query head and then summed, as in eager attention with K and V repeated.
     """
     import torch
 
@@ -184,7 +184,7 @@ def _evaluate(
 def selection_flaw(
     method: ApproximateBackend, case: Case, inputs: Inputs, sample: RowSample, selected: Tensor | None
 ) -> str:
-    """Return what is wrong with what a launch selected, in one line; "" where rounding explains it all."""
+    """Return what is wrong with the selection of a launch, in one line; "" where rounding explains all differences."""
     import torch
 
     for batch, head, rows in zip(sample.batch, sample.head, sample.rows, strict=True):
@@ -221,14 +221,14 @@ def selection_flaw(
 
 
 def candidates_flaw(chosen: Tensor, scores: Tensor, most: int) -> str:
-    """Return why these cannot be the candidates of a definition that selects `most`, whatever their scores; or "".
+    """Return why a definition that selects `most` candidates cannot have chosen these, whatever the scores; or "".
 
-    scores is (..., candidates) and chosen (..., any number), with places in the last dimension of scores; those below 0
-    are none.
+    `scores` is (..., candidates), `chosen` (..., any number) has places in the last dimension of scores; a negative
+    place is none.
     """
     number = scores.shape[-1]
     if bool((chosen >= number).any()):
-        return f"it selected candidate {int(chosen.max())}, and there are {number}, counted from 0"
+        return f"it selected candidate {int(chosen.max())}, but there are {number}, counted from 0"
     places = chosen.sort(-1).values
     if bool(((places.diff(dim=-1) == 0) & (places[..., 1:] >= 0)).any()):
         return "it selected a candidate twice for one query"
@@ -238,14 +238,14 @@ def candidates_flaw(chosen: Tensor, scores: Tensor, most: int) -> str:
     found, expected = (chosen >= 0).sum(-1).flatten(), (~hidden).sum(-1).clamp(max=most).flatten()
     worst = int((found - expected).abs().argmax())
     if (other := int(found[worst])) != (due := int(expected[worst])):
-        return f"it selected {count(other, 'candidate')} for one query, and its definition selects {due}"
+        return f"it selected {count(other, 'candidate')} for one query, but its definition selects {due}"
     return ""
 
 
 def approximation_of(
     method: ApproximateBackend, case: Case, inputs: Inputs, results: Mapping[str, Tensor]
 ) -> Approximation:
-    """Return how far `out` is from exact attention, and how much of exact attention's mass the method attends to."""
+    """Return the error of `out` against exact attention, and the share of its probability that the method keeps."""
     sample = choose_rows(case, inputs.q.device, draw_seed(), SHARE)
     forward, given = replace(case, direction="fwd"), replace(inputs, dout=None)
     reference = compute_reference(forward, given, sample)
@@ -268,7 +268,7 @@ def approximation_of(
 def _mass_kept(
     method: ApproximateBackend, case: Case, inputs: Inputs, part: ReferencePart, i: int, selected: Tensor | None
 ) -> float | None:
-    """Return the mean over some rows of one pair of the exact probability on the keys that the method attends to."""
+    """Return the exact probability on the keys that the method attends to, as a mean over some rows of one pair."""
     import torch
 
     batch, head, rows = part.batch[i], part.head[i], part.rows[i]

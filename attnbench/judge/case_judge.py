@@ -1,7 +1,7 @@
-"""Judges the results of one case: every comparison that a run and a profile make of a cell, one method each.
+"""Judge the results of one case: every comparison that a run or a profile makes of a cell, one method each.
 
-It works on the device that is measured, beside the workers (judge/service.py), or within a worker where memory cannot
-be shared (worker/judging.py). It is given results by name, and knows nothing of the code that made them.
+It works on the measured device, beside the workers (judge/service.py), or within a worker where memory cannot be shared
+(worker/judging.py). It gets results by name, without the code that made them.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Results = Mapping[str, "Tensor"]
 
 
 class CaseJudge:
-    """The inputs of one case and what is right for them.
+    """The inputs of one case and their right results.
 
-    `check` has the reference. `original` are the inputs in memory that no backend is handed.
+    `check` has the reference. `original` are the inputs in memory to which no backend has access.
     """
 
     original: Inputs
@@ -46,7 +46,8 @@ class CaseJudge:
     ) -> None:
         """Compute the reference for inputs that were made from a seed.
 
-        `method`: of an approximate backend; `launches`: how a check with dropout launches in another process.
+        `method` is an approximate backend, with its definition. By `launches` a check with dropout launches in another
+        process.
         """
         self.case = case
         self.launches = launches
@@ -54,17 +55,17 @@ class CaseJudge:
         self.renewal_seed = draw_seed()
         self._device = given.q.device
         self._hard: HardInputsCheck | None = None
-        self._screened: tuple[Renewal | None, dict[str, Tensor]] = None, {}  # what other kernels gave for a renewal
+        self._screened: tuple[Renewal | None, dict[str, Tensor]] = None, {}  # other kernels' results for a renewal
 
     @property
     def hard(self) -> HardInputsCheck:
-        """The check of a launch on hard inputs, made where it is first asked for."""
+        """The check of a launch on hard inputs, made at first use."""
         if self._hard is None:
             self._hard = HardInputsCheck(self.case, self._device)
         return self._hard
 
     def compute_all(self) -> None:
-        """Compute what the checks of a right kernel need: the reference for hard inputs, and for the first renewal."""
+        """Compute ahead the references for hard inputs and for the first renewal, which every right kernel needs."""
         if self.check.hard:
             self.hard  # noqa: B018
         renewal = Renewal(self.renewal_seed, 1)
@@ -76,17 +77,17 @@ class CaseJudge:
         self._hard = None
 
     def first_changed(self, launched: Inputs) -> str | None:
-        """Return the name of an input that the launches of a backend have written to; None where there is none."""
-        with pages.appended(self.case, self.original):  # as the launches did
+        """Return the name of an input to which a backend's launches have written; None where there is none."""
+        with pages.appended(self.case, self.original):  # with the new keys, which the launches append too
             return inputs.first_changed(launched, self.original)
 
     def check_renewed(self, renewal: Renewal, results: Results) -> Accuracy:
-        """Compare the results of a launch on renewed inputs."""
+        """Return the accuracy of a launch on renewed inputs."""
         with renewal.of(self.case, self.original) as fresh:
             return self.check.check_renewed(renewal, fresh, results)
 
     def find_wrong_rows(self, renewal: Renewal, results: Results, signature: Signature) -> Accuracy | None:
-        """Return the comparison of rows of out that are wrong on renewed inputs; None where none is."""
+        """Return the accuracy of rows of out that are wrong on renewed inputs; None where none are."""
         if not self.check.is_screened:
             return None
         with renewal.of(self.case, self.original) as fresh:
@@ -95,7 +96,7 @@ class CaseJudge:
             return find_wrong_rows(self.case, fresh, results["out"], signature, self._screened[1])
 
     def check_calls(self, calls: Calls) -> tuple[Accuracy, int]:
-        """Return the accuracy of a call that is wrong, and its number; of the first where none is."""
+        """Return the accuracy and the number of a wrong call; of the first call where none is wrong."""
         found = [
             (calls.of_first if number == 0 and calls.of_first else self.check.check_restored(results), number)
             for number, results in calls.to_compare
@@ -107,16 +108,16 @@ class CaseJudge:
 class Calls:
     """The first of several calls, and the one whose results are furthest from it.
 
-    A result that has every bit of the first is right if that is. Of the others, as of a kernel that sums in no fixed
-    order, the one furthest from the first is compared.
+    A result with the same bits as the first is right if the first is. Of the other results, which a kernel without a
+    fixed order of sums may give, the one furthest from the first is compared.
     """
 
     first: Results | None = None
-    of_first: Accuracy | None = None  # the accuracy of the first, where it is known
+    of_first: Accuracy | None = None  # the accuracy of the first call, where it is known
     furthest: tuple[float, int, Results] | None = None
 
     def add(self, number: int, results: Results) -> None:
-        """Take the results of one more call; number 0 is the first."""
+        """Take the results of one more call; calls are numbered from 0."""
         if number == 0:
             self.begin(copied(results))
             return
@@ -128,17 +129,17 @@ class Calls:
             self.furthest = far, number, copied(results)
 
     def begin(self, first: Results, accuracy: Accuracy | None = None) -> None:
-        """Take the results of the first call, which are kept, and their accuracy where it is known."""
+        """Keep the results of the first call, and their accuracy where it is known."""
         self.first, self.of_first, self.furthest = first, accuracy, None
 
     @property
     def to_compare(self) -> list[tuple[int, Results]]:
-        """The results that are to be compared with the reference, with the numbers of their calls."""
+        """The results to compare with the reference, with the numbers of their calls."""
         assert self.first is not None
         return [(0, self.first), *([self.furthest[1:]] if self.furthest else [])]
 
     def distances(self, results: Results) -> dict[str, float]:
-        """Return how far each result is from that of the first call."""
+        """Return the distance of each result from the first call's, by name."""
         assert self.first is not None
         return {name: distance(t, self.first[name]) for name, t in results.items()}
 
@@ -149,18 +150,18 @@ def copied(results: Results) -> Results:
 
 
 def has_same_bits(results: Results, others: Results) -> bool:
-    """Whether results have the names of others, and every bit of them."""
+    """Return whether two sets of results have the same names and the same bits."""
     return results.keys() == others.keys() and all(_is_equal(results[name], t) for name, t in others.items())
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """Return the largest difference of two tensors over the largest value, infinite where there is a NaN."""
+    """Return the largest difference of two tensors over the largest value; infinite for a NaN."""
     difference = float((one.float() - other.float()).abs().max() / other.float().abs().max().clamp_min(1e-30))
     return difference if math.isfinite(difference) else math.inf
 
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same bits."""
+    """Return whether two tensors have the same bits."""
     import torch
 
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[one.itemsize]

@@ -11,15 +11,15 @@ tolerance for matrix operations", 1984). They tie dk and dv to out and dq, whose
 
 Errors e of dv that are independent of v, as roundings are, leave a difference v' e whose squares add up to the sum of
 |v_j|^2 |e_j|^2. So with a relative error r in dv and in out the two sides differ by
-r sqrt(sum |v|^2 |dv|^2 + sum |out|^2 |dout|^2). For r the check allows what the root mean square of a result may be:
-twice eager's, plus one rounding. Errors in many keys exceed that; an error in one key of many does not.
+r sqrt(sum |v|^2 |dv|^2 + sum |out|^2 |dout|^2). The check allows r to be the bound on the root mean square of a result:
+twice eager's, plus one rounding. Errors in many keys exceed it; an error in one key of many does not.
 
-Eager's errors are those of the sampled rows, in sums of few terms. Two errors of a right kernel do not show there:
+Eager's errors come from the sampled rows, in sums of few terms. They do not include two errors of a right kernel:
 
 - Sums of many terms become too small on tensor cores (truncation.py): dv of a million rows by up to 0.42 %. One side of
-  the equation may be smaller than the other by what that explains, and no more.
-- In fp16 the probabilities of a long sequence are subnormal: P and dS are rounded to multiples of 2^-24, where those of
-  a million keys are about 10^-6. Such errors, of all pairs of a row and a key, are added to the tolerance.
+  the equation may be smaller than the other by the share that truncation explains, and no more.
+- In fp16 the probabilities of a long sequence are subnormal: P and dS are rounded to multiples of 2^-24, but with a
+  million keys they are about 10^-6. Such errors, of all pairs of a row and a key, are added to the tolerance.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 @plain_torch()
 def compare_checksums(reference: Reference, inputs: Inputs, results: Mapping[str, Tensor]) -> dict[str, TensorError]:
-    """Return for "dk" and "dv" the error of the head in which the two sides of the equation differ most.
+    """Return for "dk" and "dv" the relative error of the head in which the two sides of the equation differ most.
 
-    The errors are relative. `reference` gives eager's relative errors, from which the tolerance follows.
+    The tolerance follows from eager's relative errors in `reference`.
     """
     case, s = reference.case, reference.case.shape
     assert inputs.dout is not None
@@ -70,10 +70,10 @@ def compare_checksums(reference: Reference, inputs: Inputs, results: Mapping[str
 
 
 def _by_heads(case: Case, keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the four tensors of some key heads of one batch entry at a time, in the reference's dtype.
+    """Yield the four tensors for some key heads of one batch entry at a time, in the reference's dtype.
 
-    `keys` and `by_key` (k and dk, or v and dv) as (heads, seqlen_k, d); `by_row` and `rows` (dq and q, or out and dout)
-    as (heads, seqlen_q * group, d).
+    `keys` and `by_key` (k and dk, or v and dv) become (heads, seqlen_k, d); `by_row` and `rows` (dq and q, or out and
+    dout) become (heads, seqlen_q * group, d).
     """
     s = case.extent
     group = s.nheads // s.nheads_k
@@ -90,10 +90,11 @@ def _by_heads(case: Case, keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Te
 def _difference(
     keys: Tensor, by_key: Tensor, by_row: Tensor, rows: Tensor, *, least: float, most: float
 ) -> tuple[list[float], list[float]]:
-    """Return for each head the relative difference of the two sides, keys' by_key and by_row' rows.
+    """Return two lists by head for the two sides keys' by_key and by_row' rows.
 
-    It is the norm of the difference over that which relative errors of 1 would leave. The first side may be the second
-    times a factor from `least` to `most`. The second list is what errors of 1 in every probability would leave.
+    The first list has the relative difference: the norm of the difference over its size for relative errors of 1. The
+    first side may be the second times a factor from `least` to `most`. The second list has the difference for errors of
+    1 in every probability.
     """
     import torch
 

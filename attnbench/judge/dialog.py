@@ -1,6 +1,6 @@
-"""Runs a check that needs launches of a worker meanwhile, such as the one that reads a dropout mask.
+"""Run a check that needs launches of a worker meanwhile, for example to read a dropout mask.
 
-The check runs in a thread of its own. Where it asks for a launch, it waits until the worker has made one.
+The check runs in its own thread. It asks for a launch, and waits until the worker has made it.
 """
 
 from __future__ import annotations
@@ -12,39 +12,39 @@ from typing import Any
 
 
 class AbandonedError(Exception):
-    """Raised in a check whose worker makes no launch any more."""
+    """Raised in a check whose worker will make no more launches."""
 
 
 class LaunchesOfWorker:
-    """How a check sets torch's random numbers (`restore`) and launches, in another process."""
+    """The interface by which a check restores torch's random numbers and launches, in another process."""
 
     def __init__(self) -> None:
         self._restores = False
         self._dialog: Dialog | None = None
 
     def begin(self, check: Callable[[], Any]) -> Dialog:
-        """Begin a check that launches by this object."""
+        """Begin a check that launches through this object."""
         self._dialog = Dialog()
         self._dialog.start(check)
         return self._dialog
 
     def restore(self) -> None:
-        """Have the next launch begin from the state of random numbers that the worker had at first."""
+        """Let the next launch begin from the first state of the worker's random numbers."""
         self._restores = True
 
     def launch(self) -> None:
-        """Launch once. The results are in the judge's memory then."""
+        """Launch once, after which the judge's memory has the results."""
         assert self._dialog is not None
         restores, self._restores = self._restores, False
         self._dialog.ask(restores)
 
 
 class Dialog:
-    """One check in its thread."""
+    """A check in its own thread, and the messages between it and the judge."""
 
     def __init__(self) -> None:
-        self._said: SimpleQueue[tuple[str, Any]] = SimpleQueue()  # by the check: "launch", "done" or "failed"
-        self._made: SimpleQueue[bool] = SimpleQueue()  # by the worker: a launch; False: it makes none any more
+        self._said: SimpleQueue[tuple[str, Any]] = SimpleQueue()  # from the check: "launch", "done" or "failed"
+        self._made: SimpleQueue[bool] = SimpleQueue()  # from the worker: True after a launch, else False
 
     def start(self, check: Callable[[], Any]) -> None:
         """Begin the check."""
@@ -57,23 +57,23 @@ class Dialog:
             self._said.put(("failed", error))
 
     def ask(self, restores: bool) -> None:
-        """Wait for a launch. Called by the check."""
+        """Ask for a launch and wait for it; the check calls this."""
         self._said.put(("launch", restores))
         if not self._made.get():
             raise AbandonedError
 
     def made(self) -> None:
-        """Say that the launch was made."""
+        """Report to the check that the launch was made."""
         self._made.put(True)
 
     def abandon(self) -> None:
-        """End the check."""
+        """End the check, in which AbandonedError is raised."""
         self._made.put(False)
 
     def next(self) -> tuple[str, Any]:
-        """Return "launch" and whether random numbers are restored for it, or "done" and what the check returned.
+        """Return ("launch", whether to restore random numbers for it) or ("done", the result of the check).
 
-        Raises what the check raised.
+        Raises the error that the check raised.
         """
         kind, value = self._said.get()
         if kind == "failed":

@@ -1,15 +1,15 @@
-"""The check of a cell with dropout: exact where its mask can be read, else by statistics.
+"""The check of a cell with dropout: exact where the mask can be read, else by statistics.
 
-Every launch that is checked starts from the same state of torch's random numbers, so it draws the mask that
-dropout_mask.py reads. The timed calls continue from the current state, and each call's mask must differ from the last.
+Every checked launch starts from the same state of torch's random numbers, so it draws the mask that dropout_mask.py
+reads. The timed calls continue from the current state, and each call must have another mask than the last.
 
 The mask cannot be read where a library does not draw it from torch's random numbers, or where a forward has more keys
 than LAUNCHES launches can show. Then a probing launch, which shows its own mask, is compared exactly instead, and the
-results themselves are compared by statistics. Over many rows out = (P * D) v has
+other results are compared by statistics. Over many rows out = (P * D) v has
 
     mean P v        variance p / (1 - p) sum_j P_ij^2 v_j^2
 
-and dk and dv agree with out and dq as they do without dropout, since both sides contain the same D (checksums.py).
+and dk and dv agree with out and dq as without dropout, because both sides contain the same D (checksums.py).
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from attnbench.judge.tolerance import compare, expected_results
 if TYPE_CHECKING:
     from torch import Tensor
 
-MIN_ROWS = 32  # for statistics of the output
-BY_STATISTICS = "dropout: its mask is not known ({}), so that results were checked by their statistics"
+MIN_ROWS = 32  # least number of rows for statistics of the output
+BY_STATISTICS = "dropout: its mask is not known ({}), so results were checked by statistics"
 
 
 class DropoutResultCheck(ResultCheck):
-    """The check of a case with dropout. It has the comparisons of ResultCheck."""
+    """The check of a case with dropout, with the comparisons of ResultCheck."""
 
     hard = False
 
     def __init__(self, case: Case, given: Inputs, seed: int, launches: LaunchesOfWorker | None = None) -> None:
-        """Take the inputs, and how launches are made in another process, where they are."""
+        """Take the inputs, and `launches`, by which the check launches in another process, if it does."""
         import torch
 
         self.case = case
@@ -66,7 +66,7 @@ class DropoutResultCheck(ResultCheck):
         self._state: Any = launches or dropout_mask.RandomState(case, given.q.device)
         self._reads = self.inputs
         self._prepared: Prepared | None = None
-        self._kept: Tensor | None = None  # the mask of the prepared launch in the sample, once it was read
+        self._kept: Tensor | None = None  # the mask of the prepared launch in the sample, once it has been read
         self._flaws: tuple[str, ...] = ()
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
@@ -81,7 +81,7 @@ class DropoutResultCheck(ResultCheck):
         return launch
 
     def launched_on(self, reads: Inputs) -> None:
-        """Take the inputs that launches read from now on, where they are not those that were given."""
+        """Take the inputs that launches read from now on, in place of the ones given before."""
         self._reads, self._prepared = reads, None
 
     def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
@@ -108,7 +108,7 @@ class DropoutResultCheck(ResultCheck):
         """
         results = {
             name: t.clone() for name, t in results.items()
-        }  # the launches that read the mask may write to the same memory
+        }  # copies, because the launches that read the mask may write to the same memory
         if self._kept is None and self.case.has_forward and not self.notes:
             self._find_mask_source()
         if self.notes:
@@ -122,7 +122,7 @@ class DropoutResultCheck(ResultCheck):
         return replace(accuracy, flaws=self._flaws)
 
     def _with_mask(self, inputs: Inputs, sample: RowSample) -> Reference:
-        """Return the reference with the mask that the checked launches draw."""
+        """Return the reference with the mask of the checked launches."""
         if sample is not self._sample:
             return compute_reference(self.case, inputs, sample, kept=self._masks.read(sample))
         if self._kept is None:
@@ -133,7 +133,7 @@ class DropoutResultCheck(ResultCheck):
         return compute_reference(self.case, inputs, sample, kept=self._kept)
 
     def _find_mask_source(self) -> None:
-        """Find out whether the mask can be read, and whether the next call draws another one."""
+        """Determine whether the mask can be read, and whether the next call draws another mask."""
         first, following, again = self._masks.read_repeats(self._sample)
         needed = len(dropout_mask.launch_parts(self.case, self._sample))
         if bool((first != again).any()):
@@ -153,12 +153,12 @@ class DropoutResultCheck(ResultCheck):
         return replace(found, errors=errors, unwritten=unwritten, flaws=flaws)
 
     def _probe_accuracy(self, inputs: Inputs, sample: RowSample) -> Accuracy:
-        """Compare the results of a probing launch, which shows the part of its mask on which they depend."""
+        """Compare the results of a probing launch, which shows the part of its mask on which its results depend."""
         s = self.case.shape
         if self.case.has_backward:
             rows = s.headdim_v * s.nheads_k // s.nheads
             if not rows:
-                return Accuracy({}, 0, 0)  # more query heads share a key head than v has columns
+                return Accuracy({}, 0, 0)  # a key head has more query heads than v has columns
             sample = replace(sample, rows=sample.rows[:, -rows:], all_rows=False)
         given, kept, results = self._masks.probe_launch(inputs, sample)
         part = dropout_mask.best_part(self.case, sample)
@@ -172,12 +172,12 @@ class DropoutResultCheck(ResultCheck):
 
 
 def find_statistics_flaws(case: Case, inputs: Inputs, sample: RowSample, out: Tensor) -> tuple[str, ...]:
-    """Return what is improbable in the mean or the variance of `out` over the sample's rows, one sentence each.
+    """Return flaws in the mean or the variance of `out` over the sample's rows, one sentence each.
 
     For each row, the error out - P v is taken in units of the standard deviation that dropout gives each element. Two
     values are tested: its part along P v, which is zero for the right mean, and its mean square, which is one for the
-    right variance. Both may be off by SIGMAS standard errors over the rows, and by what a kept share that is off by
-    QUANTUM causes.
+    right variance. Both may be off by SIGMAS standard errors over the rows, and by the effect of an error of QUANTUM in
+    the kept share.
     """
     along, expected_square, square = _row_moments(case, inputs, sample, out)
     n = len(square)

@@ -1,7 +1,7 @@
-"""Reads the dropout mask of a kernel from launches with special inputs, and tests whether it is random.
+"""Read the dropout mask of a kernel from launches with special inputs, and test whether it is random.
 
 With D = kept / (1 - p), out = (P * D) v and dv = (P * D)' dout. So where each column of v (or of dout) has a single
-value that is not zero, each element of out (or of dv) is a single product, and is zero where dropout dropped it:
+non-zero value, each element of out (or of dv) is a single product, and is zero where dropout dropped it:
 
 - a v with one of `headdim_v` keys in each column shows those keys for all queries, in one launch of the forward;
 - a dout with one of `headdim_v` query rows in each column shows those rows for all keys, in one launch with a backward.
@@ -9,10 +9,9 @@ value that is not zero, each element of out (or of dv) is a single product, and 
 A library draws its mask from torch's random numbers, so a launch from the same state of the generator draws the same
 mask. Where only the backward is launched, the mask was drawn in `prepare`.
 
-The mask that was read must pass tests that random bits pass (`find_mask_flaws`): the share that is kept, and no two
-heads, rows, or blocks of keys with the same mask. Their thresholds are set for false alarms of one in a million and
-fewer. In addition the share may be off by 1/256, since flash-attn compares random bytes
-(csrc/flash_attn/src/dropout.h) and for p = 0.1 keeps 230/256.
+The mask must pass tests that random bits pass (`find_mask_flaws`): the kept share, and no two heads, rows or blocks of
+keys with the same mask. The thresholds allow at most one false alarm in a million. In addition the share may be off by
+1/256, because flash-attn compares random bytes (csrc/flash_attn/src/dropout.h) and for p = 0.1 keeps 230/256.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAUNCHES = MASK_LAUNCHES
-PROBE_VALUE = 256.0  # the value in a column; large, so that products with small probabilities are not 0 in fp16
-QUANTUM = 1 / 256  # by which the share kept may be off
-SIGMAS = 6.0  # standard errors
-SAME_CORRELATION = 0.5  # correlation of two masks from which they count as the same
-# The least number of bits compared times p (1 - p): by chance random bits reach SAME_CORRELATION once in 10^14.
+PROBE_VALUE = 256.0  # the value of a column; large, so that products with small probabilities are not 0 in fp16
+QUANTUM = 1 / 256  # allowed error of the kept share
+SIGMAS = 6.0  # allowed standard errors
+SAME_CORRELATION = 0.5  # masks with this correlation or more count as the same
+# Least number of compared bits times p (1 - p): random bits then reach SAME_CORRELATION once in 10^14.
 MIN_INFORMATION = 60.0
-MAX_COMPARED = 512  # heads, or rows, that are compared with each other
-MAX_BITS = 2**24  # of a mask that are tested
+MAX_COMPARED = 512  # most heads, or rows, that are compared with each other
+MAX_BITS = 2**24  # most bits of a mask that are tested
 
 
 class MaskReader:
@@ -72,7 +71,7 @@ class MaskReader:
     def read_repeats(self, sample: RowSample) -> tuple[Tensor, Tensor, Tensor]:
         """Return one part of three masks: of a call from the random state, of the next call, and from the state again.
 
-        Each holds the (query, key) pairs that are visible, as a flat bool tensor.
+        Each is a flat bool tensor over the visible (query, key) pairs.
         """
         import torch
 
@@ -90,10 +89,7 @@ class MaskReader:
         return drawn[0], drawn[1], drawn[2]
 
     def probe_launch(self, given: Inputs, sample: RowSample) -> tuple[Inputs, Tensor, dict[str, Tensor]]:
-        """Launch once with probing values.
-
-        Return the inputs of that launch, what it kept as far as the launch shows it, and its results.
-        """
+        """Launch once with probing values. Return the inputs, the part of the mask that it shows, and the results."""
         import torch
 
         part = best_part(self.case, sample)
@@ -105,7 +101,7 @@ class MaskReader:
 
     @contextmanager
     def _probing(self) -> Iterator[None]:
-        """Restore at the end the tensor into which probing values are written."""
+        """Return a context that restores at its end the tensor into which probing values are written."""
         before = self._probed.clone()
         try:
             yield
@@ -113,7 +109,7 @@ class MaskReader:
             self._probed.data.copy_(before)
 
     def _read(self, sample: RowSample, part: Tensor, kept: Tensor) -> dict[str, Tensor]:
-        """Launch once with probing values, write the mask that shows to `part` of `kept`, and return the results."""
+        """Launch once with probing values, write the mask that it shows to `part` of `kept`, and return the results."""
         import torch
 
         s = self.case.shape
@@ -137,10 +133,10 @@ class MaskReader:
 
 
 class RandomState:
-    """The state of torch's random numbers on the host and on the device, when this object was made.
+    """The state of torch's random numbers on the host and on the device, as it was when this object was made.
 
-    `restore` does nothing for a case of a backward alone, which must not draw a mask: if it does, it should not find
-    the numbers that its forward had.
+    `restore` does nothing for a case of a backward alone, which must not draw a mask: a backward that draws one should
+    not get the numbers of its forward.
     """
 
     def __init__(self, case: Case, device: torch.device) -> None:
@@ -163,10 +159,10 @@ class RandomState:
 
 
 def readable_sample(case: Case, device: torch.device, seed: int, share: float = 1.0) -> RowSample:
-    """Choose rows of which LAUNCHES launches can show the mask, the last RUN rows of all heads among them.
+    """Choose rows whose mask LAUNCHES launches can show, among them the last RUN rows of all heads.
 
-    Adjacent rows are the likeliest to have one mask. cuDNN 9.19 on an H200 gives one mask to the rows i, i + 2, i + 4
-    and i + 6 of each 8.
+    Neighbouring rows are the likeliest to share a mask: cuDNN 9.19 on an H200 gives one mask to the rows i, i + 2,
+    i + 4 and i + 6 of each 8.
     """
     s = case.shape
     most = max(1, LAUNCHES * s.headdim_v * s.nheads_k // s.nheads) if case.has_backward else None
@@ -174,7 +170,7 @@ def readable_sample(case: Case, device: torch.device, seed: int, share: float = 
 
 
 def launch_parts(case: Case, sample: RowSample) -> tuple[Tensor, ...]:
-    """Return what each launch shows: keys for a forward; with a backward positions among count x group query rows."""
+    """Return what each launch shows: keys for a forward; for a backward positions among count x group query rows."""
     import torch
 
     s = case.shape
@@ -184,7 +180,7 @@ def launch_parts(case: Case, sample: RowSample) -> tuple[Tensor, ...]:
 
 
 def best_part(case: Case, sample: RowSample) -> Tensor:
-    """Return the part of `launch_parts` that shows most visible (query, key) pairs."""
+    """Return the part of `launch_parts` that shows the most visible (query, key) pairs."""
     seen = visible_in_sample(case, sample)
     return max(launch_parts(case, sample), key=lambda part: int(select_part(case, part, seen).sum()))
 
@@ -195,10 +191,10 @@ def select_part(case: Case, part: Tensor, bits: Tensor) -> Tensor:
 
 
 def find_mask_flaws(case: Case, rows: Tensor, seen: Tensor, kept: Tensor) -> tuple[str, ...]:
-    """Return what is wrong with a mask, one sentence each; empty where it could be random bits.
+    """Return the flaws of a mask, one sentence each; empty where it could be random bits.
 
-    `rows` (pairs, count, group) are the numbers of the query rows. `seen` are the visible (query, key) pairs and `kept`
-    those that dropout keeps, both (pairs, count, group, keys) bool.
+    `rows` (pairs, count, group) are the numbers of the query rows. `seen` is True for visible (query, key) pairs,
+    `kept` for pairs that dropout keeps, both (pairs, count, group, keys) bool.
     """
     chosen = _thinned(seen, rows.device)
     rows, seen, kept = rows[:, chosen], seen[:, chosen], kept[:, chosen]
@@ -223,7 +219,7 @@ def find_mask_flaws(case: Case, rows: Tensor, seen: Tensor, kept: Tensor) -> tup
 
 
 def _thinned(seen: Tensor, device: torch.device) -> Tensor:
-    """Return the positions of so many rows that at most about MAX_BITS are tested, the last RUN among them."""
+    """Return positions of rows with about MAX_BITS bits at most, the last RUN rows among them."""
     import torch
 
     count = seen.shape[1]
@@ -235,12 +231,12 @@ def _thinned(seen: Tensor, device: torch.device) -> Tensor:
 
 
 def is_same_mask(case: Case, first: Tensor, second: Tensor) -> bool:
-    """Whether two masks (bits,) are equal, and long enough that two random masks would not be equal by chance."""
+    """Return whether two masks (bits,) are equal, and too long for random masks to be equal by chance."""
     return first.numel() * case.dropout_p * (1 - case.dropout_p) >= MIN_INFORMATION and bool((first == second).all())
 
 
 def visible_in_sample(case: Case, sample: RowSample) -> Tensor:
-    """Return which keys the sample's rows see, (pairs, count, group, seqlen_k) bool."""
+    """Return (pairs, count, group, seqlen_k) bool, True where a row of the sample sees a key."""
     return visible_keys(case, sample.rows)
 
 
@@ -250,16 +246,16 @@ def _common_positions(rows: Tensor) -> Tensor:
 
 
 def _heads_share_mask(rows: Tensor, seen: Tensor, centred: Tensor, variance: float) -> bool:
-    """Whether two heads have the same mask, in the rows that all heads have."""
+    """Return whether two heads have the same mask, in the rows that all heads have."""
     common = _common_positions(rows)
     heads = centred[:, common].transpose(1, 2).flatten(0, 1).flatten(1)[:MAX_COMPARED]
     return bool(_same_masks(heads @ heads.T, int(seen[0, common, 0].sum()), variance).any())
 
 
 def _rows_that_share_mask(rows: Tensor, seen: Tensor, centred: Tensor, variance: float) -> tuple[int, int] | None:
-    """Return the closest two query rows that have the same mask; None where no two have.
+    """Return the closest two query rows that share a mask; None where no two rows do.
 
-    The rows that all heads have are compared in all heads together, the others in the first and in the last head.
+    Rows that all heads have are compared in all heads together, other rows in the first and in the last head.
     """
     import torch
 
@@ -278,9 +274,9 @@ def _rows_that_share_mask(rows: Tensor, seen: Tensor, centred: Tensor, variance:
 
 
 def _same_masks(products: Tensor, n: Tensor | int, variance: float) -> Tensor:
-    """Return which masks are the same (masks, masks) bool, from their products with each other.
+    """Return (masks, masks) bool, True where two masks are the same, from their products.
 
-    `products` (masks, masks) are sums over the bits that both have, `n` is the number of those bits.
+    `products` (masks, masks) are sums over the bits that both masks have, `n` the numbers of these bits.
     """
     import torch
 
@@ -290,7 +286,7 @@ def _same_masks(products: Tensor, n: Tensor | int, variance: float) -> Tensor:
 
 
 def _repeat_distance(seen: Tensor, centred: Tensor, variance: float) -> int:
-    """Return the distance in keys after which a mask repeats itself; 0 where it does not."""
+    """Return the distance in keys at which a mask repeats; 0 where it does not."""
     import torch
 
     keys = seen.shape[-1]
@@ -309,10 +305,10 @@ def _repeat_distance(seen: Tensor, centred: Tensor, variance: float) -> int:
 
 
 def in_input_order(read_tensor: Tensor, given_tensor: Tensor, name: str) -> Tensor:
-    """Return the tensor that the launch reads, viewed as (batch, seqlen, nheads, headdim).
+    """Return the tensor that a launch reads, viewed as (batch, seqlen, nheads, headdim).
 
-    It may lie in memory as (batch, nheads, seqlen, headdim). Where both shapes are equal, the values decide, without
-    their signs, which may have been changed. Raises ValueError where it has another shape.
+    It may be (batch, nheads, seqlen, headdim) in memory. Where both shapes are equal, the absolute values decide,
+    because signs may have been changed. Raises ValueError for another shape.
     """
     import torch
 

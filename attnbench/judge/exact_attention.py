@@ -1,16 +1,16 @@
-"""Computes the reference on a sample of rows: exact attention, and the errors of eager attention in the case's dtype.
+"""Compute the reference on a sample of rows: exact attention, and the errors of eager attention in the case's dtype.
 
 Eager attention is the textbook's: softmax(q @ k.T * scale) @ v, with every intermediate result rounded to the case's
 dtype, and K and V repeated for grouped heads. Only its errors are kept, by position in the sequence.
 
-Rounding. In some places a right fused kernel is less exact than eager: `Reference.rounding`, which the tolerance adds
-(rounding.py). It is computed for large scores and for cases with dropout.
+Rounding. In some places a right fused kernel is less exact than eager. The tolerance includes these errors
+(`Reference.rounding`, rounding.py), for large scores and for cases with dropout.
 
-fp8. There is no eager attention in fp8. Its place takes the error that no fp8 attention can avoid: q, k and v rounded
+fp8. There is no eager attention in fp8. The error that no fp8 attention can avoid takes its place: q, k and v rounded
 to e4m3 with one scale per tensor, and the probabilities rounded as kernels do (core/fp8.py), with everything else in
 float32. For standard normal inputs this error is 4 to 6 % of the output in root mean square, of which q and k cause up
 to 3.7 %, v 2.6 % and the probabilities 2.6 %. In a backward dout and the gradient of the scores are rounded to e5m2,
-which costs 5.2 % each. The exact results are those of the inputs before rounding.
+which costs 5.2 % each. The exact results are of the inputs before rounding.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-CHUNK = 2**25  # score elements computed at once
-SUM_SECTION = 2048  # terms of a sum that are added by one multiprocessor
-ROW_RESULTS = ("out", "dq")  # results of which a row depends on that query row alone
-OF_MAXIMUM = "_of_maximum"  # ending of the name of a result's variance from a gradient through maxima of rows
+CHUNK = 2**25  # most score elements computed at once
+SUM_SECTION = 2048  # terms of a sum that one multiprocessor adds
+ROW_RESULTS = ("out", "dq")  # results in which a row depends on its query row alone
+OF_MAXIMUM = "_of_maximum"  # suffix of the name of a result's variance from a gradient through maxima of rows
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,11 @@ class ErrorProfile:
 
     largest: Tensor  # (positions,)
     square: Tensor  # (positions,) float64, sum of squares
-    fourth: Tensor  # (positions,) float64, the squares of each row of headdim elements, squared and summed
+    fourth: Tensor  # (positions,) float64, sum over rows of headdim elements of the squared sum of squares
 
     @classmethod
     def between(cls, ours: Tensor, exact: Tensor) -> ErrorProfile:
-        """Return the profile of the difference of two tensors (pairs, positions, ...). NaN stays NaN."""
+        """Return the profile of the difference of two tensors (pairs, positions, ...), NaN where either is NaN."""
         return cls.of(ours.to(exact.dtype) - exact)
 
     @classmethod
@@ -85,7 +85,7 @@ class ErrorProfile:
         return ErrorProfile(self.largest[order], self.square[order], self.fourth[order])
 
     def combined(self, other: ErrorProfile) -> ErrorProfile:
-        """Return the profile of the pairs of both."""
+        """Return the profile over the pairs of this profile and the other."""
         import torch
 
         largest = torch.maximum(self.largest, other.largest)
@@ -98,7 +98,7 @@ class SinkGradient:
 
     exact: Tensor
     eager: Tensor  # as eager attention computes it
-    terms: Tensor  # the sum of squares that the rounding of out multiplies in it
+    terms: Tensor  # the sum of squares by which the rounding of out enters it
 
     @classmethod
     def zeros(cls, nheads_k: int, group: int, dtype: torch.dtype, device: torch.device) -> SinkGradient:
@@ -113,7 +113,7 @@ class SinkGradient:
             whole.index_add_(0, head, part.to(whole.dtype))
 
     def moved_to(self, exact: Tensor) -> SinkGradient:
-        """Return the gradient with another exact one, from which eager's differs as it does from this."""
+        """Return the gradient with another exact value; eager's error stays the same."""
         return SinkGradient(exact, exact + self.eager - self.exact, self.terms)
 
 
@@ -126,33 +126,31 @@ class Reference:
     parts: tuple[ReferencePart, ...]
     eager: Mapping[str, ErrorProfile]
     size: Mapping[str, ErrorProfile]
-    cancelling_terms: Mapping[str, float]  # size of the terms of dq and dk; their sum may be zero, its rounding is not
-    rounding: Mapping[str, ErrorProfile]  # standard deviations from roundings that eager's errors do not show
-    eager_rounding: Mapping[str, ErrorProfile]  # for large scores: those of a kernel that keeps scores in the dtype
+    cancelling_terms: Mapping[str, float]  # size of the terms of dq and dk, which may cancel but not their roundings
+    rounding: Mapping[str, ErrorProfile]  # standard deviations from roundings that eager's errors do not include
+    eager_rounding: Mapping[str, ErrorProfile]  # for large scores: of a kernel that keeps scores in the dtype
     of_maximum: Mapping[str, ErrorProfile]  # of dq and dk: standard deviations from a gradient through maxima of rows
     dsink: SinkGradient | None = None
-    kept: dict[str, Any] = field(
-        default_factory=dict, init=False, compare=False
-    )  # what tolerance.py has computed of it, by result
+    kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)  # cache of tolerance.py, by result
 
     def relative_eager_error(self, name: str) -> float:
-        """Return eager's error over the size of the exact values, both in root mean square; 0 for a result of zeros."""
+        """Return eager's error over the size of the exact values, as root mean squares; 0 for a result of zeros."""
         error, size = float(self.eager[name].square.sum()), float(self.size[name].square.sum())
         return math.sqrt(error / size) if size else 0.0
 
     def with_exact_of(self, other: Reference) -> Reference:
-        """Return the reference with the exact results of another of the same inputs; eager's errors stay."""
+        """Return the reference with the exact results of another reference of the same inputs; eager's errors stay."""
         dsink = None if self.dsink is None or other.dsink is None else self.dsink.moved_to(other.dsink.exact)
         return replace(self, parts=other.parts, dsink=dsink)
 
     def without_dk_dv(self) -> Reference:
-        """Return the reference without dk and dv: they hold for the masked dout only, and are as large as k and v."""
+        """Return the reference without dk and dv, which hold for the masked dout only and are as large as k and v."""
         parts = (replace(p, exact={n: t for n, t in p.exact.items() if n in ROW_RESULTS}) for p in self.parts)
         return replace(self, parts=tuple(parts))
 
 
 def warm_up(device: torch.device) -> None:
-    """Load cuBLAS on the device before the first job, whose time that would add to."""
+    """Load cuBLAS on the device before the first job, so that its time does not include this."""
     import torch
 
     for dtype in (torch.float32, torch.float64):
@@ -163,8 +161,8 @@ def warm_up(device: torch.device) -> None:
 def long_product(a: Tensor, b: Tensor) -> Tensor:
     """Return a @ b for (batch, m, n) and (batch, n, x), with a long sum over n split into sections.
 
-    A GPU computes the sections in parallel, whereas cuBLAS gives each (128, 128) block of a batched result to one
-    multiprocessor, however long its sum is.
+    A GPU computes the sections in parallel. Without them cuBLAS computes each (128, 128) block of a batched result on
+    one multiprocessor, whatever the length of the sum.
     """
     n = a.shape[-1]
     if n <= SUM_SECTION or n % SUM_SECTION:
@@ -193,12 +191,12 @@ def compute_reference(
     """Compute the exact results on the sample, and eager's errors for the same inputs.
 
     With `rows_only` dk and dv are left out. `kept` is the dropout mask, (pairs, count, group, seqlen_k) bool, True
-    where a probability stays; without it nothing is dropped. Where scores are large, as with
-    outliers in the case's data and with `hard` inputs, and with dropout, `rounding` is computed (rounding.py).
+    where a probability stays; without it nothing is dropped. `rounding` is computed with dropout and where scores are
+    large, with outliers in the case's data or with `hard` inputs (rounding.py).
 
-    With the `out` of a kernel, (batch, seqlen_q, nheads, headdim_v), the exact gradients are those of a fused backward
-    that has this out: the row sums of P dP are dout out', which is the same for the exact out. Eager's errors are not
-    computed then, so that the reference is one for `with_exact_of` only.
+    With the `out` of a kernel, (batch, seqlen_q, nheads, headdim_v), the exact gradients are of a fused backward that
+    has this out: it takes dout out' for the row sums of P dP, which they equal for the exact out. Then eager's errors
+    are not computed, and the reference is for `with_exact_of` only.
     """
     with pages.appended(case, inputs), plain_torch():
         return _compute_reference(case, inputs, sample, rows_only=rows_only, kept=kept, hard=hard, out=out)
@@ -261,7 +259,7 @@ def _compute_reference(
             if scales:
                 q, k, v = (fp8.round_to_e4m3(t, scale) for t, scale in zip((q, k, v), scales, strict=True))
                 dout = None if dout is None else fp8.round_to_e5m2(dout)
-                at = _Arithmetic(torch.float32, torch.float32, fp8_out=scales[2])  # out has the scale of v
+                at = _Arithmetic(torch.float32, torch.float32, fp8_out=scales[2])  # in fp8, out has the scale of v
             rounded, _ = _attend(case, rows, q, k, v, dout, at, **options)
         if "dsink" in exact:
             dsink.add(head, exact.pop("dsink"), rounded["dsink"], exact.pop("dsink_terms"))
@@ -276,7 +274,7 @@ def _compute_reference(
                 _add_profile(added, name, ErrorProfile.of(values))
         parts.append(ReferencePart(batch, head, rows, exact))
     in_dtype = {name: profile for name, profile in rounding[-1].items() if large and name != "dq"}
-    terms = {}  # the largest of each
+    terms = {}  # the largest terms of each result
     if case.has_backward:
         terms = {name: case.softmax_scale * float(t.abs().max()) for name, t in (("dq", inputs.k), ("dk", inputs.q))}
     of_dsink = dsink if case.sink else None
@@ -286,8 +284,8 @@ def _compute_reference(
 def _keys_of(t: Tensor, places: Tensor | None, batch: Tensor, head: Tensor, factor: float) -> Tensor:
     """Return the keys or values of (batch entry, key head) pairs, (pairs, seqlen_k, d).
 
-    `t` is (batch, seqlen_k, nheads_k, d), or a cache of pages, whose keys are at `places` (batch, seqlen_k). Those of
-    an e4m3 cache must be multiplied by `factor`; they are returned in float32.
+    `t` is (batch, seqlen_k, nheads_k, d), or a cache of pages with the keys at `places` (batch, seqlen_k). Values of an
+    e4m3 cache are multiplied by `factor`, and returned in float32.
     """
     if places is None:
         return t[batch, :, head]
@@ -301,11 +299,11 @@ def _add_profile(found: dict[str, ErrorProfile], name: str, errors: ErrorProfile
 
 @dataclass(frozen=True)
 class _Arithmetic:
-    """The dtypes of a computation: what it keeps is rounded to `storage`, and products are summed in `accumulate`.
+    """The dtypes of a computation: results are rounded to `storage`, and products are summed in `accumulate`.
 
-    Tensor cores compute so, and storage=bf16 gives what eager attention gives in bf16. With `fp8_out`, the factor of
-    out in e4m3, the probabilities and the gradient of the scores are rounded to 8 bits before they are multiplied, and
-    so is out where a backward reads it (core/fp8.py).
+    Tensor cores compute in this way, and storage=bf16 gives the results of eager attention in bf16. With `fp8_out`, the
+    factor of out in e4m3, the probabilities and the gradient of the scores are rounded to 8 bits before they are
+    multiplied, and so is out where a backward reads it (core/fp8.py).
     """
 
     storage: torch.dtype
@@ -313,29 +311,29 @@ class _Arithmetic:
     fp8_out: Tensor | None = None
 
     def kept(self, t: Tensor) -> Tensor:
-        """Return a tensor rounded as it is kept, ready for a product."""
+        """Return a tensor rounded to `storage`, ready for a product."""
         return t.to(self.storage).to(self.accumulate)
 
     def times(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return (pairs, count, group, x) times (pairs, x, y), as it is kept."""
+        """Return (pairs, count, group, x) times (pairs, x, y), rounded to `storage`."""
         product = long_product(a.to(self.accumulate).flatten(1, 2), b).to(self.storage)
         rows: Tensor = product.unflatten(1, (-1, a.shape[2]))
         return rows
 
     def summed(self, a: Tensor, b: Tensor) -> Tensor:
-        """Sum (pairs, count, group, keys) times (pairs, count, group, x) over count: (pairs, group, keys, x)."""
+        """Return (pairs, group, keys, x), the product over count of (pairs, count, group, keys) and (..., group, x)."""
         return a.to(self.accumulate).permute(0, 2, 3, 1) @ b.transpose(1, 2)
 
 
 class _Chunks:
-    """Results of chunks of rows, by name: those of rows are joined in dimension 1, the others are added up."""
+    """Results of chunks of rows, by name: ROW_RESULTS are joined in dimension 1, the others are summed."""
 
     def __init__(self) -> None:
         self._rows: dict[str, list[Tensor]] = {}
         self._sums: dict[str, Tensor] = {}
 
     def add(self, found: Mapping[str, Tensor]) -> None:
-        """Take the results of a chunk, which may be changed."""
+        """Take the results of a chunk, and possibly change them."""
         for name, t in found.items():
             if name.removesuffix(OF_MAXIMUM) in ROW_RESULTS:
                 self._rows.setdefault(name, []).append(t)
@@ -369,13 +367,13 @@ def _attend(
     """Compute attention of some key heads and their groups of query heads, in the dtypes of `at`.
 
     q: (pairs, count, group, headdim), k: (pairs, seqlen_k, headdim), v: (pairs, seqlen_k, headdim_v), dout and
-    found_out: (pairs, count, group, headdim_v), sink and ALiBi's slopes: (pairs, group). `found_out` is that of a
+    found_out: (pairs, count, group, headdim_v), sink and ALiBi's slopes: (pairs, group). `found_out` is the out of a
     kernel.
 
-    Return the results ("out"; with dout also "dq", and "dk" and "dv" unless `rows_only`; with a sink also "dsink",
-    (pairs, group), of these rows, and "dsink_terms", the squares that the rounding of out multiplies in it; with
-    `of_maximum` also what `maximum_variances` says of dq and dk, by names with OF_MAXIMUM), and for each of
-    `scores_in` their standard deviations from roundings (rounding.py).
+    Return (results, standard deviations from roundings for each of `scores_in`, see rounding.py). Results are "out";
+    with dout also "dq", and "dk" and "dv" unless `rows_only`; with a sink also "dsink", (pairs, group), of these rows,
+    and "dsink_terms", the squares by which the rounding of out enters it; with `of_maximum` also the variances of dq
+    and dk from `maximum_variances`, by names with the suffix OF_MAXIMUM.
     """
     q, k, v = map(at.kept, (q, k, v))
     dropout_scale = 1 / (1 - case.dropout_p)  # factor on the probabilities that dropout keeps
@@ -428,7 +426,7 @@ def _attend(
 def _of_scores(case: Case, rows: Rows, at: _Arithmetic, found_out: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the gradient of the products q k', (pairs, count, group, keys), and the row sums of P dP.
 
-    With the out of a kernel these sums are dout out', as a fused backward computes them.
+    With the out of a kernel the row sums are dout out', as in a fused backward.
     """
     assert rows.dout is not None
     assert rows.dp is not None
@@ -445,7 +443,7 @@ def _of_scores(case: Case, rows: Rows, at: _Arithmetic, found_out: Tensor | None
 
 
 def scaled_scores(case: Case, products: Tensor) -> Tensor:
-    """Return the scores of products q k': scaled, and with the case's softcap."""
+    """Return the scores of products q k', with the case's scale and softcap."""
     import torch
 
     scores = products * case.softmax_scale
@@ -453,9 +451,9 @@ def scaled_scores(case: Case, products: Tensor) -> Tensor:
 
 
 def alibi_bias(case: Case, rows: Tensor, slopes: Tensor) -> Tensor:
-    """Return what ALiBi subtracts from the scores of query rows (pairs, count, group): (pairs, count, group, seqlen_k).
+    """Return ALiBi's bias, to subtract from the scores of query rows (pairs, count, group): (..., seqlen_k).
 
-    `slopes` are those of the query heads, (pairs, group), in whose dtype it is computed.
+    `slopes` (pairs, group) are of the query heads; their dtype is the dtype of the computation.
     """
     import torch
 
@@ -466,7 +464,7 @@ def alibi_bias(case: Case, rows: Tensor, slopes: Tensor) -> Tensor:
 
 
 def probabilities(case: Case, rows: Tensor, scores: Tensor, sink: Tensor | None = None) -> Tensor:
-    """Return the softmax over the keys that each query row sees; 0 for a row that sees no key.
+    """Return the softmax over the keys that each query row sees, zeros for a row that sees no key.
 
     `scores` are (pairs, count, group, seqlen_k), `rows` (pairs, count, group) the numbers of the query rows. A `sink`
     (pairs, group) is one more score of each row; its probability comes last.
@@ -485,7 +483,7 @@ def probabilities(case: Case, rows: Tensor, scores: Tensor, sink: Tensor | None 
 
 
 def visible_keys(case: Case, rows: Tensor) -> Tensor:
-    """Return which keys each query row of `rows` (...) sees, (..., seqlen_k) bool, by their places in the tensors.
+    """Return (..., seqlen_k) bool, True where a query row of `rows` (...) sees a key, by places in the tensors.
 
     Causal masks, windows and masks by name are aligned bottom-right in each sequence.
     """
@@ -502,7 +500,7 @@ def visible_keys(case: Case, rows: Tensor) -> Tensor:
 
 
 def count_visible(case: Case, rows: Tensor) -> Tensor:
-    """Return how many keys each query row of `rows` (...) sees."""
+    """Return the number of keys that each query row of `rows` (...) sees."""
     import torch
 
     chunks = rows.flatten().split(max(1, CHUNK // case.extent.seqlen_k))
@@ -510,7 +508,7 @@ def count_visible(case: Case, rows: Tensor) -> Tensor:
 
 
 def count_pairs(case: Case, device: torch.device) -> int:
-    """Return how many keys the queries of one head of a dense batch see together."""
+    """Return the number of pairs of query and key that one head of a dense batch sees."""
     import torch
 
     return int(count_visible(case, torch.arange(case.shape.seqlen_q, device=device)).sum())
@@ -521,18 +519,18 @@ class _KeyBounds(NamedTuple):
 
     first: Tensor
     last: Tensor
-    place: Tensor  # at which it stands
-    hide: bool  # whether a key is hidden from a query
+    place: Tensor  # key at which the query stands
+    hide: bool  # whether some key is hidden from some query
     hide_all: bool  # whether every key is hidden from some query
 
 
 @lru_cache(maxsize=4)
 def _key_bounds(case: Case, device: torch.device) -> _KeyBounds:
-    """Return the keys that each query of a case sees, and where it stands, by their places in the tensors."""
+    """Return the keys that each query of a case sees, and the key at which it stands, as places in the tensors."""
     import torch
 
     firsts, lasts, middles = [], [], []
-    start = 0  # key of the sequence
+    start = 0  # first key of the sequence
     for count, seqlen_q, seqlen_k in case.sequences if case.is_ragged else [(1, *case.sequences[0][1:])]:
         low, high = diagonals(seqlen_q, seqlen_k, case.causal, case.window_size)
         row = torch.arange(seqlen_q)

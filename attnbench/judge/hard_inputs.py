@@ -1,29 +1,32 @@
-"""Makes inputs on which kernels fail that are right on standard normal ones, and checks a launch on them.
+"""Make hard inputs, on which some kernels fail that are right on standard normal ones, and check a launch on them.
 
-Standard normal inputs have scores of a few units and results of about zero mean. A softmax that does not subtract its
-maximum is right on them, one that ignores a softcap of 50 nearly so; and sums in few bits lose little, as their terms
-have both signs. Here, in addition to standard normal values:
+Standard normal inputs have scores of a few units and results of about zero mean. On them a softmax that does not
+subtract its maximum is right, a kernel that ignores a softcap of 50 is nearly right, and sums in few bits lose little,
+because their terms have both signs. Hard inputs have, in addition to standard normal values:
 
 - Column 0 of k is the same in all keys, 28, as in the outlier channels of trained models' keys (Hooper et al.,
   "KVQuant", 2024, section 3.1; Liu et al., "KIVI", 2024, section 3.1).
-- Seven keys, key 0 first, have more there, in steps up to 56. They take all attention of some queries, as the sinks of
-  trained models do (Xiao et al., "Efficient streaming language models with attention sinks", 2023; Sun et al., "Massive
-  activations in large language models", 2024). Since they grow along the sequence, a running maximum must be renewed.
-- Column 0 of q is 0, positive or negative, by sections of the sequence. All scores of a query are then shifted by 0, by
-  SHIFT and more, or by -SHIFT, or by what makes a softcap's tanh flat. exp(SHIFT) is beyond float32, exp(-SHIFT) is 0.
+- Seven keys, key 0 first, have larger values there, in steps up to 56. They take all attention of some queries, as the
+  sinks of trained models (Xiao et al., "Efficient streaming language models with attention sinks", 2023; Sun et al.,
+  "Massive activations in large language models", 2024). Since they grow along the sequence, a running maximum must be
+  renewed.
+- Column 0 of q is 0, positive or negative, by sections of the sequence. So all scores of a query are shifted by 0, by
+  SHIFT and more, or by -SHIFT; with a softcap by as much as makes its tanh flat. exp(SHIFT) is beyond float32,
+  exp(-SHIFT) is 0.
 - v has a mean of V_MEAN, so that sums along the keys grow. In fp8 it has none: Hopper's tensor cores keep about 14
   bits of a sum of e4m3 products, whatever the kernel (docs/backends.md).
 
 The values of column 0 of k are exact in every dtype: in bf16, fp16, and in e4m3 with one scale for the tensor. Where q
 is not shifted, and where one key takes all attention, eager attention is nearly as exact as on other data, so that its
-error still tells; each of eight sections of the sequence has its own tolerance (tolerance.py).
+error is a useful bound; each of eight sections of the sequence has its own tolerance (tolerance.py).
 
-Sums over very many keys are too small on tensor cores (truncation.py), and where v has a mean, so is all of out by
-about the same share. Each row of out is compared with the exact one made smaller by what that explains.
+Sums over very many keys are too small on tensor cores (truncation.py), and where v has a mean, all of out is too small
+by about the same share. Each row of out is compared with the exact row made smaller by the share that truncation
+explains.
 
-A fused backward takes the row sums of P dP to be dout out'. In dq the error of out is multiplied by column 0 of k: on
-an H200, in fp16 with 256k keys, out was off by 0.1 % and all of dq by 22 to 28 %. So where dq, dk and the gradient of
-the sinks are not those of the exact out, they may be those of the kernel's own out.
+A fused backward takes dout out' for the row sums of P dP, and in dq column 0 of k multiplies the error of out: on an
+H200, in fp16 with 256k keys, an out off by 0.1 % gave a dq off by 22 to 28 %. So dq, dk and the gradient of the sinks
+may be right for the exact out or for the kernel's own out.
 """
 
 from __future__ import annotations
@@ -49,18 +52,18 @@ if TYPE_CHECKING:
 
 SHIFT = 112.0  # exp(88.8) is infinite in float32, exp(-103.9) is 0
 V_MEAN = 1.0
-KEY_LEVEL, KEY_STEP = 28.0, 4.0  # of column 0 in keys; by how much each sink has more than the last
+KEY_LEVEL, KEY_STEP = 28.0, 4.0  # column 0 of keys; step from one sink to the next
 SINKS = 7
-OUTLIER_SCORE = 10.0  # what column 0 adds to scores in a case of outliers; as much again for key 0
-LARGEST_PRODUCT = 15000.0  # of q and k before scaling, which eager attention keeps in the dtype; fp16 ends at 65504
-SHARE = 0.25  # of SCORE_BUDGET
-FROM_ROW_SUMS = ("dq", "dk", "dsink")  # results that a fused backward computes from the row sums of dout out
+OUTLIER_SCORE = 10.0  # score that column 0 adds in a case of outliers; twice as much for key 0
+LARGEST_PRODUCT = 15000.0  # largest q k' before scaling, which eager attention keeps in the dtype; fp16 ends at 65504
+SHARE = 0.25  # share of SCORE_BUDGET
+FROM_ROW_SUMS = ("dq", "dk", "dsink")  # results that a fused backward computes from dout out'
 
 
 class HardInputsCheck:
-    """The check of one launch on hard inputs: the inputs, of a seed from the operating system, and the comparison."""
+    """The check of one launch on hard inputs: the inputs, seeded by the operating system, and the comparison."""
 
-    notes: tuple[str, ...] = ()  # what a right result is off by, and why, one sentence each
+    notes: tuple[str, ...] = ()  # errors of a right result, and their cause, one sentence each
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.seed = draw_seed()
@@ -75,9 +78,9 @@ class HardInputsCheck:
     def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
         """Compare the results of a launch on `inputs`. On a GPU out may be off by twice eager's error.
 
-        Where out is wrong, it may be what sums on tensor cores make smaller. Where out is right then and FROM_ROW_SUMS
-        are not, they may be those of a right backward with the kernel's own out. Those are computed from inputs that
-        are made again, as the launch may have written to its own. `notes` says where that was so.
+        A wrong out is compared again with truncated sums of tensor cores allowed. If out is right then and
+        FROM_ROW_SUMS are not, these are compared with a right backward of the kernel's own out, computed from inputs
+        that are made again, because the launch may have written to its own. `notes` reports both.
         """
         self.notes = ()
         case, sample, device = self.reference.case, self.reference.sample, self.inputs.q.device
@@ -90,7 +93,7 @@ class HardInputsCheck:
             again = compare(with_out_cut_off(self.reference, out), results, ("out",), wide=wide)
             if again.ok:
                 errors |= again.errors
-                self.notes += ("on hard inputs out is too small, by no more than long sums on tensor cores are",)
+                self.notes += ("on hard inputs out is too small, by no more than long sums on tensor cores explain",)
         if errors["out"].ok and not all(errors[name].ok for name in FROM_ROW_SUMS if name in errors):
             inputs = check_inputs(case, make_hard(case, device, self.seed), sample)
             with_own_out = compute_reference(case, inputs, sample, out=out)
@@ -118,7 +121,7 @@ def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
     dout = normal(s.batch, s.seqlen_q, s.nheads, s.headdim_v) if case.has_backward else None
     sink = normal(s.nheads) + sink_level(case) if case.sink else None
     if sink is not None:
-        sink[1::3] += _shift(case)  # as large as the scores that are shifted up
+        sink[1::3] += _shift(case)  # raises some sinks as the scores are raised
     given, count = pages.with_page_table(case, Inputs(q, k, v, dout, sink=sink), seed), min(SINKS, s.seqlen_k)
     sinks = torch.arange(count) * s.seqlen_k // count
     set_outliers(case, given, _signs(case, device) * (_shift(case) / (KEY_LEVEL * case.softmax_scale)), sinks)
@@ -126,7 +129,7 @@ def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
 
 
 def set_outliers(case: Case, given: Inputs, in_q: float | Tensor, sinks: Tensor) -> None:
-    """Set the outlier channel, column 0: `in_q` in q, KEY_LEVEL in k, and more in each of the keys `sinks`, in steps.
+    """Set the outlier channel, column 0: `in_q` in q, KEY_LEVEL in k, and in steps more in each of the keys `sinks`.
 
     The values in k are exact in every dtype: in bf16, fp16, and in e4m3 with one scale for the tensor.
     """
@@ -143,7 +146,7 @@ def set_outliers(case: Case, given: Inputs, in_q: float | Tensor, sinks: Tensor)
 
 
 def set_sinks(case: Case, given: Inputs) -> None:
-    """Make inputs of `Case.data` "outliers" from standard normal ones: one channel, and sinks in the first keys."""
+    """Change standard normal inputs to `Case.data` "outliers": an outlier channel, and sinks in the first keys."""
     import torch
 
     sinks = torch.arange(min(SINKS, case.shape.seqlen_k)).flip(0)
@@ -156,12 +159,12 @@ def sink_level(case: Case) -> float:
 
 
 def _shift(case: Case) -> float:
-    """Return by how much the scores of a query are shifted."""
+    """Return the shift of a query's scores."""
     return min(max(SHIFT, 2.5 * case.softcap), LARGEST_PRODUCT * case.softmax_scale)
 
 
 def _signs(case: Case, device: torch.device) -> Tensor:
-    """Return by which sign each query is shifted, (seqlen_q, nheads): 0, 1 or -1, all three in the last section."""
+    """Return the sign of each query's shift, (seqlen_q, nheads): 0, 1 or -1, all three in the last section."""
     import torch
 
     s = case.extent

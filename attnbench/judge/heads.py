@@ -1,7 +1,7 @@
-"""Judges a case on several devices by some of its key heads, which are drawn at random.
+"""Judge a case on several devices by some of its key heads, drawn at random.
 
-Heads do not depend on each other, so a key head with its query heads, whole, is a case of its own on one device, with
-the reference and the tolerance of any case.
+Heads do not depend on each other, so a key head with its query heads and the whole sequence is a case on one device,
+with the reference and the tolerance of any case.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
 from attnbench.judge.tolerance import worst
 
-CHECKED_HEADS = 4  # key heads, or one for each rank where there are more ranks
+CHECKED_HEADS = 4  # number of key heads, or one for each rank where there are more ranks
 
 
 def draw_heads(case: Case) -> tuple[int, ...]:
-    """Return which key heads are checked: all, or one drawn from each of as many sections."""
+    """Return the key heads to check: all, or one drawn from each of CHECKED_HEADS sections (or as many as ranks)."""
     count, most = case.shape.nheads_k, max(CHECKED_HEADS, case.ranks)
     if count <= most:
         return tuple(range(count))
@@ -29,18 +29,18 @@ def draw_heads(case: Case) -> tuple[int, ...]:
 
 
 def head_case(case: Case) -> Case:
-    """Return the case of one key head and its query heads, whole, on one device."""
+    """Return the case of one key head and its query heads, with the whole sequence on one device."""
     s = case.shape
     return replace(case, ranks=1, shape=replace(s, nheads=s.nheads // s.nheads_k, nheads_k=1))
 
 
 def head_seed(seed: int, head: int) -> int:
-    """Return the seed of the inputs of a key head, of that of the case."""
+    """Return the seed of the inputs of a key head, from the seed of the case."""
     return seed + 7919 * (head + 1)
 
 
 def together(found: Sequence[Accuracy]) -> Accuracy:
-    """Return the accuracy of several heads: the worst error of each result, and all that is wrong beside errors."""
+    """Return the accuracy of several heads together: the worst error of each result, and all other flaws."""
     errors = {name: worst([one.errors[name] for one in found if name in one.errors]) for name in found[0].errors}
     unwritten = dict.fromkeys(name for one in found for name in one.unwritten)
     flaws = dict.fromkeys(flaw for one in found for flaw in one.flaws)

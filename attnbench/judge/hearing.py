@@ -1,6 +1,6 @@
-"""The hearing of one worker's cell: what the judge shares with that worker, and the comparisons of what it is shown.
+"""The judge's side of one worker's cell: the memory shared with the worker, and the comparisons of its results.
 
-The requests that `Hearing.answer` takes are those of service.py.
+service.py has the requests that `Hearing.answer` takes.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-KEPT = 2**28  # bytes of a launch's results, up to which they are kept
-CHECKS = ("hard", "first", "renewed", "rows", "restored", "calls")  # what `check` compares
+KEPT = 2**28  # most bytes of a launch's results to keep
+CHECKS = ("hard", "first", "renewed", "rows", "restored", "calls")  # values of "what" in a request "check"
 
 
 class Hearing:
-    """The shared memory of one worker on a device, the judge of its case, and what was shown so far."""
+    """The shared memory of one worker on a device, the judges of its case, and the verdicts so far."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._arena = Arena(device)
-        self._judges: Mapping[int, CaseJudge] = {}  # of heads; of a case on one device one
-        self._head = 0  # of the request at hand
+        self._judges: Mapping[int, CaseJudge] = {}  # by head; a case on one device has one
+        self._head = 0  # head of the present request
         self._shown: dict[str, dict[int, Accuracy]] = {}  # check -> head -> the verdict on it
-        self.lean = False  # whether memory is scarce, so that what is not needed any more is given back
+        self.lean = False  # whether memory is scarce, and is given back as soon as possible
         self._launched: Inputs  # the inputs in shared memory
-        self._results: list[dict[str, Tensor]] = []  # of calls, there too
+        self._results: list[dict[str, Tensor]] = []  # results of calls, in shared memory too
         self._calls = Calls()
         self._right: tuple[Results, Accuracy] | None = None  # results on the case's inputs, and their accuracy
         self._dialog: Dialog | None = None  # the check that waits for a launch
 
     def begin(self, judges: Mapping[int, CaseJudge], *, lean: bool) -> None:
-        """Take the judges of a case, by head, which several hearings may have."""
+        """Take the judges of a case, by head; several hearings may share them."""
         self._judges, self.lean = judges, lean
 
     def end(self) -> None:
-        """Give up the case and what was shown; the memory stays."""
+        """Forget the case and its verdicts; the shared memory stays."""
         if self._dialog:
             self._dialog.abandon()
         self._judges, self._dialog, self.lean = {}, None, False
         self._results, self._calls, self._shown, self._right = [], Calls(), {}, None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to one request. Raises ValueError where results are none of the case's."""
+        """Return the answer to one request. Raises ValueError for results that do not have the form of the case's."""
         self._head = request.get("head", next(iter(self._judges), 0))
         match request["do"]:
             case "hard":
@@ -98,11 +98,11 @@ class Hearing:
         if not self._judges:
             raise ValueError("no case has begun")
         if self._head not in self._judges:
-            raise ValueError(f"head {self._head!r} is none of those that were drawn")
+            raise ValueError(f"head {self._head!r} was not drawn for the check")
         return self._judges[self._head]
 
     def _inputs(self) -> dict[str, Any]:
-        """Share new copies of the inputs in the place of the hard ones and of results."""
+        """Share new copies of the inputs in place of the hard inputs and of results."""
         judge, check = self._judge, self._judge.check
         if self.lean or len(self._judges) > 1:
             judge.forget_hard()
@@ -117,7 +117,7 @@ class Hearing:
         return found
 
     def _prepared(self, *, dense: bool) -> None:
-        """Expect launches of a call that was prepared anew, on the dense dout or on that of `inputs`."""
+        """Expect launches of a call that was prepared anew, on the dense dout or on the dout of `inputs`."""
         check, launches = self._judge.check, self._judge.launches
         if isinstance(check, DropoutResultCheck) and launches:
             if dense:
@@ -125,7 +125,7 @@ class Hearing:
             check.launcher(Prepared(launches.launch, lambda _: self._results[0]))
 
     def _dialog_until(self) -> dict[str, Any]:
-        """Return the launch that the running check asks for, or its verdict once it is done."""
+        """Return the launch for which the running check asks, or its verdict once it is done."""
         assert self._dialog
         kind, value = self._dialog.next()
         if kind == "launch":
@@ -140,7 +140,7 @@ class Hearing:
     def _of_all_heads(self, request: Mapping[str, Any], accuracy: Accuracy | None) -> dict[str, Any]:
         """Return {"together": the verdict on all heads, None until each was shown}; {} where one head is judged.
 
-        A head with a wrong result stays wrong, whatever else it shows.
+        A head with a wrong result stays wrong, whatever its other results.
         """
         if len(self._judges) == 1 or accuracy is None or request.get("trial"):
             return {}
@@ -150,7 +150,7 @@ class Hearing:
         return {"together": to_json(together([*shown.values()])) if len(shown) == len(self._judges) else None}
 
     def _placed(self, given: Inputs) -> Description:
-        """Share copies of some inputs in the place of all that was shared."""
+        """Share copies of some inputs in place of everything that was shared."""
         self._results = []
         self._arena.reset()
         described, copies = self._arena.place(_named(given))
@@ -158,7 +158,7 @@ class Hearing:
         return {**described, "descale": list(given.descale)}
 
     def _reserve(self, like: Mapping[str, Any], calls: int) -> list[Description]:
-        """Return where the results of calls are to be copied. Raises ValueError where they are none of the case's."""
+        """Return the memory for results of calls. Raises ValueError for results without the form of the case's."""
         import torch
 
         case = self._judge.case
@@ -191,7 +191,7 @@ class Hearing:
                 return accuracy, {}
             case "calls":
                 accuracy, number = judge.check_calls(self._calls)
-                self._calls, self._right = Calls(), None  # the last check: others need the memory
+                self._calls, self._right = Calls(), None  # the last check is done, and others need the memory
                 return accuracy, {"call": number}
         renewal = Renewal(judge.renewal_seed, request["count"])
         if what == "renewed":
@@ -201,13 +201,13 @@ class Hearing:
         raise ValueError(f"unknown check {what!r}")
 
     def _keep(self, results: Results, accuracy: Accuracy) -> None:
-        """Keep results of a launch on the case's inputs, where they are right, and not many bytes."""
+        """Keep results of a launch on the case's inputs, if they are right and at most KEPT bytes."""
         right = self._right is None and accuracy.ok and len(self._judges) == 1 and self._judge.launches is None
         if right and not self.lean and sum(t.nbytes for t in results.values()) <= KEPT:
             self._right = copied(results), accuracy
 
     def _known(self, results: Results) -> Accuracy | None:
-        """Return the accuracy of results that have every bit of those that were right; None of others."""
+        """Return the accuracy of results that have the same bits as the kept right ones; None for others."""
         return self._right[1] if self._right and has_same_bits(results, self._right[0]) else None
 
 
@@ -220,6 +220,6 @@ def use(device: torch.device) -> None:
 
 
 def _named(given: Inputs) -> dict[str, Tensor]:
-    """Return all tensors of some inputs, by name; v is there where it is a view of k too."""
+    """Return all tensors of some inputs by name, with v also where it is a view of k."""
     found = {**given.values, "v": given.v}
     return found if given.page_table is None else {**found, "page_table": given.page_table}

@@ -1,22 +1,22 @@
-"""The inputs of a case: seeded random tensors. One case and seed give the same values in every worker of a machine.
+"""Make the inputs of a case from a seed. One case and seed give the same values in every worker of a machine.
 
 By `Case.data` they are:
 
 - normal: standard normal.
 - uniform: between -sqrt(3) and sqrt(3), of standard deviation 1 too, without large values.
-- outliers: standard normal, but for column 0 of q and k, which is the same in all tokens, and larger in the first seven
-  keys, key 0 most. Trained models have such channels (Dettmers et al., "LLM.int8()", arXiv 2208.07339; Sun et al.,
-  "Massive activations in large language models", arXiv 2402.17762), and their first tokens take much of the attention
-  as sinks (Xiao et al., "Efficient streaming language models with attention sinks", arXiv 2309.17453).
+- outliers: standard normal, except for column 0 of q and k, which is the same in all tokens but larger in the first
+  seven keys, most in key 0. Trained models have such channels (Dettmers et al., "LLM.int8()", arXiv 2208.07339; Sun et
+  al., "Massive activations in large language models", arXiv 2402.17762), and their first tokens take much of the
+  attention as sinks (Xiao et al., "Efficient streaming language models with attention sinks", arXiv 2309.17453).
 - zeros: all zeros, dout too.
-- decaying: attention that decays with the distance, as in trained models most heads' does (Press et al., "Train short,
-  test long", arXiv 2108.12409, builds on it). In each key head the keys are a random walk that forgets:
+- decaying: attention that decays with the distance, as in most heads of trained models (Press et al., "Train short,
+  test long", arXiv 2108.12409). In each key head the keys are an autoregressive sequence:
 
       k_0 = e_0,  k_j = r k_(j-1) + sqrt(1 - r^2) e_j,  r = exp(-1 / DECAY)
 
-  with standard normal e. A query at key position p is a k_p + sqrt(1 - a^2) e', a the least of 0.9 and what makes its
-  mean score of k_p NEAREST. So the mean score of k_j is up to NEAREST exp(-|p - j| / DECAY), and all are standard
-  normal. Dense batches only.
+  with standard normal e. A query at key position p is a k_p + sqrt(1 - a^2) e', where a gives k_p the mean score
+  NEAREST, but is at most 0.9. So the mean score of k_j is up to NEAREST exp(-|p - j| / DECAY), and all values are
+  standard normal. Dense batches only.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 UNIFORM = math.sqrt(3)
-DECAY = 64  # tokens over which scores decay by e
+DECAY = 64  # tokens over which scores decay by the factor e
 NEAREST = 8.0  # the mean score of a query's own position
 
 
 def make(case: Case, device: str, seed: int) -> Inputs:
-    """Return the inputs of a case on `device`, with its data; dout only where the case has a backward.
+    """Return the inputs of a case on `device`, with its data; dout is None without a backward.
 
-    Forward and backward of one shape and dtype get the same q, k and v, in whatever layout.
+    Forward and backward of one shape and dtype get the same q, k and v, in every layout.
     """
     import torch
 
@@ -74,7 +74,7 @@ def make(case: Case, device: str, seed: int) -> Inputs:
 
 
 def set_decaying(case: Case, given: Inputs) -> None:
-    """Make inputs of `Case.data` "decaying" from standard normal ones, one batch entry at a time, in float32."""
+    """Change standard normal inputs to `Case.data` "decaying", one batch entry at a time, in float32."""
     import torch
 
     s, r = case.shape, math.exp(-1 / DECAY)
@@ -84,7 +84,7 @@ def set_decaying(case: Case, given: Inputs) -> None:
     share = min(0.9, NEAREST / (case.softmax_scale * s.headdim))
     at = (torch.arange(s.seqlen_q, device=given.k.device) + s.seqlen_k - s.seqlen_q).clamp(min=0)
     for q, k in zip(given.q, given.k, strict=True):  # (seqlen, heads, headdim)
-        last = k[:1].float().flatten(1) * (1 - math.sqrt(1 - r**2)) / r  # with which the first key stays as it is
+        last = k[:1].float().flatten(1) * (1 - math.sqrt(1 - r**2)) / r  # leaves the first key unchanged
         walk = []
         for part in k.float().flatten(1).split(len(block)):
             n = len(part)
@@ -113,7 +113,7 @@ def first_changed(given: Inputs, fresh: Inputs) -> str | None:
 
 
 def _is_equal(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same values. torch compares no e4m3."""
+    """Return whether two tensors have the same values, in e4m3 too, which torch cannot compare."""
     import torch
 
     if one.dtype.itemsize == 1:
@@ -124,15 +124,15 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
 def find_flaw(given: Inputs, data: Data = "normal") -> str | None:
     """Return why these inputs must not be timed as `data`, in one line; None where nothing is wrong.
 
-    Looks at some ten thousand values of each tensor. Zeros and constants draw less power and run up to 13 % faster, so
-    only who asks for zeros gets them; results of inputs that are not finite cannot be compared with a reference.
+    It tests some ten thousand values of each tensor. Zeros and constants draw less power and run up to 13 % faster, so
+    only the data "zeros" may have them. Results of inputs that are not finite cannot be compared with a reference.
     """
     for name, tensor in given.values.items():
-        step = max(1, tensor.numel() // 2**14) | 1  # odd: of every column, where headdim is a power of two
+        step = max(1, tensor.numel() // 2**14) | 1  # odd, to reach all columns where headdim is a power of two
         some = tensor.flatten()[::step].float()
         if not bool(some.isfinite().all()):
             return f"inputs: {name} has values that are not finite"
-        if name == "sink":  # a few numbers, of a level of their own
+        if name == "sink":  # a few values, with a mean and a spread of their own
             continue
         if data == "zeros":
             if bool(some.any()):

@@ -1,4 +1,4 @@
-"""Torch as it is by default, while a reference is computed."""
+"""Restore torch's default precision while a reference is computed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 @contextmanager
 def plain_torch() -> Iterator[None]:
-    """Let products have their full precision: a backend may have allowed TF32, or left autocast on."""
+    """Return a context in which products have full precision; a backend may have allowed TF32 or left autocast on."""
     import torch
 
     before = torch.get_float32_matmul_precision()

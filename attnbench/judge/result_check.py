@@ -1,4 +1,4 @@
-"""The check of one cell's results: all comparisons, in the order in which a run and a profile make them.
+"""The check of one cell's results: all comparisons, in the order of a run or a profile.
 
 1. `check_first`: the first and the second launch, on inputs whose dout is masked outside the sampled rows
 2. `check_renewed`: a launch after timing, on inputs changed in place, on other rows
@@ -23,28 +23,28 @@ from attnbench.judge.tolerance import compare
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAN_SHARE = 0.125  # of SCORE_BUDGET of a GPU: dk and dv of the sampled heads are moved to the host and back
-SECOND_SHARE = 0.25  # of SCORE_BUDGET for the rows that are recomputed after timing
-# Share of the error that rounding to 8 bits costs. With operands and results of 16 bits a twentieth of it is left, with
-# one operand of three in e4m3 a half, and a half or more with a result in 8 bits.
+LEAN_SHARE = 0.125  # share of SCORE_BUDGET for a lean check, which moves dk and dv to the host and back
+SECOND_SHARE = 0.25  # share of SCORE_BUDGET for the rows that are recomputed after timing
+# Least share of the error of 8-bit rounding that shows operands in fp8. Operands and results of 16 bits have a
+# twentieth of this error; one operand of three in e4m3 has a half; a result in 8 bits has a half or more.
 MIN_FP8_ERROR = 0.25
 
 
 class ResultCheck:
     """The reference of one case and the comparisons with it.
 
-    `inputs` are what the first launches must read: dout is masked where rows are sampled. Make it before the first
-    launch, so that a launch which writes to its inputs is found wrong.
+    The first launches must read `inputs`, with a masked dout where rows are sampled. Make the check before the first
+    launch, so that a launch that writes to its inputs is found wrong.
     """
 
-    notes: tuple[str, ...] = ()  # what could not be checked as usual, one sentence each
+    notes: tuple[str, ...] = ()  # deviations from the usual check, one sentence each
     hard = True  # whether the first launch is to be checked on hard inputs
-    is_screened = True  # whether screen.py may look for wrong rows
+    is_screened = True  # whether screen.py may search for wrong rows
     _renewed: tuple[Renewal, RowSample, Reference] | None = None
-    approximation: Approximation | None = None  # of an approximate backend, once its results were found right
+    approximation: Approximation | None = None  # of an approximate backend, once its results have been found right
 
     def __init__(self, case: Case, given: Inputs, seed: int, *, lean: bool = False) -> None:
-        """Compute the reference. A lean one takes less memory: fewer rows, and the dout given is masked."""
+        """Compute the reference. A lean check takes less memory: it has fewer rows and masks the given dout itself."""
         self.case = case
         self.seed = seed
         kind = given.q.device.type
@@ -58,7 +58,7 @@ class ResultCheck:
         return compute_reference(self.case, given, sample, rows_only=rows_only)
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
-        """Return the launch to call where its results are to be checked."""
+        """Return the launch to call for results that will be checked."""
         return prepared.launch
 
     def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
@@ -66,14 +66,15 @@ class ResultCheck:
         return compare(self._reference, results)
 
     def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
-        """Return why the launch of an fp8 cell does not compute in fp8, in one line; None where nothing shows that."""
+        """Return the evidence that the launch of an fp8 cell does not compute in fp8, in one line; None without any."""
         return copies_problem(self.case, prepared) or self.operands_problem(accuracy)
 
     def operands_problem(self, accuracy: Accuracy) -> str | None:
-        """Return why results of an fp8 cell are none of operands in fp8, in one line; None where nothing shows that.
+        """Return the evidence that operands of an fp8 cell were not in fp8, in one line; None without any.
 
-        Their errors must be those of such operands, which no choice of scales avoids. That tells little of a result in
-        8 bits, whose own rounding is as large: there the kernels' names must say it (backends/cudnn/fp8.py).
+        With operands in fp8 the results have an error that no choice of scales avoids. This is no evidence for a
+        result in 8 bits, whose own rounding is as large: there the names of kernels must show the operands
+        (backends/cudnn/fp8.py).
         """
         for name, error in accuracy.errors.items() if self.case.dtype == "fp8" else ():
             unavoidable = self._reference.relative_eager_error(name)
@@ -83,22 +84,22 @@ class ResultCheck:
         return None
 
     def move_reference(self, device: str) -> None:
-        """Keep the reference in the memory of a device; on that of the results it must be to compare them."""
+        """Move the reference to the memory of a device. Comparisons need it on the device of the results."""
         self._reference = _moved(self._reference, device)
 
     def drop_masked_dout(self) -> None:
-        """Expect the given inputs from now on, with the full dout. Frees the memory of the masked dout, dk and dv."""
+        """Expect the given inputs with the full dout from now on, and free the masked dout, dk and dv."""
         if self.dout_masked:
             self.forget_dk_dv()
             del self.inputs
 
     def forget_dk_dv(self) -> None:
-        """Free the memory of dk and dv where they are those of a masked dout."""
+        """Free the memory of dk and dv if they are of a masked dout."""
         if self.dout_masked:
             self._reference = self._reference.without_dk_dv()
 
     def check_renewed(self, renewal: Renewal, fresh: Inputs, results: Mapping[str, Tensor]) -> Accuracy:
-        """Compare the results of a launch on the inputs of a renewal; their reference is kept for the same one."""
+        """Compare the results of a launch on the inputs of a renewal, and keep the reference for the same renewal."""
         sample, reference = self.prepare_renewed(renewal, fresh)
         if sample.whole or not self.case.has_backward:
             return compare(reference, results)
@@ -106,14 +107,14 @@ class ResultCheck:
         return replace(by_row, errors={**by_row.errors, **compare_checksums(self._reference, fresh, results)})
 
     def prepare_renewed(self, renewal: Renewal, fresh: Inputs) -> tuple[RowSample, Reference]:
-        """Return the rows that are compared on the inputs of a renewal, and their reference."""
+        """Return the rows to compare on the inputs of a renewal, and their reference."""
         if self._renewed is None or self._renewed[0] != renewal:
             sample = choose_rows(self.case, fresh.q.device, draw_seed(), share=SECOND_SHARE)
             self._renewed = renewal, sample, self._compute(fresh, sample, rows_only=not sample.whole)
         return self._renewed[1:]
 
     def check_restored(self, results: Mapping[str, Tensor]) -> Accuracy:
-        """Compare the results of a launch on the given inputs, restored after a renewal."""
+        """Compare the results of a launch on the given inputs, which were restored after a renewal."""
         names = ROW_RESULTS if self.dout_masked else None
         return compare(self._reference, results, names)
 
@@ -121,8 +122,8 @@ class ResultCheck:
 def copies_problem(case: Case, prepared: Prepared) -> str | None:
     """Return which copy in 8 bits the launch of an fp8 cell does not name, in one line; None where it names all.
 
-    It must name its copies of q, k and v in e4m3, and of dout in e5m2 or e4m3. Those that it reads are changed in place
-    after timing, and its results must follow.
+    It must name its copies of q, k and v in e4m3, and of dout in e5m2 or e4m3. After timing these copies are changed in
+    place, and its results must follow.
     """
     import torch
 
@@ -138,7 +139,7 @@ def copies_problem(case: Case, prepared: Prepared) -> str | None:
 
 
 def _moved(value: Any, device: str) -> Any:
-    """Return a value with each tensor in it, in whatever dataclass, mapping or tuple, in the memory of a device."""
+    """Return a value with all tensors in it, through dataclasses, mappings and tuples, in the memory of a device."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -1,49 +1,50 @@
-"""Estimates errors that a right fused kernel may have and eager attention has not, as it computes in another order.
+"""Estimate errors that a right fused kernel may have and eager attention has not, due to another order of computation.
 
 Sums. A product of d terms x_i y_i is off by at most d u sum |x_i y_i| in any order of summation, u being the unit
 roundoff (Higham, "Accuracy and stability of numerical algorithms", 2002, section 3.1). Each addition is off by a
 rounding of its partial sum, and independent errors add up in squares (Higham and Mary, "A new approach to probabilistic
 rounding error analysis", 2019). Where terms have random signs, or all but one, no partial sum exceeds
 sqrt(sum (x_i y_i)^2) in root mean square, whatever the order. So the standard deviation is at most sqrt(d) roundings of
-that. This is what scores q k', dP = dout v' and D = dout out' have in float32. A score is rounded some more times, and
-its error is the relative error of its probability.
+this value. The scores q k', dP = dout v' and D = dout out' have such errors in float32. A score is rounded some more
+times, and its error is the relative error of its probability.
 
-Scores. Eager computes the probabilities once and normalises those, so that the errors of a row add up to zero, and so
-do those of dS. A fused backward computes them anew, from scores summed in another order, and normalises them by the
-log-sum-exp of its forward (Dao et al., "FlashAttention", 2022, appendix B). Then a row of P does not add up to one, nor
-one of dS to zero. A forward may normalise so too: exp(score - log-sum-exp), of all keys or of each part of them. With
-independent errors e_j of the scores in the forward and e'_j in the backward, errors f_j of dP, and e = sum_j P_j e_j,
-in a row
+Scores. Eager computes the probabilities once and normalises them, so that the errors of a row of P add up to zero, and
+so do the errors of a row of dS. A fused backward recomputes them, from scores summed in another order, and normalises
+them by the log-sum-exp of its forward (Dao et al., "FlashAttention", 2022, appendix B). Then a row of P does not add up
+to one, and a row of dS does not add up to zero. A forward may normalise in the same way: exp(score - log-sum-exp), over
+all keys or over each part of them. With independent errors e_j of the scores in the forward and e'_j in the backward,
+errors f_j of dP, and e = sum_j P_j e_j, in a row
 
     out    is off by   sum_j e_j P_j (v_j - out) + (rounding of the log-sum-exp) out
     D      is off by   sum_j e_j dS_j,                  dS_j = P_j (dP_j - D)
     P_j    is off by   (e'_j - e) P_j                   in the backward
     dq     is off by   sum_j (e'_j dS_j + f_j P_j) k_j - (error of D) sum_j P_j k_j - e dq
 
-and dk and dv by sums of the same over rows. Where a column of k is the same in all keys, as an outlier channel is,
-eager's errors cancel in that column of dq, and these do not. With 28 in that column and scores of 10 to 20, in fp32,
-torch's flash attention for CPUs was off by up to 70 times as much as eager in dq. Its own probabilities give that error
-in float64 too, and those of its forward in both passes a tenth of it (tests/worker/test_rounding.py).
+and dk and dv by sums of the same errors over rows. Where a column of k is the same in all keys, such as an outlier
+channel, eager's errors cancel in this column of dq, but these errors do not. With 28 in the column and scores of 10 to
+20, in fp32, torch's flash attention for CPUs was off in dq by up to 70 times as much as eager. Its own probabilities
+give this error in float64 too; the probabilities of its forward in both passes give a tenth of it
+(tests/worker/test_rounding.py).
 
 Out and probabilities. D is also off because a forward rounds out, and the probabilities that multiply v, to the dtype:
-by one rounding of each dout * out and P_j dP_j. It matters most for a query that sees one key. Without dropout out is v
-itself there and is not rounded; with dropout it is v / (1 - p), while eager's dq is exactly zero.
+by one rounding of each dout * out and P_j dP_j. It matters most for a query that sees one key. Without dropout its out
+is v and is not rounded; with dropout it is v / (1 - p), while eager's dq is exactly zero.
 
-The tolerance (tolerance.py) adds all of this where scores are large, and the rounding of out alone with dropout on
-other data. Elsewhere nothing of it is added: eager's error has the same size.
+The tolerance (tolerance.py) includes all these errors where scores are large, and only the rounding of out with dropout
+on other data. Elsewhere eager's error has the same size, and nothing is added.
 
 The maximum. A row of dS adds up to zero, so the gradient of the largest score of a row, which a softmax subtracts, is
-zero too. A kernel that leaves its backward to autograd computes it all the same, unless it detaches the maximum. It is
-then the error of the sum of the row, and autograd adds it to dS of the key with the largest score:
+zero too. A kernel that leaves its backward to autograd computes this gradient nevertheless, unless it detaches the
+maximum. Then it is the error of the sum of the row, and autograd adds it to dS of the key with the largest score:
 
     dS_m   is off by   sum_j (r_j + s_j) P_j dP_j + sum_d t_d dout_d out_d
 
 for the roundings r of P before it multiplies v, s of dP, and t of dout over the sum of the exponentials. In mean square
-these are two roundings of dS more, which the tolerance allows to every kernel. But one key has those of all, and they
-are not in proportion to its own probability: dS of that key, and its row of dk, may be off by several times as much as
-eager's. With keys in blocks, the largest key of the first blocks has the errors of those blocks. In dq it shows in rows
-of which one key has nearly all the probability: eager's dS is nearly zero there. So the tolerance of dq and dk has
-`maximum_variances`, on all data.
+these are two more roundings of dS, which the tolerance allows to every kernel. But one key has the errors of all keys,
+and they are not in proportion to its own probability: dS of this key, and its row of dk, may be off by several times as
+much as eager's. With keys in blocks, the largest key of the first blocks has the errors of these blocks. In dq the
+error shows in rows in which one key has nearly all the probability, where eager's dS is nearly zero. So the tolerance
+of dq and dk has `maximum_variances`, on all data.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-LEAST_BLOCK = 16  # keys that a kernel takes at a time, at least; larger blocks hold a multiple
-SCORE_ROUNDINGS, CAP_ROUNDINGS = 2, 3  # of a score once it is summed: to store and to scale it; to cap it
+LEAST_BLOCK = 16  # least number of keys in a kernel's block; larger blocks have a multiple
+SCORE_ROUNDINGS, CAP_ROUNDINGS = 2, 3  # roundings of a summed score: to store and scale it; with a softcap
 
 
 def rms_of_one_rounding(dtype: torch.dtype) -> float:
@@ -72,7 +73,7 @@ def rms_of_one_rounding(dtype: torch.dtype) -> float:
 
 
 def rms_of_subnormals(dtype: torch.dtype) -> float:
-    """Return the root mean square of the error of one rounding of a number below the normal ones of a dtype."""
+    """Return the root mean square of the error of one rounding of a subnormal number of a dtype."""
     import torch
 
     return rms_of_one_rounding(dtype) * torch.finfo(dtype).smallest_normal
@@ -80,10 +81,10 @@ def rms_of_subnormals(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True)
 class Rows:
-    """Exact attention of some query rows: what they read, and what was computed on the way.
+    """Exact attention of some query rows: inputs, intermediate values and results.
 
-    With tokens first and the group of a key head second: q, out, dout, dq (pairs, count, group, d); the others (pairs,
-    count, group, seqlen_k), of which `weights` are the probabilities after dropout.
+    q, out, dout and dq are (pairs, count, group, d), the others (pairs, count, group, seqlen_k). `weights` are the
+    probabilities after dropout.
     """
 
     q: Tensor
@@ -99,13 +100,12 @@ class Rows:
 def rounding_variances(
     case: Case, rows: Rows, k: Tensor, v: Tensor, *, scores_in: Sequence[torch.dtype | None], rows_only: bool
 ) -> list[dict[str, Tensor]]:
-    """Return by result the variance of each element, from the roundings of some rows, for each of `scores_in`.
+    """Return, for each dtype of `scores_in`, result -> variance of each element from the roundings of some rows.
 
-    k and v are (pairs, seqlen_k, d). Variances of "out" and "dq" are (pairs, count, group, d). Those of "dk" and "dv",
-    (pairs, seqlen_k, d), are to be added up over all rows; they are left out with `rows_only`. Scores are summed in
-    float32 and kept in a dtype of `scores_in`; where that is None only the rounding of out counts. After the first
-    dtype "dq" is left out: a kernel that keeps scores in the dtype of the case does so for its backward, where their
-    errors cancel as in eager's.
+    k and v are (pairs, seqlen_k, d). Variances of "out" and "dq" are (pairs, count, group, d). Variances of "dk" and
+    "dv", (pairs, seqlen_k, d), must be summed over all rows; they are left out with `rows_only`. Scores are summed in
+    float32 and kept in the dtype; for None only the rounding of out counts. Only the first dtype has "dq": a kernel
+    that keeps scores in the dtype of the case does so for its backward, where their errors cancel as in eager's.
     """
     import torch
 
@@ -119,13 +119,13 @@ def rounding_variances(
     capped = rows.scores / case.softcap if case.softcap else None
     slope = case.softmax_scale * (1 if capped is None else 1 - capped**2)
     slope2 = slope**2
-    # of_scores: e_j; of_lse: the rounding of the log-sum-exp; of_sum: that and e; of_d: D; of_dp: f_j, in dS
+    # Variances: of_scores of e_j; of_lse of the log-sum-exp; of_sum of both; of_d of D; of_dp of f_j in dS.
     of_products = _times(rows.q.square(), k.square().mT) * (slope2 * (of_float32 * case.shape.headdim))
     of_lse = of_float32 * SCORE_ROUNDINGS * (p * scores2).sum(-1, keepdim=True)
     if backward:
         assert rows.dout is not None
         assert rows.dp is not None
-        pdp, of_sums = p * rows.dp, of_float32 * case.shape.headdim_v  # of dP and D, products with dout
+        pdp, of_sums = p * rows.dp, of_float32 * case.shape.headdim_v  # for dP and D, the products with dout
         ds2 = (pdp - p * pdp.sum(-1, keepdim=True)).square_()
         of_d_out = (of_out + of_sums) * (rows.dout * rows.out).square().sum(-1, keepdim=True)
         of_d_out += of_p * pdp.square_().sum(-1, keepdim=True)
@@ -159,10 +159,10 @@ def rounding_variances(
 
 
 def maximum_variances(case: Case, rows: Rows, k: Tensor, *, rows_only: bool) -> dict[str, Tensor]:
-    """Return by result the variance of each element, from a gradient through the maxima of some rows.
+    """Return result -> variance of each element from a gradient through the maxima of some rows.
 
-    k is (pairs, seqlen_k, d). The variance of "dq" is (pairs, count, group, d). That of "dk", (pairs, seqlen_k, d), is
-    to be added up over all rows; it is left out with `rows_only`.
+    k is (pairs, seqlen_k, d). The variance of "dq" is (pairs, count, group, d). The variance of "dk", (pairs, seqlen_k,
+    d), must be summed over all rows; it is left out with `rows_only`.
     """
     import torch
     from torch.nn.functional import pad
@@ -187,7 +187,7 @@ def maximum_variances(case: Case, rows: Rows, k: Tensor, *, rows_only: bool) -> 
     found = {"dq": so_far[..., -1:] * of_k.unflatten(1, at.shape[1:3])}
     if rows_only:
         return found
-    apart = (2 * torch.finfo(dtype).eps * highest.abs()).clamp(max=0.5)  # by which roundings may exchange probabilities
+    apart = (2 * torch.finfo(dtype).eps * highest.abs()).clamp(max=0.5)  # roundings may swap two so near
     last = torch.searchsorted(largest, largest * (1 + apart), right=True) - 1  # block in which it may be the largest
     of_sum = torch.where(p >= (largest * (1 - apart))[..., None], so_far.gather(-1, last)[..., None], 0.0)
     found["dk"] = _summed(of_sum.flatten(-2)[..., :keys], rows.q.square())

@@ -1,16 +1,16 @@
-"""Chooses the query rows for which the reference is computed: all where that is cheap, else some of every query head.
+"""Choose the query rows for which the reference is computed: all where that is cheap, else some of every query head.
 
-Each head gets the first row, the last, and one row of each section, of which there are as many as rows are left. Within
-a section all (batch entry, query head) pairs take rows at different places. So a wrong tile of 64 rows is seen
+Each head gets the first row, the last row, and one row of each section; there are as many sections as rows remain.
+Within a section all (batch entry, query head) pairs take rows at different places. So a wrong tile of 64 rows is found
 with these probabilities, where W is the width of a section in rows:
 
 - in one head: 64 / W
 - in all heads: 1 where 64 * (batch * nheads) >= W, else 64 * (batch * nheads) / W
 
 On a GPU with batch 1, 64k tokens and 16 query heads on one key head there are 128 rows of each head, and W is 512: 12 %
-and 100 %. Where one row served all query heads of a key head, it was 12 % for all of them. Two samples are drawn, the
-second with a quarter of the rows, by seeds of the operating system (`draw_seed`). These are the probabilities for
-gradients; wrong tiles of out are found by the screen of all rows, where there is one (screen.py).
+and 100 %. One row for all query heads of a key head would give 12 % in all heads. Two samples are drawn, the second
+with a quarter of the rows, by seeds of the operating system (`draw_seed`). The probabilities hold for gradients; for
+out the screen of all rows, where there is one, finds wrong tiles (screen.py).
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SCORE_BUDGET = {"cuda": 2**27, "cpu": 2**22}  # score elements recomputed per check
+SCORE_BUDGET = {"cuda": 2**27, "cpu": 2**22}  # most score elements that a check recomputes
 # FLOPs of a reference up to which all rows are compared; an H200 does some 18e12 in float32 in a second.
 FULL_FLOPS = {"cuda": 2e12, "cpu": 0.0}
-MIN_ROWS = 16  # of each head; where even these exceed the budget, heads are left out
-RUN = 8  # the last rows of the sequence, which are in the sample with dropout
+MIN_ROWS = 16  # least number of rows of a head; where these exceed the budget, heads are left out
+RUN = 8  # number of last rows of the sequence that a sample with dropout includes
 
 
 @dataclass(frozen=True)
 class RowSample:
-    """(batch entry, key head) pairs, each with the query rows that are compared in the query heads of its group."""
+    """The sampled (batch entry, key head) pairs, each with the rows to compare in the query heads of its group."""
 
     batch: Tensor  # (pairs,) int64
     head: Tensor  # (pairs,) int64, key heads
     rows: Tensor  # (pairs, count, group) int64, ascending in each head
     all_pairs: bool  # True: no head is left out
     all_rows: bool  # True: no row is left out
-    seed: int | None = None  # from which the rows were drawn; None where nothing was drawn
+    seed: int | None = None  # seed of the draw; None where nothing was drawn
 
     @property
     def whole(self) -> bool:
@@ -56,12 +56,12 @@ class RowSample:
 
 
 def draw_seed() -> int:
-    """Return a seed from the operating system, which code in this process cannot foresee."""
+    """Return a seed from the operating system, which no code can predict."""
     return int.from_bytes(os.urandom(4), "big")
 
 
 def reference_flops(case: Case) -> float:
-    """Return the FLOPs of a reference of all rows: exact results and eager's, masked pairs too."""
+    """Return the FLOPs of a reference of all rows: exact and eager attention, masked pairs included."""
     s = case.extent
     products = 6 * (s.headdim + s.headdim_v) if case.has_backward else 2 * (s.headdim + s.headdim_v)
     return 2.0 * products * s.batch * s.nheads * s.seqlen_q * s.seqlen_k
@@ -79,8 +79,8 @@ def choose_rows(
 ) -> RowSample:
     """Choose all rows where a reference costs at most `full_flops`; else as many as `share` of SCORE_BUDGET allows.
 
-    At most `most` rows of each head are chosen. The first and the last row of every head are among them, with `run` the
-    last `run` rows; of a ragged batch the first and the last row of each sequence, or of some where these are too many.
+    At most `most` rows of each head are chosen, among them the first row and the last `run` rows, or the last one. A
+    ragged batch has the first and the last row of each sequence, or of some sequences where these are too many.
     """
     import torch
 
@@ -117,7 +117,7 @@ def choose_rows(
 
 
 def _ends(case: Case, run: int, most: int, generator: torch.Generator) -> Tensor:
-    """Return the first row and the last `run` rows, and ends of a ragged batch's sequences, up to half of `most`."""
+    """Return the first row, the last `run` rows, and ends of a ragged batch's sequences, up to half of `most`."""
     import torch
 
     total = case.extent.seqlen_q
@@ -133,7 +133,7 @@ def _ends(case: Case, run: int, most: int, generator: torch.Generator) -> Tensor
 
 
 def _one_of_each_section(rows: int, count: int, heads: int, generator: torch.Generator) -> Tensor:
-    """Return for each of `count` sections of `rows` one row of each head, (count, heads), at different places."""
+    """Return (count, heads): one row for each of `count` sections of `rows` and each head, at different places."""
     import torch
 
     edges = torch.arange(count + 1) * rows // count
@@ -145,10 +145,10 @@ def _one_of_each_section(rows: int, count: int, heads: int, generator: torch.Gen
 
 
 def check_inputs(case: Case, inputs: Inputs, sample: RowSample, *, in_place: bool = False) -> Inputs:
-    """Return the inputs with dout = 0 outside the sampled rows of the sampled heads (see judge).
+    """Return the inputs with dout = 0 outside the sampled rows of the sampled heads.
 
-    The dout that is given is changed with `in_place`, else it is copied.
-    With a sink, whose gradient is a sum over all batch entries, dout is 0 in the other heads too.
+    `in_place` changes the given dout, else it is copied. With a sink, whose gradient is a sum over all batch entries,
+    dout is 0 in the other heads too.
     """
     import torch
 

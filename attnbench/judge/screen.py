@@ -1,18 +1,18 @@
-"""Screens all rows of a case whose rows are sampled against an independent fused kernel, and decides by exact rows.
+"""Search all rows of a case with sampled rows for wrong ones: choose suspects by another kernel, check them exactly.
 
-The forward is computed once with a fused kernel of torch's SDPA that is not the backend's own. The ROWS rows of out
-where the two differ most, beside the row's size, are recomputed exactly. Neither kernel is trusted: the backend's rows
-are compared with the exact ones, and a wrong screen only chooses rows that are right. So a wrong tile of 64
-rows in one head is found wherever it is, if it is wrong by more than two right kernels differ; with a screen that is
-itself wrong in fewer rows than are chosen.
+A fused kernel of torch's SDPA that is not the backend's own computes the forward once. The ROWS rows of out where the
+two kernels differ most, relative to the size of the row, are recomputed exactly. Neither kernel is trusted: the
+backend's rows are compared with the exact rows, and a wrong screen only chooses rows that are right. So a wrong tile of
+64 rows in one head is found wherever it is, if its error exceeds the difference of two right kernels, and if the screen
+itself is wrong in fewer rows than are chosen.
 
-The rows that are compared were chosen for their differences, so that what chance explains of a mean square
-(tolerance.py) does not hold for them: both errors may be twice eager's, plus one rounding. Rows are compared with rows
-of their own size, within a factor of two, because large rows of a causal mask would hide errors in small ones.
+The rows are chosen for their differences, so the allowance for chance in a mean square (tolerance.py) does not hold for
+them: both errors may be twice eager's, plus one rounding. Rows are compared with rows of their own size, within a
+factor of two, because large rows of a causal mask would hide errors in small ones.
 
-A case with a window, a softcap, a mask by name, a sink, ALiBi, dropout or fp8 is not screened, nor one that torch's
-kernel refuses or has no memory for; nor gradients, whose fused backward costs three times as much, and whose dout is
-masked where out is checked first.
+A case with a window, a softcap, a mask by name, a sink, ALiBi, dropout or fp8 is not screened, nor a case that torch's
+kernel refuses or has no memory for. Gradients are not screened, because a fused backward costs three times as much, and
+dout is masked where out is checked first.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-ROWS = 64  # rows that are recomputed, in all query heads of a key head
+ROWS = 64  # number of rows to recompute, in all query heads of a key head
 TIMES_EAGER = 2.0
-# torch's kernels by the name that torch.nn.attention.SDPBackend has, each with names that a trace shows
+# torch's fused kernels by their name in torch.nn.attention.SDPBackend, each with its names in a trace
 KERNELS = {
     "EFFICIENT_ATTENTION": "fmha_cutlassF AttentionKernel fmha_cutlassB AttentionBackwardKernel",
     "FLASH_ATTENTION": "pytorch_flash flash_fwd flash_bwd flash_attention_for_cpu flash_attention_for_cpu_backward",
@@ -45,25 +45,25 @@ KERNELS = {
 
 
 class Refused(Exception):
-    """torch's kernel cannot compute a case."""
+    """Raised where torch's kernel cannot compute a case."""
 
 
 def is_screened(case: Case, device: torch.device) -> bool:
-    """Whether rows of a case are sampled in its check, and torch's fused kernels compute what it asks for."""
+    """Return whether the check of a case samples rows, and torch's fused kernels can compute the case."""
     more = case.softcap or case.dropout_p or case.sink or case.alibi or case.mask or case.dtype == "fp8"
     plain = case.window_size == (None, None) and not more
     unequal = [of for of in case.sequences if case.causal and 1 < of.seqlen_q != of.seqlen_k]
-    on_cpu = device.type == "cpu"  # whose kernel aligns top-left
+    on_cpu = device.type == "cpu"  # torch's kernel for CPUs aligns its mask top-left
     if not plain or (unequal and (on_cpu or any(of.seqlen_q > of.seqlen_k for of in unequal))):
         return False
     return not choose_rows(case, device, full_flops=FULL_FLOPS[device.type]).whole
 
 
 def other_kernels(device: torch.device, signature: Signature) -> list[str]:
-    """Return those of KERNELS that are not the backend's own by its signature, in the order in which to try them.
+    """Return the KERNELS that are not the backend's own by its signature, in the order in which to try them.
 
-    Flash is the faster one on a GPU, and the only one on a CPU. Where a backend declares nothing, it comes last: a
-    function that calls torch's attention often runs it.
+    Flash is the faster kernel on a GPU, and the only one on a CPU. For a backend without declared kernels it comes
+    last, because a function that calls torch's attention often runs it.
     """
     own = [name for name, traces in KERNELS.items() if any(re.search(p, traces) for p in signature.runs)]
     order = ["FLASH_ATTENTION", "EFFICIENT_ATTENTION"] if signature.runs else list(KERNELS)
@@ -73,9 +73,9 @@ def other_kernels(device: torch.device, signature: Signature) -> list[str]:
 def find_wrong_rows(
     case: Case, inputs: Inputs, out: Tensor, signature: Signature, known: dict[str, Tensor] | None = None
 ) -> Accuracy | None:
-    """Return the comparison of rows of `out` that are wrong on `inputs`; None where none is, or nothing is screened.
+    """Return the accuracy of rows of `out` that are wrong on `inputs`; None where none are, or nothing is screened.
 
-    `known` holds what kernels gave for these inputs, (batch, seqlen_q, nheads, headdim_v), and keeps it.
+    `known` is a cache of kernels' results for these inputs, (batch, seqlen_q, nheads, headdim_v).
 
     It takes the memory of some four results of one batch entry, and with grouped heads of k and v for each query head.
     """
@@ -109,9 +109,9 @@ def find_wrong_rows(
 def _differences(
     case: Case, inputs: Inputs, out: Tensor, kernel: str, known: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Return how far `out` and the kernel's are apart, in units of the size of the row, and that size.
+    """Return the difference of `out` and the kernel's out over the size of the row, and the size.
 
-    Both are (batch, seqlen_q, nheads_k) in float32, the largest of the elements of a row in all query heads of a key
+    Both are (batch, seqlen_q, nheads_k) in float32: the largest absolute element of a row in all query heads of a key
     head.
     """
     import torch
@@ -162,7 +162,7 @@ def _attend_fused(case: Case, inputs: Inputs, entry: int, kernel: str) -> Tensor
 
 
 def _attend(case: Case, q: Tensor, k: Tensor, v: Tensor, kernel: str) -> Tensor:
-    """Return attention of tensors (batch, heads, seqlen, headdim), of sequences of one length, with the case's mask."""
+    """Return attention of tensors (batch, heads, seqlen, headdim) with sequences of one length and the case's mask."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention
@@ -174,11 +174,11 @@ def _attend(case: Case, q: Tensor, k: Tensor, v: Tensor, kernel: str) -> Tensor:
     equal = seqlen_q == seqlen_k
     mask = None
     if masked and not equal:
-        from torch.nn.attention.bias import causal_lower_right  # takes two seconds
+        from torch.nn.attention.bias import causal_lower_right  # imported here, because it takes two seconds
 
         mask = causal_lower_right(seqlen_q, seqlen_k)
     with sdpa_kernel(getattr(SDPBackend, kernel)), torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a refusal is one
+        warnings.simplefilter("ignore")  # refusals are warnings too
         try:
             out: Tensor = scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=masked and equal, scale=case.softmax_scale

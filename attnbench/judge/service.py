@@ -1,35 +1,35 @@
-"""The judge as the workers of a device reach it: requests and answers in plain JSON, tensors in memory that it shares.
+"""The process of the judge for the workers of a device: requests and answers in JSON, tensors in shared memory.
 
-It has loaded neither a library under test nor a person's code, so nothing that such code does to its own process
-changes a verdict. It makes the inputs and the reference of a case one time for all backends. It does nothing on the
-device but while a worker waits for its answer, unless it was asked to work ahead. Each worker of a group that is judged
-at the same time has a number of its own, "slot" (0 where there is one worker), and shared memory of its own
-(hearing.py). Requests ("do") and their answers:
+It loads neither a library under test nor a person's code, so such code cannot change a verdict by changing its own
+process. It makes the inputs and the reference of a case once for all backends. It uses the device only while a worker
+waits for an answer, except after a request to work ahead. Each worker of a group that is judged at the same time has a
+number, "slot" (0 for a single worker), and its own shared memory (hearing.py). Requests ("do") and their answers:
 
     {"do": "open"}                            -> {}, with the device open
-    {"do": "begin", "case": {...}, "seed": n, "lean": bool} -> {"flaw": text}, of inputs that must not be measured, or
-       {"flaw": null, "masked": bool, "hard": bool, "renewal_seed": n, "heads": [...]}; a lean one takes less memory,
-       and the next one begins anew
-    {"do": "ahead", "cases": [...], "seed": n} -> {}; what is right for these cases is computed while workers work, and
+    {"do": "begin", "case": {...}, "seed": n, "lean": bool} -> {"flaw": text} for inputs that must not be measured, or
+       {"flaw": null, "masked": bool, "hard": bool, "renewal_seed": n, "heads": [...]}; "lean" takes less memory, and
+       the case after a lean one begins anew
+    {"do": "ahead", "cases": [...], "seed": n} -> {}; the references of these cases are computed while workers work and
        nothing is timed
-    {"do": "hard"}                            -> {"inputs": tensors}, in the place of all that was shared
-    {"do": "inputs"}                          -> {"inputs": tensors, "masked": tensors}, in the place of all of those:
-       the inputs as they were made, and those of the launches before timing where they differ
-    {"do": "results", "like": {name: [dtype, shape, stride]}, "calls": n} -> {"results": [tensors, ...]}, to which the
-       results of so many calls are copied; checks read those of the first
-    {"do": "first_changed"}                   -> {"name": the input that a launch has written to, or null}
-    {"do": "check", "what": WHAT, ...}        -> {"accuracy": {...} or null, "notes": [...]}, of the results there; of
-       "first" also "problem": why they are none of operands in fp8, or null; of "calls" which "call" it is of
-    {"do": "prepared", "dense": bool}         -> {}; the launches that follow are of a call that was prepared anew
-    {"do": "launched"}                        -> as "check", after a launch that a check with dropout asked for by
-       {"launch": {"restores": bool}}, from the state of random numbers that the worker had at first or not
-    {"do": "calls", "first": m, "calls": n}   -> {}, after taking the results there as those of calls m to m + n - 1
-    {"do": "distances"}                       -> {"distances": {name: from the results of call 0}}
+    {"do": "hard"}                            -> {"inputs": tensors}, in place of everything shared before
+    {"do": "inputs"}                          -> {"inputs": tensors, "masked": tensors}, in place of everything shared
+       before: the inputs, and the inputs of the launches before timing where they differ
+    {"do": "results", "like": {name: [dtype, shape, stride]}, "calls": n} -> {"results": [tensors, ...]}, the memory
+       for the results of n calls; checks read the results of the first
+    {"do": "first_changed"}                   -> {"name": the input to which a launch has written, or null}
+    {"do": "check", "what": WHAT, ...}        -> {"accuracy": {...} or null, "notes": [...]} of the results in this
+       memory; for "first" also "problem", the evidence against operands in fp8, or null; for "calls" also "call", the
+       number of the call
+    {"do": "prepared", "dense": bool}         -> {}; the following launches are of a call that was prepared anew
+    {"do": "launched"}                        -> as "check", after a launch for which a check with dropout has asked by
+       {"launch": {"restores": bool}}; with "restores" the launch begins from the worker's first random state
+    {"do": "calls", "first": m, "calls": n}   -> {}; the results in this memory are of the calls m to m + n - 1
+    {"do": "distances"}                       -> {"distances": {name: distance from the results of call 0}}
 
-Of a case on several devices some key heads are judged, each a case of its own (heads.py). Requests after "begin" then
-say which "head", and the answer to "check" also has "together", the verdict on all heads, null until each was shown.
-"tensors" are a description of core/shared_tensors.py. Each answer, also one with an error, has "grown": the bytes of
-the device's memory that this process has taken meanwhile. WHAT is one of hearing.CHECKS.
+In a case on several devices some key heads are judged, each as a separate case (heads.py). Requests after "begin" then
+name a "head", and the answer to "check" also has "together", the verdict on all heads, null until all have one.
+"tensors" are a description of core/shared_tensors.py. Each answer, with an error too, has "grown": the bytes of the
+device's memory that this process has taken meanwhile. WHAT is one of hearing.CHECKS.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from attnbench.judge.dialog import LaunchesOfWorker
 from attnbench.judge.heads import draw_heads, head_case, head_seed
 from attnbench.judge.hearing import Hearing, use
 
-Judges = Mapping[int, CaseJudge]  # by head; of a case on one device one
-SWITCH = 2e-4  # seconds after which a thread that works ahead lets a worker's request pass
-MUCH = 2**30  # bytes that torch may keep on a GPU for this process
-FREEING = ("begin", "hard", "check", "launched")  # requests after which torch may keep freed memory
+Judges = Mapping[int, CaseJudge]  # by head; a case on one device has one
+SWITCH = 2e-4  # seconds after which a thread that works ahead yields to a worker's request
+MUCH = 2**30  # most bytes that torch may keep on a GPU for this process
+FREEING = ("begin", "hard", "check", "launched")  # requests that free memory, which torch then keeps
 
 
 class JudgeService:
@@ -71,7 +71,7 @@ class JudgeService:
         warm_up(self.device)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to one request. Raises ValueError where results are none of the case's."""
+        """Return the answer to one request. Raises ValueError for results that do not have the form of the case's."""
         before, self.grown = self._free(), 0
         try:
             found = self._answer(request)
@@ -98,12 +98,12 @@ class JudgeService:
         return hearing.answer(request)
 
     def _begin(self, hearing: Hearing, case: Case, seed: int, *, lean: bool) -> dict[str, Any]:
-        """Make the inputs and the reference of a case, unless they are those of the latest."""
+        """Make the inputs and the reference of a case, unless the latest case and seed are the same."""
         hearing.end()
-        own = lean or bool(case.dropout_p)  # a judge that changes with what it is shown, or gives memory back
+        own = lean or bool(case.dropout_p)  # such a judge changes with the results it gets, or gives memory back
         if own or self._known is None or self._known[:2] != (case, seed):
             self._known = None
-            for other in self._hearings.values():  # of the case before, which has ended
+            for other in self._hearings.values():  # their case has ended
                 other.end()
             ahead = self._ahead.pop((case, seed), None)
             made = ahead.result() if ahead else self._made(case, seed)
@@ -127,7 +127,7 @@ class JudgeService:
             one = self._made_of_one(head_case(case), head_seed(seed, head))
             if isinstance(one, str):
                 return one
-            one.renewal_seed = next(iter(made.values()), one).renewal_seed  # a launch has one renewal
+            one.renewal_seed = next(iter(made.values()), one).renewal_seed  # all heads of a launch have one renewal
             made[head] = one
         return made
 
@@ -140,7 +140,7 @@ class JudgeService:
         return made
 
     def _work_ahead(self, cases: Sequence[Case], seed: int) -> None:
-        """Make the judges of some cases in a thread; those of others that nobody has asked for are given up."""
+        """Make the judges of some cases in a thread, and drop earlier ones for which nobody has asked."""
         import torch
 
         sys.setswitchinterval(SWITCH)
@@ -162,7 +162,7 @@ class JudgeService:
                 self._ahead[case, seed] = self._thread.submit(make, case)
 
     def _free(self) -> int:
-        """Return the bytes of the device's memory that are free, when this process has nothing left to do there."""
+        """Return the free bytes of the device's memory, after all work of this process on the device."""
         import torch
 
         if self.device.type != "cuda":
@@ -171,7 +171,7 @@ class JudgeService:
         return torch.cuda.mem_get_info(self.device)[0]
 
     def _give_back(self, do: str) -> None:
-        """Give back memory that torch keeps, where that is much, after a request that may have freed some."""
+        """Give back memory that torch keeps: always in a lean case, else more than MUCH after a request of FREEING."""
         import torch
 
         if self.device.type == "cuda":
@@ -181,5 +181,5 @@ class JudgeService:
 
 
 def _kept(stats: Mapping[str, int]) -> int:
-    """Return the bytes of a device that torch keeps and has not given out."""
+    """Return the bytes of a device that torch keeps without using them."""
     return stats.get("reserved_bytes.all.current", 0) - stats.get("allocated_bytes.all.current", 0)

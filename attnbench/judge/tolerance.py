@@ -1,45 +1,44 @@
-"""The tolerance of the check: how large the error of a kernel's results may be, and the comparison itself (`compare`).
+"""The tolerance of the check, a bound on the error of a kernel's results, and the comparison itself (`compare`).
 
 There are two bounds. Both hold for each of eight sections of the sequence separately, because a causal mask makes the
 values of early rows large, and their tolerance would hide errors in late rows:
 
 - The largest error is at most twice eager's, plus twice the rounding of the largest value (flash-attention's tests).
-- The root mean square of the error is at most 1.22 times eager's, or that of one rounding of every value, step /
-  sqrt(12), where that is more. Eager rounds at least four times in the dtype: scores, scaled scores, probabilities,
+- The root mean square of the error is at most 1.22 times eager's, or the error of one rounding of every value, step /
+  sqrt(12), if this is more. Eager rounds at least four times in the dtype: scores, scaled scores, probabilities,
   result. Errors of independent roundings add up in squares, and a right kernel that keeps partial sums in the dtype may
-  round twice more: sqrt(6 / 4) (EXTRA_ROUNDINGS). Measured on an H200 in bf16 (results/*.jsonl*): fused kernels 0.3 to
-  0.6 of eager's, torch's own eager attention up to 1.10 (gradients, headdim 64, no mask).
+  round twice more: sqrt(6 / 4) (EXTRA_ROUNDINGS). On an H200 in bf16 (results/*.jsonl*) fused kernels have 0.3 to 0.6
+  of eager's error, torch's own eager attention up to 1.10 (gradients, headdim 64, no mask).
 - Both root mean squares are estimates from the compared values. The errors of one row share the roundings of a few
-  probabilities, so each row counts as one value, whose square then has a relative variance of at most 2, the difference
-  of two means over n rows one of 4 / n. DEVIATIONS_MEAN standard deviations are allowed: with 1024 rows a root mean
-  square of 1.37 times eager's, with 64 of 1.73. Where rows differ in size, n is less (_effective_counts). Below
-  FEW, where eager's own error may be small by chance, it is twice eager's, plus one rounding.
+  probabilities, so each row counts as one value. Its square has a relative variance of at most 2, and the difference of
+  two means over n rows one of 4 / n. DEVIATIONS_MEAN standard deviations are allowed: a root mean square of 1.37 times
+  eager's with 1024 rows, of 1.73 with 64. Where rows differ in size, n is less (_effective_counts). Below FEW, where
+  eager's own error may be small by chance, the bound is twice eager's, plus one rounding.
 
-Where eager's place is taken by another estimate (fp8) the root mean square may be twice that and one rounding of every
-value, added up in squares. For rows that were chosen for their errors (screen.py), and on hard inputs on a GPU, it may
-be twice eager's, plus one rounding.
+Where another estimate takes the place of eager (fp8), the root mean square may be twice the estimate and one rounding
+of every value, added up in squares. For rows that were chosen for their errors (screen.py), and on hard inputs on a
+GPU, it may be twice eager's, plus one rounding.
 
 Both bounds are raised by:
 
 - four times the error to expect of a float32 sum of n terms in any order, sqrt(n) units in the last place (Higham and
   Mary, "A new approach to probabilistic rounding error analysis", 2019), for the arithmetic inside any kernel. It
   matters for fp32 only.
-- for large scores and with dropout, what roundings add in a fused kernel (rounding.py): four standard deviations for
+- for large scores and with dropout, the additional errors of a fused kernel (rounding.py): four standard deviations for
   the largest error and two for the root mean square, because a row of a head shares one such error, and a section of
   one head may have only 16 rows.
 
-In dq and dk a gradient through the maximum of a row adds the error of a whole row at one key (rounding.py), to add up
-with others in squares: four standard deviations of it in the largest error. In the root mean square it is among the
-roundings more that are allowed; where fewer than FEW rows count for it, it is added, with what chance explains.
+In dq and dk a gradient through the maximum of a row adds the error of a whole row at one key (rounding.py), in squares.
+The largest error may have four standard deviations of it. In the root mean square the EXTRA_ROUNDINGS include it; where
+fewer than FEW rows count for it, it is added, with the allowance for chance.
 
-Partial sums of dq that are kept in the dtype after each of m chunks of keys, as autograd keeps them, are not allowed
-for. Their error is that of sqrt(m / 2) roundings of dq, 1.3 % of it with 64 chunks of 64 keys in bf16, and grows with
-the sequence. A key of 4096 that is left out of dq costs as much, 1.6 %, and one of more keys less, so that no limit
-would tell the two apart.
+There is no allowance for partial sums of dq that are kept in the dtype after each of m chunks of keys, as by autograd.
+Their error is sqrt(m / 2) roundings of dq, 1.3 % of it with 64 chunks of 64 keys in bf16, and grows with the sequence.
+One key of 4096 left out of dq costs as much, 1.6 %, and one key of more costs less, so no limit would separate the two.
 
-Where scores are large, errors are not in proportion to values: in 16 bits those of a few probabilities are most of it,
-and eager's may be small by chance. So the rows that count are those by the errors to expect of a kernel that keeps
-scores in the dtype, where they are fewer, and the largest error may be four standard deviations of those.
+Where scores are large, errors are not in proportion to values: in 16 bits the errors of a few probabilities dominate,
+and eager's may be small by chance. So the number of effective rows comes from the expected errors of a kernel that
+keeps scores in the dtype, if they give fewer, and the largest error may be four standard deviations of these errors.
 """
 
 from __future__ import annotations
@@ -59,15 +58,15 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-PART = 2**26  # elements of a part of a tensor
-SECTIONS = 8  # of the sequence
+PART = 2**26  # most elements of a part of a tensor
+SECTIONS = 8  # sections of the sequence
 FLOAT32_UNIT = 2.0**-24
-NEARLY_ALL = 0.8  # of the places in a stretch: some errors of a wrong stretch are small by chance
-# Standard deviations of rounding.py that are allowed in the largest error, and in the root mean square
+NEARLY_ALL = 0.8  # least share of wrong places in a wrong stretch, in which some errors are small by chance
+# Allowed standard deviations of rounding.py, in the largest error and in the root mean square
 DEVIATIONS_LARGEST, DEVIATIONS_RMS = 4.0, 2.0
-FEW = 32  # rows that count, below which twice eager's error is allowed
-EXTRA_ROUNDINGS = 6 / 4  # mean square of the error that is allowed, over eager's
-DEVIATIONS_MEAN = 4.0  # standard deviations of a mean square; chance alone exceeds that in 1 of 30,000 tests
+FEW = 32  # effective rows, below which twice eager's error is allowed
+EXTRA_ROUNDINGS = 6 / 4  # allowed mean square of the error over eager's
+DEVIATIONS_MEAN = 4.0  # allowed standard deviations of a mean square; chance alone exceeds them in 1 of 30,000 tests
 
 
 def compare(
@@ -79,16 +78,16 @@ def compare(
 ) -> Accuracy:
     """Compare results, (batch, seqlen, nheads, headdim) each, with the reference.
 
-    `names` are the results to compare, by default all; every result must be there and finite all the same. For those in
-    `wide` both errors may be that many times eager's, plus one rounding. Raises ValueError where a result is
-    missing, or has another shape or dtype than the case's.
+    `names` are the results to compare, by default all; the others must exist and be finite, too. For results in `wide`
+    both errors may be as many times eager's, plus one rounding. Raises ValueError where a result is missing, or has
+    another shape or dtype than the case's.
     """
     case, sample = reference.case, reference.sample
     for name in expected_results(case):
         check_form(case, name, results)
     compared = names or expected_results(case)
     errors, unwritten = {}, []
-    for name in expected_results(case):  # one after the other, as the values of 8 bits take four times their memory
+    for name in expected_results(case):  # one at a time, because values of 8 bits take four times their memory
         values = result_values(name, results)
         if not _is_finite(values):
             unwritten.append(name)
@@ -103,7 +102,7 @@ def compare(
 
 
 def in_parts(t: Tensor) -> tuple[Tensor, ...]:
-    """Return a tensor as views of some rows each, so that what is computed of one takes little memory."""
+    """Return a tensor as views of some rows each, so that computations on a view take little memory."""
     dim = min(1, t.dim() - 1)
     parts: tuple[Tensor, ...] = t.split(max(1, PART * t.shape[dim] // max(1, t.numel())), dim)
     return parts
@@ -114,7 +113,7 @@ def _is_finite(t: Tensor) -> bool:
 
 
 def expected_results(case: Case) -> tuple[str, ...]:
-    """Return the names of the results of a case. A backward too returns out, from the forward that it belongs to."""
+    """Return the names of the results of a case. A backward returns out too, the result of its forward."""
     if not case.has_backward:
         return ("out",)
     return ("out", "dq", "dk", "dv", "dsink") if case.sink else ("out", "dq", "dk", "dv")
@@ -126,15 +125,15 @@ def worst(errors: list[TensorError]) -> TensorError:
 
 
 def summation_error(case: Case) -> float:
-    """Return the relative error that float32 sums of the case's lengths may have, in any order of summation."""
+    """Return the relative error of float32 sums over the case's lengths, for any order of summation."""
     s = case.shape
     return 4 * FLOAT32_UNIT * math.sqrt(max(s.seqlen_q, s.seqlen_k, s.headdim, s.headdim_v))
 
 
 def _effective_counts(size: ErrorProfile, sections: int) -> list[float]:
-    """Return in each section how many rows of equal size would be as many independent values as its rows are.
+    """Return for each section the number of rows of equal size with as many independent values as its rows.
 
-    That is (sum x)^2 / sum x^2 for the squares x of the rows, since errors are in proportion to values.
+    It is (sum x)^2 / sum x^2 for the squares x of the rows, because errors are in proportion to values.
     """
     squares, fourths = (t.tensor_split(sections) for t in (size.square, size.fourth))
     pairs = ((float(square.sum()) ** 2, float(fourth.sum())) for square, fourth in zip(squares, fourths, strict=True))
@@ -142,15 +141,15 @@ def _effective_counts(size: ErrorProfile, sections: int) -> list[float]:
 
 
 def _slack(count: float) -> float:
-    """Return by how much a root mean square over `count` rows may exceed another by chance."""
+    """Return the factor by which a root mean square over `count` rows may exceed another by chance."""
     return math.sqrt(1 + DEVIATIONS_MEAN * math.sqrt(4 / count))
 
 
 def _slack_of_known(count: float) -> float:
-    """Return by how much a root mean square over `count` rows may exceed a standard deviation that is not an estimate.
+    """Return the factor by which a root mean square over `count` rows may exceed a known standard deviation.
 
-    A sum of few squares is far from normal, its cube root is near (Wilson and Hilferty, "The distribution of
-    chi-square", 1931).
+    A sum of few squares is far from normal, but its cube root is nearly normal (Wilson and Hilferty, "The distribution
+    of chi-square", 1931).
     """
     variance = 2 / (9 * count)
     return math.pow(1 - variance + DEVIATIONS_MEAN * math.sqrt(variance), 1.5)
@@ -187,7 +186,7 @@ def check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
 
 
 def result_values(name: str, results: Mapping[str, Tensor]) -> Tensor:
-    """Return the values of a result as they are compared: one of 8 bits is multiplied by its scale."""
+    """Return the values of a result to compare: those of 8 bits multiplied by their scale."""
     t = results[name]
     return t if t.dtype.itemsize > 1 else t.float() * results[f"descale_{name}"]
 
@@ -197,8 +196,8 @@ def _worst_error(
 ) -> TensorError:
     """Return the error of one result in the section where it is largest relative to its tolerance.
 
-    The error is the largest one, or the root mean square where only that exceeds its bound. `dtype` is the
-    result's own, before scaling. With `wide` both errors may be that many times eager's.
+    It is the largest error, or the root mean square where only this exceeds its bound. `dtype` is the result's own,
+    before scaling. With `wide` both errors may be as many times eager's.
     """
     import torch
 
@@ -249,34 +248,34 @@ def _worst_error(
 
 
 class Section(NamedTuple):
-    """What is expected of a result in one section of the sequence."""
+    """The exact values, eager's errors and the allowances of a result in one section of the sequence."""
 
-    largest: float  # of the exact values, and their root mean square
+    largest: float  # largest exact value; below, the root mean square
     rms: float
-    eager_largest: float  # of eager's errors
+    eager_largest: float  # largest of eager's errors
     eager_rms: float
-    deviation_largest: float  # of the standard deviations of rounding.py
+    deviation_largest: float  # largest standard deviation of rounding.py
     deviation_rms: float
-    expectation: float  # the largest of those of a kernel that keeps scores in the dtype
-    maximum_largest: float  # of a gradient through maxima of rows
+    expectation: float  # largest standard deviation of a kernel that keeps scores in the dtype
+    maximum_largest: float  # largest standard deviation of a gradient through maxima of rows
     maximum_rms: float
-    independent: float  # of rows of equal size that would be as many independent values
+    independent: float  # effective number of independent rows
     independent_of_maximum: float
 
 
 @dataclass(frozen=True)
 class Sections:
-    """What is expected of one result, by section of the sequence, computed one time for a reference."""
+    """The `Section`s of one result, computed once for a reference."""
 
     sections: tuple[Section, ...]
-    order: Tensor | None  # of the positions of a ragged batch
-    elements: float  # at each position
+    order: Tensor | None  # order of the positions of a ragged batch
+    elements: float  # number of elements at each position
     total: float  # sum of the squares of the exact values
-    floor: float  # rounding of sums
+    floor: float  # allowance for float32 sums
 
 
 def sections_of(reference: Reference, name: str) -> Sections:
-    """Return what is expected of one result; a reference keeps it."""
+    """Return the `Sections` of one result, which the reference keeps."""
     known: dict[str, Sections] = reference.kept
     if name not in known:
         known[name] = _sections(reference, name)
@@ -333,9 +332,9 @@ def _sections(reference: Reference, name: str) -> Sections:
 def _error_of_dsink(reference: Reference, result: Tensor) -> TensorError:
     """Return the error of the gradient of the sinks.
 
-    It is a sum over all rows, of terms of both signs. Its error in a fused kernel comes from the rounding of out, and
-    eager's from those of probabilities and of their gradient: independent terms, so that a head may be off by
-    DEVIATIONS_LARGEST standard deviations of both, and by the rounding of the result.
+    It is a sum over all rows, of terms of both signs. Its error comes from the rounding of out in a fused kernel, and
+    from the roundings of probabilities and of their gradient in eager attention. These terms are independent, so a head
+    may be off by DEVIATIONS_LARGEST standard deviations of both, and by the rounding of the result.
     """
     import torch
 
@@ -358,8 +357,8 @@ def _error_of_dsink(reference: Reference, result: Tensor) -> TensorError:
 def _by_place_in_sequence(reference: Reference, name: str) -> Tensor:
     """Return the positions of a ragged batch in the order of their place in their sequence.
 
-    So a section holds rows of about one size, as early rows of a causal mask are larger. A position of a sample counts
-    as that of the first head.
+    So a section has rows of about one size, because early rows of a causal mask are larger. The positions of a sample
+    are those of the first head.
     """
     import torch
 
@@ -370,10 +369,10 @@ def _by_place_in_sequence(reference: Reference, name: str) -> Tensor:
 
 
 def _name_places(is_wrong: Tensor, length: int, noun: str) -> str:
-    """Return where a result is wrong, for a reader who looks for the cause.
+    """Return the places where a result is wrong, as text for a person who searches for the cause.
 
-    `is_wrong` (positions,) covers the sequence of `length` from first to last; where it has fewer positions, as of a
-    sample, places are known to one position.
+    `is_wrong` (positions,) covers the sequence of `length` from first to last. With fewer positions, as in a sample,
+    places are known to one position.
     """
     n, at = len(is_wrong), is_wrong.nonzero().flatten().tolist()
     about = "" if n == length else "about "

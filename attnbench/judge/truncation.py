@@ -1,9 +1,9 @@
-"""Says by how much long sums on tensor cores are too small in a right kernel.
+"""Bound the share by which long sums on tensor cores are too small in a right kernel.
 
-A tensor core adds some products at a time to a sum in float32 (8 on an A100) and cuts off what does not fit (Fasi et
-al., "Numerical behavior of NVIDIA tensor cores", 2021): half a unit in the last place on average, always towards zero.
-So a sum becomes too small by a share that grows with its terms. Eager's errors do not show it. Measured on an H200 with
-headdim 128, dv on an H100 too (tests/gpu/long_sums.py):
+A tensor core adds some products at a time to a sum in float32 (8 on an A100) and truncates it (Fasi et al., "Numerical
+behavior of NVIDIA tensor cores", 2021): by half a unit in the last place on average, always towards zero. So a sum
+becomes too small by a share that grows with its terms. Eager's errors do not include it. On an H200 with headdim 128,
+for dv on an H100 too (tests/gpu/long_sums.py):
 
 - dv of a million rows, bf16, causal, was too small by 0.42 % in SDPA's efficient kernel, by 0.21 % in cuDNN's and
   flash-attn 3, and by less than 0.05 % in flash-attn 2, which adds the largest terms last; of 262,144 rows by a fourth
@@ -12,10 +12,10 @@ headdim 128, dv on an H100 too (tests/gpu/long_sums.py):
   0.47 % (bf16) and 0.49 % (fp16) in its flash kernel, cuDNN's and, in bf16, flash-attn 3; of 262,144 keys by 0.12 to
   0.17 %.
 
-FLOAT32_UNIT for each ADDED_AT_ONCE terms, 0.78 % of a million, is what is allowed. It is more than all of these, and
-more than half a unit of each partial sum explains, 0.28 % of a million terms of one sign. What is smaller by more than
-that, or by more than MOST_CUT_OFF, is wrong, whatever the cause. Nothing longer than a million was measured; if losses
-go on growing as fast, a right kernel exceeds MOST_CUT_OFF at 1.7 million.
+FLOAT32_UNIT for each ADDED_AT_ONCE terms is allowed, 0.78 % for a million terms. It is more than all of these losses,
+and more than half a unit of each partial sum explains, 0.28 % for a million terms of one sign. A sum that is smaller by
+more, or by more than MOST_CUT_OFF, is wrong, whatever the cause. The figures end at a million terms; if losses grow at
+the same rate, a right kernel exceeds MOST_CUT_OFF at 1.7 million.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ADDED_AT_ONCE = 8  # products that a tensor core adds to a sum
-MOST_CUT_OFF = 0.01  # of a sum
-MOST_OVER_MEAN = 1.5  # a row's share over the mean of its head, to which rows that lose nothing count
+MOST_CUT_OFF = 0.01  # largest allowed share of a sum
+MOST_OVER_MEAN = 1.5  # largest share of a row over the mean of its head, in which rows without a loss count too
 
 
 def cut_off_by_term(case: Case) -> float:
-    """Return by which share a sum may become smaller with each term: 0 in fp32, where kernels round each addition."""
+    """Return the share by which each term may make a sum smaller: 0 in fp32, where kernels round each addition."""
     return 0.0 if case.dtype == "fp32" else FLOAT32_UNIT / ADDED_AT_ONCE
 
 
 def most_cut_off(case: Case, terms: int, group: int = 1) -> float:
-    """Return by which share sums over so many queries or keys, in each head of a group, may be too small."""
+    """Return the share by which sums over `terms` queries or keys, in each head of a group, may be too small."""
     left, right = case.window_size[0], 0 if case.causal else case.window_size[1]
     adds = bool(case.mask) and masks.find(case.mask).adds
     if left is not None and right is not None and not adds:
@@ -51,11 +51,11 @@ def most_cut_off(case: Case, terms: int, group: int = 1) -> float:
 
 
 def with_out_cut_off(reference: Reference, out: Tensor) -> Reference:
-    """Return the reference with the exact out of each row smaller as that of a kernel is.
+    """Return the reference with the exact out of each row made smaller by the loss of a kernel's out.
 
     `out` is the kernel's, (batch, seqlen_q, nheads, headdim_v). Where v has a mean, all values of a row lose about the
-    same share. It is that which fits the row best, but at most what sums over the keys that the row sees may lose, and
-    at most MOST_OVER_MEAN times what the rows of its head lose on average, for as many keys.
+    same share. The share that fits the row best is taken, but at most the allowed loss of sums over the keys that the
+    row sees, and at most MOST_OVER_MEAN times the mean loss of the rows of its head, for the same number of keys.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""A mask of one's own: documents of 1000 tokens in one sequence, of which a query sees its own only.
+"""A mask of your own: the sequence has documents of 1000 tokens, and a query sees keys of its own document only.
 
 attnbench run --mask examples/masks/documents.py:documents --causal --seqlen 4k -b eager,flex
 """
@@ -11,5 +11,5 @@ TOKENS = 1000
 
 
 def documents(b: Tensor, h: Tensor, q_idx: Tensor, kv_idx: Tensor) -> Tensor:  # noqa: ARG001
-    """Return whether query and key are in one document: FlexAttention's mask_mod, on tensors that broadcast."""
+    """Return True where query and key are in one document. A mask_mod of FlexAttention, on tensors that broadcast."""
     return q_idx // TOKENS == kv_idx // TOKENS

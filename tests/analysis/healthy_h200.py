@@ -1,4 +1,4 @@
-"""The facts of a healthy H200, with changes, and what the doctor's checks find in them."""
+"""The facts of a healthy H200, with changes, and the findings of the doctor's checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORKS = {"seconds": 3e-6, "l2_cold": "cold", "l2_warm": "warm"}
 
 
 class Nvml:
-    """Stands in for pynvml on a healthy H200; `changes` replace its answers, None raises an error."""
+    """A stand-in for pynvml on a healthy H200; `changes` replace answers, and None raises an error."""
 
     NVMLError = RuntimeError
     NVML_CLOCK_SM, NVML_CLOCK_GRAPHICS, NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_SLOWDOWN = range(4)
@@ -95,14 +95,14 @@ def complaints(findings: list[Finding]) -> list[tuple[str, str]]:
 
 
 def aa_test(*differences: float, **changes: Any) -> AATest:
-    """Return an A/A test of one case whose readings differ by these ln(b / a)."""
+    """Return an A/A test of one case with these differences ln(b / a) of readings."""
     a = tuple(1e-3 for _ in differences)
     measured = CaseReadings(CASES[0], a, tuple(x * math.exp(d) for x, d in zip(a, differences, strict=True)))
     return replace(AATest("sdpa-flash", 60.0, (measured,)), **changes)
 
 
 def judged_test(test: AATest) -> list[Finding]:
-    """Return what the checks find in an A/A test."""
+    """Return the findings of the checks in an A/A test."""
     return [*findings_of_aa_test(test)]
 
 

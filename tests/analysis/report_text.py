@@ -17,12 +17,12 @@ from attnbench.results.cells import cells
 
 
 def report(runs: Sequence[Run], convention: Convention = "exact", **options: Any) -> Document:
-    """The document of a report on runs; the options are those of report.document."""
+    """Return the document of a report on runs, with the options of report.document."""
     return document(cells(runs, convention), runs, **options)
 
 
 def shown(runs: Sequence[Run], width: int = 100, encoding: str = "utf-8", **options: Any) -> str:
-    """What a report prints to a pipe."""
+    """Return the output of a report to a pipe."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding)
     terminal.render(Console(file=stream, width=width, _environ={}), report(runs, **options))

@@ -1,4 +1,4 @@
-"""An A/B with workers in this process: who is measured when, what fits the time, when it ends, how it is judged."""
+"""An A/B with workers in this process: the order of turns, the time limit, the end, and the verdict."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Refuses(A):
 
 
 class Here(worker_here.Here):
-    """A worker in this process; the name of its interpreter says how it differs from others."""
+    """A worker in this process; the name of its interpreter sets how it differs from others."""
 
     started: list[str | None] = []  # noqa: RUF012
 
@@ -79,7 +79,7 @@ class Here(worker_here.Here):
 
 
 class Watcher:
-    """Records what it is told, and can interrupt the A/B at a turn."""
+    """A watcher that records its calls and can interrupt the A/B at a turn."""
 
     def __init__(self, interrupt_at: int = 0) -> None:
         self.turns: list[tuple[str, int]] = []  # side, jobs
@@ -105,7 +105,7 @@ class Watcher:
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder with own.py, in which workers are objects of this process."""
+    """Return a folder with own.py, with workers that are objects of this process."""
     for module in (workers, device_probe):
         monkeypatch.setattr(module, "WorkerProcess", Here)
     monkeypatch.chdir(tmp_path)
@@ -130,7 +130,7 @@ def verdicts(outcome: Outcome) -> dict[int, str]:
 
 
 def rounds(path: Path) -> dict[int, int]:
-    """Return seqlen -> number of records in a run file."""
+    """Return seqlen -> number of records of a run file."""
     found, problems = run_file.read(path)
     assert not problems
     lengths = [r.case.shape.seqlen_q for r in found.records]
@@ -201,7 +201,7 @@ def test_interrupted_before_a_pair_there_is_no_judgement() -> None:
 
 
 def test_when_the_time_is_up_what_is_open_stays_so() -> None:
-    """The clock goes on by a second each time it is read."""
+    """When the time is up, open cells stay open. The clock advances by a second at each reading."""
     now = iter(range(10_000))
     outcome = ab(request(seqlen="2k", time_limit=30.0), Watcher(), clock=lambda: float(next(now)))
     assert outcome.judgement
@@ -275,7 +275,7 @@ def test_two_interpreters_run_the_same_backends() -> None:
 
 
 def test_another_torch_is_refused_before_anything_is_measured(here: Path) -> None:
-    """torch is not what -b names; with --expect torch it may differ."""
+    """Another torch, which is no backend under test, is refused; --expect torch allows it."""
     watcher = Watcher()
     asked = request(script("main"), script("torch-2.12"), backends=["own.py:A"])
     outcome = ab(asked, watcher)

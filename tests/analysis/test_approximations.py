@@ -1,4 +1,4 @@
-"""Approximate backends in reports: their error beside their time, and never among those that compute attention."""
+"""Approximate backends in reports: their error beside their time, never ranked with exact attention."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CASE, LONG = case(1024, causal=True), case(4096, causal=True)
 
 @pytest.fixture
 def measured() -> Run:
-    """Two backends, and an approximation that is faster than both; on a longer case it was skipped."""
+    """Return a run of two backends and an approximation that is faster than both, and skipped on a longer case."""
     fast = ok(CASE, "streaming", 900, approximation=NEAR, sustained=1e-6, memory_peak=1.0)
     rest = [
         ok(c, b, t, sustained=1e-3, memory_peak=2.0**20)
@@ -81,7 +81,7 @@ def test_a_gate_judges_its_own_time_and_says_what_it_is(measured: Run) -> None:
 
 
 def test_compare_names_its_error_and_has_no_rate_of_it(measured: Run) -> None:
-    """The FLOPs and bytes of exact attention are not its own."""
+    """An approximation has no rate, because the FLOPs and bytes of exact attention are not its own."""
     other = replace(measured, environment=replace(measured.environment, device=replace(H200, name="NVIDIA H100")))
     found = compare([Path("a.jsonl"), Path("b.jsonl")], [measured, other])
     shown = compare_document(found, every=True)

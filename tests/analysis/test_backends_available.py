@@ -1,4 +1,4 @@
-"""The document of `attnbench backends`: what runs here, why others do not, and how to install them."""
+"""The document of `attnbench backends`: usable backends, the reasons for others, and how to install them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Baselines: a gate reads the same of them as of the run, the files are small and stable, the right one is found."""
+"""Baselines: a gate reads the same from them as from the run, files are small and stable, the right one is found."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def short(which: Record) -> Record:
 
 def test_every_kept_measurement_is_read_and_reduced_as_its_metric() -> None:
     named = {"latency": "time", "cycles": "clock_held", "sustained_latency": "sustained", "joules": "sustained_power"}
-    of_marks = {"clock_before", "clock_after", "clock_best", "clock_idle"}  # by which a clock was held down
+    of_marks = {"clock_before", "clock_after", "clock_best", "clock_idle"}  # measurements that show a clock held down
     assert {named.get(m, m) for m in RULES} | {"span"} | of_marks == {*KEPT} | {"relative_error"}
     one = records()[0]
     for metric in RULES:
@@ -74,7 +74,7 @@ def test_every_kept_measurement_is_read_and_reduced_as_its_metric() -> None:
 
 
 def test_a_gate_judges_by_it_as_by_the_run() -> None:
-    capped: dict[str, Any] = {"limits": ("power cap",), "clock_held": 1.9e9}  # all of them: the limit alone tells it
+    capped: dict[str, Any] = {"limits": ("power cap",), "clock_held": 1.9e9}  # every record: only the limit shows it
     base = run([*records(**capped), *map(short, records("eager", **capped))])
     now = run([*records(), *records("eager")])
     request = Request(tuple(RULES))
@@ -172,7 +172,7 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
     a100 = Device("cuda", 0, "NVIDIA A100-SXM4-80GB", 2**36, 2**36)
     own = {name: baseline_files.save(on(H200), name, folder)[0] for name in ("main", "v1.0")}
     baseline_files.save(on(a100), "main", folder)
-    os.mkfifo(folder / "main" / "pipe.jsonl")  # would be waited for
+    os.mkfifo(folder / "main" / "pipe.jsonl")  # a read would wait
     run_path = Path("run.jsonl")
     run_path.write_bytes(run_file.encoded(on(H200)))
     for given, expected in (
@@ -180,7 +180,7 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
         ("v1.0", own["v1.0"]),
         ("baselines/v1.0", own["v1.0"]),
         ("run.jsonl", run_path),
-        ("none.jsonl", Path("none.jsonl")),  # for the reader to say that there is no such file
+        ("none.jsonl", Path("none.jsonl")),  # the reader reports that there is no such file
     ):
         assert baseline_files.pick(Path(given), on(H200)) == [expected]
     assert "a100" in baseline_files.pick(folder, on(a100))[0].name
@@ -189,7 +189,7 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         baseline_files.pick(folder, on(CPU))
     with pytest.raises(UserError, match=r"no baseline for NVIDIA H200 in \.; measure"):
-        baseline_files.pick(Path("."), on(H200))  # run files are no baselines
+        baseline_files.pick(Path("."), on(H200))  # run files are not baselines
     with pytest.raises(UserError, match="no baseline 'mian' in baselines; did you mean \"main\""):
         baseline_files.pick(Path("mian"), on(H200))
     baseline_files.save(on(H200), "v2", folder)
@@ -199,7 +199,7 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_two_runs_of_one_second_are_two(tmp_path: Path) -> None:
-    """As of CPUs, which have no unit: jobs of a matrix may begin together."""
+    """Two runs that begin in one second are two, for example jobs of a matrix on CPUs, which have no unit."""
     for seconds in (1e-3, 2e-3):
         baseline_files.save(run(records(time=[seconds])), "main", tmp_path, add=True)
     assert len(baseline_files.pick(tmp_path, run(records()))) == 2
@@ -220,9 +220,9 @@ def test_a_baseline_of_several_runs_grows_and_is_replaced_as_a_whole(
     with pytest.raises(UserError, match="that run is in the baseline already"):
         baseline_files.save(days[1], "main", tmp_path, add=True)
     last, gone = baseline_files.save(days[3], "main", tmp_path, add=True)
-    assert [head.started for head in gone] == [days[0].started]  # the oldest
+    assert [head.started for head in gone] == [days[0].started]  # the oldest one
     assert {*last.parent.iterdir()} == {last, *(path for path, _ in saved[1:])}
-    kept = [last.with_name(f"{last.name}{ending}") for ending in (".bak", "~", ".txt")]  # a person's, or an editor's
+    kept = [last.with_name(f"{last.name}{ending}") for ending in (".bak", "~", ".txt")]  # a person's or an editor's
     for file in kept:
         file.write_text("mine")
     path, gone = baseline_files.save(days[4], "main", tmp_path)
@@ -287,7 +287,7 @@ def test_neither_a_run_nor_what_a_link_leads_to_is_replaced(tmp_path: Path) -> N
 
 
 def test_a_folder_that_is_a_link_leads_to_no_other_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a checkout of a stranger's, whose links lead out of it."""
+    """A link that leads out of a stranger's checkout is not followed to another baseline."""
     (there := tmp_path / "victim").mkdir()
     baseline_files.save(run(records()), "main", there)
     before = [path.read_bytes() for path in there.rglob("*.jsonl")]

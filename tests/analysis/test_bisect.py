@@ -40,7 +40,7 @@ class Mine(Fake):
 
 
 class Here(worker_here.Here):
-    """A worker in this process that counts what is measured."""
+    """A worker in this process that counts measurements."""
 
     measured = 0
 
@@ -50,7 +50,7 @@ class Here(worker_here.Here):
 
 
 class Watcher(test_ab.Watcher):
-    """Counts the turns of all A/Bs."""
+    """A watcher that counts the turns of all A/Bs."""
 
     def tell(self, text: str) -> None: ...
 
@@ -60,10 +60,10 @@ class Watcher(test_ab.Watcher):
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A new repository, which is the working directory."""
+    """Return a new repository that is the working directory."""
     for module in (workers, device_probe):
         monkeypatch.setattr(module, "WorkerProcess", Here)
-    monkeypatch.setattr(serve.own_source, "hash_of_source", lambda *_: "")  # it would read all that pytest imports
+    monkeypatch.setattr(serve.own_source, "hash_of_source", lambda *_: "")  # it would read all imports of pytest
     (tmp_path / "temporary").mkdir()
     (tmp_path / "repository").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
@@ -82,7 +82,7 @@ def git(*words: str) -> str:
 def commit_all(
     slowdowns: Mapping[int, float], broken: Sequence[int] = (), faults: Mapping[int, str] | None = None
 ) -> None:
-    """Make commit 0, which has the tag "good", and eight after it; some make the kernel slower, or do not build."""
+    """Make commit 0, tagged "good", and eight more, of which some make the kernel slower or do not build."""
     speed = 1.0
     for place in range(COMMITS + 1):
         speed /= 1 + slowdowns.get(place, 0.0)
@@ -115,7 +115,7 @@ def run(watcher: Watcher | None = None, **changes: Any) -> Outcome:
 
 
 def answer(outcome: Outcome) -> str:
-    """Return all that a person reads first, and the last line."""
+    """Return the answer that a person reads first, and the last line."""
     shown = document(outcome)
     assert "Commits that were tried" in terminal.text(shown) or not outcome.every
     json_and_csv.json_text(shown)
@@ -123,7 +123,7 @@ def answer(outcome: Outcome) -> str:
     return " ".join((*shown.answer, shown.verdict.text))
 
 
-# commits that do not build are where the search tries them, and not beside the culprit
+# The search tries the commits that do not build, and they are not next to the culprit.
 @pytest.mark.parametrize(("culprit", "broken"), [(1, 4), (5, 2)])
 def test_a_slowdown_of_3_percent_is_found(culprit: int, broken: int, here: Path) -> None:
     commit_all({culprit: 0.03}, broken=[broken])
@@ -133,7 +133,7 @@ def test_a_slowdown_of_3_percent_is_found(culprit: int, broken: int, here: Path)
     assert f'"change {culprit}" of 20' in said
     found = git("rev-list", "HEAD").split()[COMMITS - culprit]
     (told,) = (sentence for sentence in document(outcome).answer if "made it slower by" in sentence)
-    assert told.startswith(f'{found[:12]} "change {culprit}"')  # a hash at the start gets no capital letter
+    assert told.startswith(f'{found[:12]} "change {culprit}"')  # a hash at the start has no capital letter
     assert "with a probability of at least 99%" in said
     assert outcome.last is not None
     assert outcome.last.decision is not None
@@ -200,7 +200,7 @@ def test_a_hook_of_git_keeps_its_index_and_builds_see_their_own_commit(
     (here / "new").write_text("")
     git("add", "new")
     staged, commits = git("status", "--porcelain"), git("log", "--format=%H").split()
-    monkeypatch.setenv("GIT_DIR", str(here / ".git"))  # as git has it for a hook
+    monkeypatch.setenv("GIT_DIR", str(here / ".git"))  # as in a hook of git
     monkeypatch.setenv("GIT_INDEX_FILE", str(here / ".git" / "index"))
     outcome = run(build=f"git rev-parse HEAD >> {here.parent}/seen; git checkout .")
     assert (outcome.exit_code, outcome.high) == (0, 6)
@@ -223,7 +223,7 @@ def test_the_time_limit_leaves_a_range_and_is_shared_by_the_ab(monkeypatch: pyte
 
     monkeypatch.setattr(run_bisect.run_ab, "ab", ab)
     outcome = run(time_limit=600.0)
-    assert limits[0] == pytest.approx(120, abs=1)  # of five A/Bs: the whole, three to halve eight commits, the last
+    assert limits[0] == pytest.approx(120, abs=1)  # five A/Bs: the whole range, three to halve it, the last
     assert (outcome.exit_code, outcome.ended, outcome.low) == (3, "time", 4)
     assert "The time limit of 10m00s was up: it is one of 4 commits" in answer(outcome)
 
@@ -241,7 +241,7 @@ def test_nothing_that_the_repository_configures_is_run(here: Path) -> None:
     git("config", "filter.a.smudge", str(spy))
     git("config", "core.fsmonitor", str(spy))
     git("worktree", "add", "--detach", str(here.parent / "plain"))
-    assert (here.parent / "ran").exists()  # a plain call does run them
+    assert (here.parent / "ran").exists()  # an unprotected call runs them
     (here.parent / "ran").unlink()
     assert run(build="").exit_code == 3
     assert not (here.parent / "ran").exists()

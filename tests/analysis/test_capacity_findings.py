@@ -1,4 +1,4 @@
-"""What ended a search, by its records, and the growth of memory."""
+"""The cause that ended a search, from its records, and the growth of memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEARCH = Search(of="batch", call_limit=10.0)
 
 
 def search(largest: int, following: int, in_use: float) -> Run:
-    """Return a run whose search of a batch found `largest`, with GiB in use, and no memory for the `following` one."""
+    """Return a run whose search found the batch `largest`, with GiB in use, and no memory for `following`."""
     base = replace(case(1024), shape=replace(case(1024).shape, batch=1))
     fits = replace(base, shape=replace(base.shape, batch=largest))
     stops = replace(base, shape=replace(base.shape, batch=following))

@@ -1,4 +1,4 @@
-"""The document of a check: its verdict, the error beside each result, and what the cases that are not right share."""
+"""The document of a check: its verdict, the error of each result, and the common traits of the wrong cases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published claims: what the files say, and the verdict on known measurements."""
+"""Published claims: the content of the files, and the verdict on known measurements."""
 
 from __future__ import annotations
 

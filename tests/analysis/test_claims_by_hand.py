@@ -1,4 +1,4 @@
-"""Claims of a run on an H100, and one of a run on an H200, recomputed from the lines of the files without our code."""
+"""Claims of an H100 run and one claim of an H200 run, recomputed from the lines of the files without attnbench."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GRID = [(headdim, seqlen, causal) for headdim in (64, 128, 256) for seqlen in (2
 
 @pytest.fixture(scope="module")
 def findings() -> dict[tuple[str, str], Finding]:
-    """The findings by claim and figure."""
+    """Return the findings by claim and figure."""
     run, _ = run_file.read(FILE)
     found = {flops: by_gpu(cells([run], flops))["H100 SXM"] for flops in ("fa", "exact")}
     judged = [finding for s in claim_file.load() for finding in judge(s, "H100 SXM", found[s.file.flops])]
@@ -34,7 +34,7 @@ def findings() -> dict[tuple[str, str], Finding]:
 def record(
     backend: str, headdim: int, seqlen: int, causal: bool, dtype: str = "fp16", way: str = "fwd", **sizes: int
 ) -> Any:
-    """Return the one record of a case with 16k tokens and 2048 / headdim heads, where no other sizes are given."""
+    """Return the only record of a case, by default with 16k tokens and 2048 / headdim heads."""
     wanted = {"batch": 16384 // seqlen, "nheads": 2048 // headdim, "headdim": headdim, "seqlen_q": seqlen, **sizes}
     (found,) = [
         r
@@ -53,14 +53,14 @@ def seconds(*case: Any, **more: Any) -> float:
 
 def test_a_figure_of_fa3_in_bursts_and_without_pauses(findings: dict[tuple[str, str], Finding]) -> None:
     found = findings["fa3-d128-causal", "fa3"]
-    flops = 4 * 16384 * 16384 * 2048 / 2  # the paper halves it for causal
+    flops = 4 * 16384 * 16384 * 2048 / 2  # the paper halves the FLOPs for causal
     taken = record("fa3", 128, 16384, True)["measurements"]
     assert found.bursts
     assert found.sustained
     assert found.bursts.value == pytest.approx(flops / statistics.median(taken["time"]["values"]) / 1e12, rel=1e-6)
     seconds_a_call = statistics.mean(taken["sustained"]["values"])
     assert found.sustained.value == pytest.approx(flops / seconds_a_call / 1e12, rel=1e-6)
-    assert found.outcome == "reproduced"  # 616 printed
+    assert found.outcome == "reproduced"  # the paper prints 616
 
 
 def test_a_range_is_that_of_the_geometric_mean(findings: dict[tuple[str, str], Finding]) -> None:
@@ -69,7 +69,7 @@ def test_a_range_is_that_of_the_geometric_mean(findings: dict[tuple[str, str], F
     assert found.bursts
     assert (found.bursts.cases, found.bursts.least) == (18, pytest.approx(min(ratios)))
     assert found.bursts.value == pytest.approx(math.prod(ratios) ** (1 / 18))
-    assert found.outcome == "reproduced"  # 1.5 to 2.0 printed
+    assert found.outcome == "reproduced"  # the paper prints 1.5 to 2.0
 
 
 def test_memory_of_rabe_and_staats(findings: dict[tuple[str, str], Finding]) -> None:
@@ -80,4 +80,4 @@ def test_memory_of_rabe_and_staats(findings: dict[tuple[str, str], Finding]) -> 
     ]
     assert found.bursts
     assert found.bursts.value == pytest.approx(peaks[1] / peaks[0])
-    assert found.outcome == "reproduced"  # over 32 printed
+    assert found.outcome == "reproduced"  # the paper prints over 32

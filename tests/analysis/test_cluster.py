@@ -1,4 +1,4 @@
-"""What `cluster report` says of units that are known: which stand out, in what, and which are not pooled."""
+"""`cluster report` on known units: which stand out, in which figures, and which are not pooled."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from attnbench.render import markdown
 from builders import H200, case, decode, ended, environment, ok, run
 
 SEQLENS = (2048, 4096, 8192, 16384)
-NOISE = 0.002  # between units
+NOISE = 0.002  # standard deviation between units
 
 
 def unit(number: int, slow: float = 0.0, slow_decode: float = 0.0, wrong: Sequence[int] = (), **changes: Any) -> Run:
-    """Return the run of a GPU, with some latencies longer by a fraction and some results wrong."""
+    """Return the run of a GPU in which some latencies are longer by a fraction and some results are wrong."""
     rng = np.random.default_rng(number)
     records = []
     memory_clock = changes.pop("clock_mem", 2.619e9)
@@ -67,7 +67,7 @@ def test_a_unit_that_is_slow_is_named_with_what_is_known_of_it() -> None:
 
 
 def test_a_unit_at_the_end_of_a_tail_is_not_decided() -> None:
-    """It is far off, but not so many times as the next unit that no tail shows it."""
+    """A unit that is far off, but not farther than the tail of a distribution may explain, is not decided."""
     files = [(f"n{i}", unit(i, slow=0.015 * (i > 4))) for i in range(7)]
     files.append(("n7", unit(7, slow=0.08)))
     found = document(files)
@@ -81,7 +81,7 @@ def test_a_unit_at_the_end_of_a_tail_is_not_decided() -> None:
 
 
 def test_a_unit_that_is_slow_where_memory_bounds_is_found() -> None:
-    """Its memory clock is low; its compute-bound cells, as many, are as on the others."""
+    """A low memory clock is found, although as many compute-bound cells are as fast as on other units."""
     files = cluster(8, n5=unit(5, slow_decode=0.06, clock_mem=2.4e9))
     (answer,) = document(files).answer
     assert answer.startswith("n5 stands out of 8 units: +")
@@ -105,7 +105,7 @@ def test_what_all_units_have_wrong_is_the_kernel() -> None:
 
 
 def test_what_no_second_unit_measured_acquits_no_card() -> None:
-    """Two runs of one card, in one setup or in two, are one unit; so are ranks that share a card."""
+    """Two runs of one card, in one setup or in two, are one unit; ranks that share a card are one unit too."""
     unknown = "Wrong, and right on no other card of the same setup, so the kernel, the card or its software: triton 4k"
     alone = ("n0", unit(0, wrong=[4096]))
     again = ("n0-again", unit(0, wrong=[4096], power_limit_w=500.0))
@@ -160,7 +160,7 @@ def test_runs_of_one_uuid_are_of_one_unit() -> None:
 
 
 def test_units_that_measured_other_cells_are_not_judged() -> None:
-    """They are of one model and were measured alike, but no cell is common to three of them."""
+    """Units of one model that were measured alike are not judged where no cell is common to three of them."""
     apart = [(f"o{i}", run([ok(case(512 * (i + 1)), "triton", 400)], environment=environment(H200))) for i in range(3)]
     apart = [(name, replace(one, method=2)) for name, one in apart]
     assert told(apart).startswith("No outlier can be named among 3 units: no 3 are of one model")

@@ -1,4 +1,4 @@
-"""What machines have in common and what each lacks; the longest sequence; power."""
+"""Cells that machines share and that each lacks; the longest sequence; power."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROOM = "needs 137 GiB of scores; 80 GiB free"
 
 
 def compared(ours: Sequence[Record], theirs: Sequence[Record], device: Device = H100, **of: Any) -> Comparison:
-    """Return what is found of two machines; `plan` is that of the second."""
+    """Return the findings of a comparison of two machines; `plan` is the second one's."""
     theirs_ = run(theirs, device=device, plan=of.pop("plan", None))
     return compare([Path("a.jsonl"), Path("b.jsonl")], [run(ours), theirs_], **of)
 
@@ -87,12 +87,12 @@ def test_like_is_compared_with_like_first() -> None:
         (ended(case(), "fa4", "failed", f"NoRoomToCheckError: {NO_ROOM_TO_CHECK}"), False),
         (ended(case(), "fa4", "skipped", "the time limit of 1 minute", resumable=True), False),
         (ended(case(), "fa4", "timeout", "no answer within 5m"), False),
-        (ended(case(), "sdpa-fa4", "skipped", "sdpa-fa4 is not installed"), False),  # which has no version
+        (ended(case(), "sdpa-fa4", "skipped", "sdpa-fa4 is not installed"), False),  # a skipped backend has no version
         (None, False),
     ],
 )
 def test_totals_of_own_backends_are_of_cases_that_each_machine_tried(theirs: Record | None, counts: bool) -> None:
-    """What is not planned, not installed or left out for time says nothing of a machine, unlike what cannot run."""
+    """Totals of own backends leave out cases that were not planned, not installed or left out for time."""
     name = theirs.backend if theirs else "fa4"
     both = [ok(case(n), "triton", 500) for n in (1024, 2048)]
     runs = [run([*both, ok(case(), name, 1000)]), run([*both, *filter(None, [theirs])], device=H100)]
@@ -112,7 +112,7 @@ def test_totals_of_own_backends_are_of_cases_that_each_machine_tried(theirs: Rec
 
 
 def test_kinds_of_own_backends_say_how_many_of_their_cases_count() -> None:
-    """Also where the cases that count are of one dtype, and so their kinds alone would not be named by it."""
+    """Kinds have the number of their cases that count, even if all are of one dtype."""
     cases = [case(), case(2048), case(dtype="fp16")]
     ours = [*[ok(which, "triton", 500) for which in cases], ok(case(), "fa4", 1000), ok(case(dtype="fp16"), "fa4", 900)]
     got = compared(ours, [*ours[:3], refused(1024, "fa4")])
@@ -123,7 +123,7 @@ def test_kinds_of_own_backends_say_how_many_of_their_cases_count() -> None:
 
 @pytest.mark.parametrize(("like", "unlike", "counted"), [(2, 2, 2), (3, 0, 3), (1, 3, 4), (0, 2, 2)])
 def test_unlike_versions_are_no_shared_backend(like: int, unlike: int, counted: int) -> None:
-    """Where those of one version are at least half of the cases; else the answer says in how many cases they are."""
+    """Unlike versions are no shared backend if one version has half of the cases; else the answer counts the cases."""
     lengths = [1024 * 2**n for n in range(like + unlike)]
 
     def of(device: Device, version: str) -> Run:
@@ -210,7 +210,7 @@ def test_nothing_in_common_says_where_they_part_and_what_to_measure() -> None:
 
 
 def test_what_to_measure_is_a_command_of_a_shell() -> None:
-    """A mask of one's own has the name of its file, in which a shell may see words and commands."""
+    """The command quotes the name of a mask's file, which a shell could read as words and commands."""
     mask = "my masks; $(touch x)/it's.py:blocks"
     theirs = [ok(replace(case(causal=True), mask=f"{mask}@01234567"), "eager", 100)]
     with pytest.raises(UserError) as error:
@@ -236,7 +236,7 @@ def test_runs_without_a_figure_and_single_runs_are_one_line() -> None:
 
 
 def alone(seqlen: int, **changes: Any) -> Case:
-    """Return a case of one sequence, so that all lengths are of one row."""
+    """Return a case of one sequence, so that all lengths are in one row."""
     return case(seqlen, batch=1, **changes)
 
 
@@ -269,11 +269,11 @@ def test_the_longest_sequence_that_fits() -> None:
     [
         ended(alone(2048), "fa3", "skipped", "the time limit of 1 minute", resumable=True),
         ended(alone(2048), "fa3", "wrong", "off by 3"),
-        None,  # planned, and not run yet
+        None,  # planned, but not run yet
     ],
 )
 def test_a_length_is_the_limit_only_if_none_before_it_was_left_out(between: Record | None) -> None:
-    """Such a machine holds at least what was measured, which is shown as no less than what another holds."""
+    """A length is a machine's limit only if no shorter one was left out; else the machine holds at least this."""
     ours = [ok(alone(1024), "fa3", 500), *filter(None, [between]), ended(alone(8192), "fa3", "skipped", ROOM)]
     plan = [job(alone(n), "fa3") for n in (1024, 2048, 8192)]
     theirs = [ok(alone(n), "fa3", 500) for n in (1024, 4096)] + [ended(alone(8192), "fa3", "oom", "out of memory")]
@@ -320,7 +320,7 @@ def test_power_is_that_of_work_without_pauses() -> None:
 
 
 def test_what_no_device_can_reach_is_no_figure() -> None:
-    """989 TFLOP/s is the peak of both."""
+    """A figure that no device can reach is left out; 989 TFLOP/s is the peak of both machines."""
     ours = [ok(case(), "fa3", 500), ok(case(), "eager", 1300)]
     got = compared(ours, [ok(case(), "fa3", 400), ok(case(), "eager", 60)])
     assert [got.main.tflops(label) for label in got.labels] == pytest.approx([500, 400])
@@ -333,7 +333,7 @@ def decode(seqlen: int = 8192, batch: int = 16) -> Case:
 
 
 def test_decode_is_a_kind_of_its_own_in_its_own_unit() -> None:
-    """Its rate is GB/s; TFLOP/s, and what a dollar buys of them, are of the other cases."""
+    """Decode has a rate in GB/s; TFLOP/s, and TFLOP/s per dollar, are of the other cases."""
     device = replace(H200, name="NVIDIA B200")
     ours = [ok(case(8192, causal=True), "fa3", 600), ok(decode(), "fa3", 5)]
     theirs = [ok(case(8192, causal=True), "fa3", 1200), ok(decode(), "fa3", 10)]
@@ -351,13 +351,13 @@ def test_decode_is_a_kind_of_its_own_in_its_own_unit() -> None:
 
 
 def noisy(record: Record, seconds: float) -> Record:
-    """Return a record whose samples say next to nothing of its latency."""
+    """Return a record whose samples hardly determine its latency."""
     times = tuple(seconds * factor for factor in (0.3, 0.5, 0.8, 1.0, 1.2, 2.0, 3.0))
     return replace(record, measurements={**record.measurements, "time": Measurement("s", times)})
 
 
 def test_what_is_hardly_known_decides_nothing() -> None:
-    """A case whose fastest reading is hardly known is left out, and named; a slower one changes nothing."""
+    """A case whose fastest reading is hardly known is left out and named; a slower such reading changes nothing."""
     known, other = ok(case(), "fa3", 500), ok(case(2048), "fa3", 500)
     seconds = flops.flops(case()) / 500e12
     faster, slower = (noisy(ok(case(), "triton", 500), seconds * factor) for factor in (0.5, 2.0))
@@ -407,7 +407,7 @@ def test_figures_without_pauses_lead_where_they_cover_the_cases_in_bursts() -> N
 
 
 def test_what_waits_for_the_host_decides_nothing() -> None:
-    """By its record's flag, and without pauses also where a launch takes the host longer than the call the GPU."""
+    """A figure that waits for the host is left out, by the record's flag or by a launch longer than the call."""
     known, work = ok(case(2048), "fa3", 500), flops.flops(case())
     flagged = ok(case(), "fa3", 500, host_bound=True)
     got = compared([known, flagged], [known, ok(case(), "fa3", 500)])

@@ -45,7 +45,7 @@ def warnings(c: Comparison) -> list[str]:
 
 
 def of(*factors: float, rounds: int = 3) -> str:
-    """The first sentence of the answer for machines of these speeds."""
+    """Return the first sentence of the answer for machines of these speeds."""
     runs = [a_run(replace(H200, name=f"M{i}"), factor, rounds) for i, factor in enumerate(factors)]
     return answer(compare([Path(f"{i}") for i in range(len(runs))], runs))[0]
 
@@ -133,7 +133,7 @@ def test_runs_of_one_machine_are_no_choice(cards: tuple[str | None, str | None],
         (1.0, 1.0, "bbbb", "between which the code of mine differs, but no more than noise sets them apart"),
         (1.1, 1.1, "bbbb", "between which the code of mine differs, but they differ by more than noise"),
         (1.0, 1.0, "aaaa", "so what sets them apart is noise; a cell differs by 0%"),
-        (1.0, 0.9, "aaaa", "but they differ by more than noise"),  # in one backend, which is fastest nowhere
+        (1.0, 0.9, "aaaa", "but they differ by more than noise"),  # in one backend that is nowhere the fastest
     ],
 )
 def test_runs_of_one_machine_say_what_sets_them_apart(mine: float, eager: float, source: str, said: str) -> None:
@@ -195,7 +195,7 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
 
 
 def test_figures_without_pauses_stand_beside_those_in_bursts() -> None:
-    """Each machine with what is fastest so, named where it is another than in bursts."""
+    """Each machine has its fastest backend without pauses, named where it is not the fastest in bursts."""
 
     def machine(device: Device, sustained: tuple[float, float]) -> Run:
         names = zip(("fa4", "sdpa-cudnn"), (1.0, 1.05), sustained, strict=True)

@@ -1,4 +1,4 @@
-"""Run files -> machines: which are one, what they are called, what each costs."""
+"""From run files to machines: which files are one machine, their names, and their costs."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_files_of_one_machine_are_its_rounds() -> None:
 
 
 def test_files_of_one_model_are_one_machine_whatever_their_software() -> None:
-    """A cell is of the newest method, and of that of the version that was measured last; the rest is told."""
+    """Files of one model are one machine. A cell has the newest method and the last version; others are reported."""
     later = {"started": "2026-11-24T10:00:00+00:00"}
     old = replace(a_run(tflops=400), versions={"triton": "3.5"}, method=1)
     new = replace(a_run(tflops=500, rounds=2, torch="2.12.0"), versions={"triton": "3.6"}, method=2)
@@ -94,7 +94,7 @@ def test_what_says_nothing_for_a_comparison_is_left_out_and_named() -> None:
 
 
 def test_a_machine_without_a_case_in_common_is_left_out() -> None:
-    """The most machines that have one are compared, with that of --to if it is given, else with the first."""
+    """The largest set of machines with a common case is compared, with the machine of --to or else the first."""
     gpus, cpu = [a_run(), a_run(H100)], run([ok(case(dtype="fp32"), "eager", 1)], device=CPU)
     got = compare([Path("a"), Path("b"), Path("c")], [cpu, *gpus], prices=("epyc=1/h", "h200=3/h", "h100=2/h"))
     assert (got.labels, got.reference.label, {*got.prices}) == (("H200", H100_LABEL), "H200", {"H200", H100_LABEL})
@@ -174,7 +174,7 @@ def test_any_text_is_a_price_that_can_be_computed_with_or_an_error(text: str) ->
 
 def test_whose_price_it_is_and_in_which_currency() -> None:
     found = made(a_run(), a_run(power_limit_w=500.0))
-    got = money.parse_prices(["h200=3/h", "h200 500 W=€2/h"], found)  # a whole name goes before a part of it
+    got = money.parse_prices(["h200=3/h", "h200 500 W=€2/h"], found)  # a whole name precedes a part of it
     assert {label: str(price) for label, price in got.items()} == {"H200 700 W": "€3.00/h", "H200 500 W": "€2.00/h"}
 
 
@@ -201,7 +201,7 @@ def test_prices_that_cannot_be_are_one_line(options: list[str], said: str) -> No
 
 
 def warnings(*runs: Run) -> list[str]:
-    """Return what is doubted beside intervals and the lack of power readings."""
+    """Return the cautions other than on intervals and on missing power readings."""
     found = [*map(str, cautions(compare([Path(f"{i}.jsonl") for i in range(len(runs))], runs)))]
     return [line for line in found if not line.startswith(("Intervals are 95 %", "No power of work"))]
 
@@ -225,7 +225,7 @@ def test_every_difference_in_software_is_a_warning() -> None:
 
 
 def test_libraries_of_another_interpreter_count_as_those_of_the_main_one() -> None:
-    """A backend says what it ran with; what else another interpreter holds is not known, so nothing is said of it."""
+    """Libraries that a backend reports count, from any interpreter; others of another interpreter are not known."""
 
     def of(device: Device, version: str, **rest: Any) -> Run:
         ran = ok(case(), "fa3", 500, version=f"torch 2.9.0, flash-attn-3 {version}")

@@ -1,4 +1,4 @@
-"""Requests in words as a workload: what is read, which cases stand for it, and what the answer says."""
+"""Requests in words as a workload: their parsing, the cases that represent them, and the answer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def compared(text: str, *machines: list[Record], prices: tuple[str, ...] = ()) -
 
 
 def test_a_batch_is_filled_and_then_generates() -> None:
-    """A prefill counts as measured, four sequences at a time; a decode of 2048 + 150 keys lies between 2k and 8k."""
+    """A prefill counts as measured, four sequences at a time; a decode over 2048 + 150 keys is between 2k and 8k."""
     got = compared(CHAT, records(1e-3, 1e-4), records(2e-3, 1e-4))
     assert got.workload
     prefill, decode = got.workload.parts
@@ -69,7 +69,7 @@ def test_a_batch_is_filled_and_then_generates() -> None:
 
 
 def test_a_time_follows_length_and_batch() -> None:
-    """In these records both are in proportion to the keys, and the prefill to the tokens."""
+    """Times follow length and batch: in these records a decode is in proportion to keys, a prefill to tokens."""
 
     def expected(given: int, out: int, batch: int) -> float:
         filling = batch * (1e-3 / 4) * given / 2048
@@ -91,7 +91,7 @@ def test_the_answer_has_tokens_a_second_and_what_they_cost() -> None:
 
 
 def test_between_two_batches_and_two_lengths() -> None:
-    """Bytes of a decode are those of its keys, so the cases count by where length and batch lie."""
+    """Between two batches and two lengths the cases count by position, because a decode's bytes are its keys'."""
     got = compared("4k in, 2k out, llama-3.1-8b, batch 24", records(1e-3, 1e-4), records(1e-3, 1e-4))
     assert got.workload
     prefill, decode = got.workload.parts
@@ -123,7 +123,7 @@ def test_an_interpolated_time_is_less_sure() -> None:
 
 
 def test_each_machine_runs_the_backend_that_is_fastest_at_what_was_asked_for() -> None:
-    """One backend gains with the length: at 2k the other is the faster, at 8k this; so it is between them."""
+    """Between 2k, where one backend is faster, and 8k, where the other is, each machine runs the faster one."""
     ours = records(1e-3, 1e-4)
     gaining = [
         replace(r, backend="fa3", measurements={"time": times({2048: 1.5e-4, 8192: 2e-4}[r.case.shape.seqlen_k])})
@@ -138,12 +138,12 @@ def test_each_machine_runs_the_backend_that_is_fastest_at_what_was_asked_for() -
 
 
 def test_every_device_of_a_model_that_is_divided_is_paid() -> None:
-    """The same times on one device and on each of two: as many tokens a second, at twice the price."""
+    """A model divided over two devices has the tokens a second of one device at twice the price."""
     halves = [
         *cases("llama-3.1-8b", "prefill", tp=2, seqlen="2k", batch="32"),
         *cases("llama-3.1-8b", "decode", tp=2, seqlen="2k,8k", batch="32", page_size="16"),
     ]
-    sequences_on_two = [replace(case, ranks=2) for case in halves[:1]]  # no heads, so no share of this
+    sequences_on_two = [replace(case, ranks=2) for case in halves[:1]]  # it has no share of this, as it has no heads
     prices = ("h200=3.6/h", "h100=7.2/h")
     one = compared(CHAT, *[records(1e-3, 1e-4)] * 2, prices=prices)
     found = records(8e-3, 1e-4, halves) + records(1e-9, 1e-9, sequences_on_two)
@@ -204,7 +204,7 @@ def test_a_machine_that_lacks_a_figure_is_named() -> None:
 
 
 def test_what_memory_does_not_hold_has_no_figure() -> None:
-    """128 KiB a token in 32 layers of 8 heads of 128, in 16 bits, and 8.03 G weights."""
+    """Requests beyond the memory have no figure: 128 KiB a token (32 layers of 8 heads of 128), 8.03 G weights."""
     decode = cases("llama-3.1-8b", "decode", seqlen="8k", batch="64", page_size="16")
     found = records(1e-3, 1e-4, (*PREFILL, *decode))
     small = replace(H100, memory=80 * 2**30)
@@ -229,7 +229,7 @@ def test_what_memory_does_not_hold_has_no_figure() -> None:
 
 
 def test_an_interpolated_decode_is_within_what_is_stated() -> None:
-    """Each case of real runs whose neighbours in length or batch were measured too, as if it had not been."""
+    """Cases of real runs are interpolated from their measured neighbours, and the error is within the stated one."""
     errors = []
     for name in ("20261125-195215-serving-nvidia-h200", "20261123-170511-serving-nvidia-h100"):
         path = Path(__file__).parents[2] / "results" / f"{name}.jsonl.gz"

@@ -1,4 +1,4 @@
-"""Ratios and their intervals: exact where they can be, and by simulation as often right as they say."""
+"""Ratios and their intervals, against exact values, and by simulation against the stated coverage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def of(ours: list[Record], theirs: list[Record]) -> Ratio:
 
 @pytest.fixture(autouse=True)
 def no_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing sets processes and units apart, but where a test says so."""
+    """Set the spread between processes and between units to 0, except where a test sets it."""
     table(monkeypatch, 0.0, 0.0)
 
 
@@ -55,13 +55,13 @@ def test_rounds_of_one_cell_are_students() -> None:
     logs = [[math.log(t) for t in side] for side in (ours, theirs)]
     halves = [scipy_stats.sem(side) * scipy_stats.t.ppf(0.975, len(side) - 1) * MEDIAN for side in logs]
     assert got.sources == (ROUNDS,)
-    assert got.value == pytest.approx(1.015 / 2.05)  # of the medians over rounds, as every report has them
+    assert got.value == pytest.approx(1.015 / 2.05)  # ratio of the medians over rounds, as in every report
     assert got.low == pytest.approx(got.value * math.exp(-math.hypot(*halves)))
     assert got.high == pytest.approx(got.value * math.exp(math.hypot(*halves)))
 
 
 def test_samples_of_one_round_are_the_medians_interval() -> None:
-    ours = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]  # 6: the range, 0.25 of 1.25 to either side
+    ours = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5]  # six values: the range, 1.25 plus or minus 0.25
     got = of([a_record(1024, ours)], [a_record(1024, [0.5] * 6)])
     assert got.sources == (TABLE,)
     assert (got.value, got.low, got.high) == pytest.approx((2.5, 2.5 * math.exp(-0.2), 2.5 * math.exp(0.2)))
@@ -85,7 +85,7 @@ def ratio_of(ours: list[Run], theirs: list[Run]) -> Ratio:
 
 
 def test_what_sets_cards_apart_is_common_to_all_cells_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever their backends; and only the cards count that measured a cell."""
+    """The effect of a card is common to all its cells, of any backend, and only cards that measured a cell count."""
     table(monkeypatch, 0.0, 0.01)
     ours = [a_record(n, [0.001] * 6) for n in LENGTHS]
     both = [*ours, *(replace(record, backend="sdpa-flash") for record in ours)]
@@ -95,13 +95,13 @@ def test_what_sets_cards_apart_is_common_to_all_cells_of_a_card(monkeypatch: pyt
     assert ratio_of(four, of_one).high == pytest.approx(math.exp(NORMAL * 0.01 * math.sqrt(1 / 4 + 1)))
     others = [*on_cards(ours, "a"), *on_cards([a_record(512, [0.001] * 6)], "b", "c", "d")]
     assert ratio_of(others, of_one).high == pytest.approx(math.exp(NORMAL * 0.01 * math.sqrt(2)))
-    half = [*on_cards(ours[:1], "a"), *on_cards(ours[:2], "b")]  # the first cell tells how b differs from a
+    half = [*on_cards(ours[:1], "a"), *on_cards(ours[:2], "b")]  # the first cell shows the difference of b and a
     assert ratio_of(half, of_one).high == pytest.approx(math.exp(NORMAL * 0.01 * math.sqrt(0.5**2 + 0.5**2 + 1)))
     assert ratio_of(on_cards(ours, "card"), on_cards(ours, "card")) == Ratio(1.0, 1.0, 1.0, (TABLE,))
 
 
 def test_rounds_show_what_sets_processes_apart_and_not_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two cards that differ, whose own rounds do not: nothing is left but the table's part between cards."""
+    """Rounds show the spread of processes, not of cards: two unlike cards with alike rounds have the table's part."""
     table(monkeypatch, 0.0, 0.01)
     ours = [
         run([a_record(n, [t], i) for n in LENGTHS for i in range(2)], device=replace(H200, uuid=card))
@@ -128,7 +128,7 @@ def test_a_machine_against_itself_is_one() -> None:
 
 @pytest.mark.parametrize(("rounds", "shared"), [(2, 0.0), (3, 0.01), (5, 0.01)])
 def test_intervals_from_rounds_hold_the_truth_as_often_as_they_say(rounds: int, shared: float) -> None:
-    """Of a geometric mean of four cells, with noise of each cell and of each round. 95 % or a little more."""
+    """The interval of a geometric mean of four cells, with noise of cells and rounds, covers 95 % or more."""
     held, times, rng = 0, 150, random.Random(f"{rounds}/{shared}")
     for _ in range(times):
         sides = []

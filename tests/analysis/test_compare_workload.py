@@ -1,4 +1,4 @@
-"""A workload file: what it may hold, and that its figure is the ratio of total times that it promises."""
+"""A workload file: its allowed content, and its figure, the ratio of total times."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def weighed(
 
 
 def value(got: Comparison, label: str = "H100", part: MeasuredPart | None = None) -> float:
-    """Return the ratio of a machine, in a part or in all of the workload."""
+    """Return the ratio of a machine, in a part of the workload or in all."""
     assert got.workload
     ratio = got.workload.ratio(got.main.machines[label], part)
     assert ratio
@@ -113,7 +113,7 @@ def test_without_pauses_where_all_of_it_was_measured_so(tmp_path: Path) -> None:
 
 
 def test_a_million_tokens(tmp_path: Path) -> None:
-    """Of a part with both passes the backward's tokens are those of the forward."""
+    """In a part with both passes the tokens of the backward are those of the forward."""
     text = CHAT.replace("name: chat", "name: chat\nlayers: 10")
     prices = ("h200=3.6/h", "h100=1800/1000h")
     got, _ = weighed(tmp_path, text, records(500, 400, 300), records(1000, 400, 300), prices=prices)
@@ -127,7 +127,7 @@ def test_a_million_tokens(tmp_path: Path) -> None:
 
 
 def test_each_device_that_runs_is_paid_and_rates_are_of_one(tmp_path: Path) -> None:
-    """A part on two devices beside one on one: H100 is twice as fast in the first."""
+    """A part on two devices costs two devices, and rates are of one. The H100 is twice as fast in this part."""
     parts = "{weight: 1, seqlen: 8k, ranks: 2}, {weight: 1, seqlen: 4k, ranks: 1, pass: fwd}"
     text = f"weights: calls\nparts: [{parts}]"
     long = replace(PREFILL, ranks=2)

@@ -1,4 +1,4 @@
-"""A whole diagnosis without a GPU, how it is shown, and the A/A test on a clock of its own."""
+"""A whole diagnosis without a GPU, its document, and the A/A test on a simulated clock."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from builders import H200, environment
 
 
 class Examined(session.WorkerPool):
-    """The workers of an H200, simulated; the examiner answers with `facts`, or crashes."""
+    """Simulated workers of an H200, with an examiner that answers with `facts` or crashes."""
 
     facts: ClassVar[dict[str, Any] | None] = None
 
@@ -33,7 +33,7 @@ class Examined(session.WorkerPool):
             raise UserError(f"{name}: the worker crashed (SIGSEGV)")
         return {"facts": self.facts}
 
-    # the A/A test is of the simulated backend, which the simulated device alone runs
+    # The A/A test needs the simulated backend, which runs on the simulated device only.
     def survey(self, probes: Any, cases: Any, device: Any) -> Any:
         return super().survey(probes, cases, replace(device, kind="fake"))
 
@@ -47,7 +47,7 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> None:
         close=lambda: None,
     )
     monkeypatch.setattr(session, "WorkerPool", Examined)
-    monkeypatch.setattr(session.Session, "have_judged", lambda _: None)  # a simulated backend asks no judge
+    monkeypatch.setattr(session.Session, "have_judged", lambda _: None)  # the simulated backend needs no judge
     monkeypatch.setattr(session, "DeviceProbe", lambda *_, **__: probe)
     monkeypatch.setattr(doctor, "IMPLEMENTATIONS", {"cuda": ("fake",)})
     monkeypatch.setattr(host_facts, "read_host_facts", lambda: HOST)
@@ -94,7 +94,7 @@ def test_json_holds_the_verdict_the_findings_and_every_reading() -> None:
 
 
 class SimulatedPool:
-    """Jobs take `seconds` each of its own clock; what `script` says of one, else a reading of 1 ms."""
+    """A pool with its own clock: each job takes `seconds` and reads 1 ms, unless `script` sets its result."""
 
     def __init__(self, seconds: float, script: Callable[[Job], Record | None] = lambda _: None) -> None:
         self.seconds, self.script, self.now = seconds, script, 0.0

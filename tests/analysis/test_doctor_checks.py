@@ -1,4 +1,4 @@
-"""What the doctor's checks find in the facts of a machine and in an A/A test, with what to do; and who is refused."""
+"""Findings of the doctor's checks in the facts of a machine and in an A/A test, with remedies; and refusals."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_what_the_aa_test_shows(tried: AATest, expected: list[tuple[str, str]]) 
 
 
 def test_readings_that_tell_nothing_are_said_to_be_not_comparable_in_figures_that_a_person_reads() -> None:
-    """The smallest difference is an exponential: readings that scatter tenfold gave 3.28e+06%."""
+    """Readings that scatter tenfold are reported as not comparable, not as a smallest difference of 3.28e+06%."""
     (line,) = (f for f in judged_test(aa_test(2.5, -1.9, 0.3, -2.2, 1.4, -0.6)) if f.check == "resolution")
     assert line.level == "unfit"
     assert line.found.startswith("not comparable: one reading each tells over 100x apart, 5 rounds ")

@@ -53,7 +53,7 @@ def of_one(before: Sequence[Record], after: Sequence[Record], **request: Any) ->
 
 @pytest.mark.parametrize("card", ["h200-7f3cc288", "h200-9587d04c", "h100-ff241cb2"])
 def test_two_runs_of_one_card_and_one_code_differ_in_nothing(card: str) -> None:
-    """The rows whose errors are read are drawn anew for each run, and are another sample of the same error."""
+    """Errors of two runs of one code do not differ, although each run draws other rows: samples of one error."""
     files = [SPREADS / f"{card}-{number}.jsonl.gz" for number in (1, 2)]
     found = judge(*(run_file.read(file)[0] for file in files), Request(DEFAULT))
     assert {f.metric for f in found.findings if f.verdict == "regressed"} == set()
@@ -73,7 +73,7 @@ def test_a_slower_cell_fails_and_comes_first() -> None:
 
 
 def test_the_figures_of_a_noisy_cell_tell_the_change_that_was_judged() -> None:
-    """The medians here are 100 and 100; the figures shown are the geometric means, which were compared."""
+    """The figures of a noisy cell are the geometric means that were compared; its medians are 100 and 100."""
     speeds = (100, 100, 400), (100, 100, 25)
     before, after = ([ok(case(), "triton", speed, round=i) for i, speed in enumerate(of)] for of in speeds)
     (finding,) = gate(before, after).findings
@@ -116,7 +116,7 @@ def test_a_cell_that_fails_in_any_round_is_newly_failing(status: str, bad: int) 
 @pytest.mark.parametrize(("status", "bad"), [("wrong", 1), ("wrong-kernel", 5)])
 @pytest.mark.parametrize("before", ["ok", "oom", "skipped", "failed", "timeout", "wrong", "absent"])
 def test_a_wrong_result_never_passes_whatever_was_before(before: str, bad: int, status: str) -> None:
-    """A new kernel that is wrong must not merge green because nothing worked in its place."""
+    """A wrong result fails the gate even if the baseline has no right result for the cell."""
     more = rounds(seqlens=(2048,))
     old = {"ok": rounds(seqlens=(1024,)), "absent": []}[before] if before in ("ok", "absent") else broken(before)
     judgement = gate([*old, *more], [*broken(status, bad=bad, reason="out is off by 1"), *more])
@@ -182,7 +182,7 @@ def test_what_fails_in_both_runs_is_named_where_nothing_else_is_there() -> None:
 
 
 def test_in_turns_a_cell_that_failed_in_a_round_decides_nothing_by_the_others() -> None:
-    """An A/B does not measure it any more, so its few rounds would stay inconclusive."""
+    """A cell that failed in a round stays undecided, because an A/B stops measuring it and has too few rounds."""
     more = rounds(seqlens=(2048,))
     a, b = [*broken("failed", bad=4), *more], [*rounds(seqlens=(1024,)), *more]
     halves = [replace(run(records), turns="one") for records in (a, b)]
@@ -196,7 +196,7 @@ def test_in_turns_a_cell_that_failed_in_a_round_decides_nothing_by_the_others() 
 
 
 def planned(records: list[Record], done: int) -> Run:
-    """Return a run that was interrupted after so many jobs."""
+    """Return a run that was interrupted after `done` jobs."""
     forecast = Forecast(0.1, 0.001, 1)
     jobs = tuple(Job(r.case, r.backend, r.round, forecast) for r in records)
     return replace(run(records[:done]), plan=jobs)
@@ -216,7 +216,7 @@ def test_a_run_that_is_not_done_says_so() -> None:
 
 
 def test_a_cell_that_is_gone_is_missing() -> None:
-    """A build in which a backend cannot be imported must not pass."""
+    """A cell that is gone is missing, so that a build in which a backend cannot be imported does not pass."""
     verdict, reason, code = of_one(rounds(seqlens=(1024,)), broken("skipped", reason="no module mylib"))
     assert (verdict, code) == ("missing", 1)
     assert "no module mylib" in reason
@@ -233,7 +233,7 @@ def test_a_metric_that_is_gone_is_missing() -> None:
 
 
 def test_a_timer_that_read_nothing_is_no_value() -> None:
-    """A ratio to a latency of 0 would be infinite, which JSON cannot hold and nobody can use."""
+    """A latency of 0 is no value, because a ratio to it would be infinite, which JSON cannot hold."""
     well, nothing = rounds(seqlens=LENGTHS[:2]), rounds(seqlens=LENGTHS[1:2])
     nothing += [replace(r, measurements=measurements(time=[0.0] * 3)) for r in rounds(seqlens=LENGTHS[:1])]
     assert verdicts(gate(well, nothing)) == {(1024, "latency"): "missing", (2048, "latency"): "unchanged"}
@@ -257,7 +257,7 @@ def test_nothing_in_common_is_bad_input() -> None:
 
 
 def test_a_mask_is_the_same_wherever_its_file_lies() -> None:
-    """By name, function and hash; so in runs that were started in unlike folders."""
+    """A mask has one identity by name, function and hash, in runs that were started in different folders too."""
     texts = ("w.py:f@12345678", "/a:b/masks/w.py:f@12345678", "masks/w.py:f@12345679", "masks/w.py:g@12345678")
     here, there, *others = ([ok(replace(case(), mask=text), "triton", 300.0)] for text in texts)
     assert len(verdicts(gate(here, there))) == 1
@@ -277,7 +277,7 @@ def test_unlike_runs_are_not_compared_unless_meant() -> None:
 
 
 def test_cycles_cancel_the_clock() -> None:
-    """A tenth less clock, a tenth more time: slower, and the same number of cycles."""
+    """With a tenth less clock and a tenth more time a cell is slower, but has the same number of cycles."""
     before, after = rounds(clock_held=1.98e9), rounds(tflops=SLOW, clock_held=1.98e9 / 1.1)
     assert {*verdicts(gate(before, after)).values()} == {"regressed"}
     assert {*verdicts(gate(before, after, "cycles")).values()} == {"unchanged"}
@@ -286,7 +286,7 @@ def test_cycles_cancel_the_clock() -> None:
 
 
 def test_first_calls_are_compared_round_by_round() -> None:
-    """The first round fills a cache on both sides, which is no noise; and changes below the floor do not count."""
+    """First calls are compared round by round, because the first round fills a cache; small changes do not count."""
 
     def first(slower: float) -> list[Record]:
         taken = [(r, measurements(first_call=slower * (0.2 if r.round else 5.0))) for r in rounds()]
@@ -300,14 +300,14 @@ def test_first_calls_are_compared_round_by_round() -> None:
 
 
 def test_first_calls_that_empty_caches_may_explain_are_not_judged() -> None:
-    """All of a backend are slower in each round, as in a container whose caches are empty, which is no regression."""
+    """First calls that are all slower in each round, as in a container with empty caches, are no regression."""
     warm, cold = rounds(first_call=0.4), rounds(first_call=3.0)
     other = rounds("fa2", first_call=0.3)
     found = gate([*warm, *other], [*cold, *other], "first_call")
     assert {(f.backend, f.verdict) for f in found.findings} == {("triton", "inconclusive"), ("fa2", "unchanged")}
     assert found.exit_code == 0
     assert any(note.startswith("First calls of triton are slower together") for note in found.notes)
-    for before in (cold, rounds(first_call=1e20)):  # as in a file that was edited
+    for before in (cold, rounds(first_call=1e20)):  # as in an edited file
         back = gate(before, warm, "first_call")
         assert {f.verdict for f in back.findings} == {"inconclusive"}
         assert any("slower together in the baseline" in note for note in back.notes)
@@ -375,7 +375,7 @@ def test_the_latest_run_of_a_baseline_is_shown_and_all_of_its_unit_count() -> No
     assert (found.baseline, found.earlier) == (second, (first,))
     assert {f.rounds for f in found.findings} == {(10, 5)}
     assert "1 run of the baseline, of other units of this GPU, left out." in found.notes
-    assert judge(first, other, Request(("latency",)), (second, third)).baseline == third  # no run of its unit
+    assert judge(first, other, Request(("latency",)), (second, third)).baseline == third  # no run is of its unit
 
 
 def test_cells_that_a_difference_concerns_do_not_count_in_earlier_runs() -> None:
@@ -399,7 +399,7 @@ def test_controls_are_torchs_own_where_nothing_else_differs() -> None:
         replace(of(), environment=environment(packages={"triton": version}), versions={"triton": "1"})
         for version in ("3.6", "3.7")
     )
-    assert "triton" in run_differences.concerned(compiled, later)  # a library that is named as a backend
+    assert "triton" in run_differences.concerned(compiled, later)  # the library has the name of a backend
     assert run_differences.controls(compiled, later) == {"eager", "sdpa-flash"}
     assert run_differences.controls(of(), newer) == {"eager", "sdpa-flash"}
     assert run_differences.controls(of(), of(driver="590.1")) == set()

@@ -1,4 +1,4 @@
-"""The document of a judgement in every format: table, markdown, page, JSON; JUnit and GitHub's are the gate's own."""
+"""The document of a judgement in every format: table, markdown, page, JSON, and the gate's JUnit and GitHub."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def cells(factors: dict[str, float], **changes: float) -> list:  # type: ignore[
 
 @pytest.fixture
 def judgement() -> Judgement:
-    """One each of: newly failing, missing, regressed, inconclusive, improved, newly working, unchanged."""
+    """Return a judgement with one cell of each verdict, from newly failing to unchanged."""
     names = ("dead", "gone", "slow", "open", "fast", "calm")
     before = [*cells(dict.fromkeys(names, 1.0)), ended(case(), "back", "oom", REASON)]
     after = cells({"slow": 1.1, "open": 1.03, "fast": 0.9, "calm": 1.0, "back": 1.0})
@@ -71,7 +71,7 @@ def test_every_row_has_the_command_that_measures_it_again(judgement: Judgement) 
     assert all(f" -b {backend} " in f"{command} " for backend, command in commands.items())
     assert len(commands) == 7
     assert f"To measure the worst again: {commands['dead']}\n" in printed(judgement, 60)  # it can be pasted
-    counted = [commands[name] for name in ("dead", "gone", "slow")]  # more of the same decides nothing of "open"
+    counted = [commands[name] for name in ("dead", "gone", "slow")]  # more rounds do not decide "open"
     comment = markdown.render(document_of(judgement))
     assert [line for line in comment.splitlines() if line.startswith("attnbench run")] == counted
     for verdict in ("improved", "inconclusive"):
@@ -84,12 +84,12 @@ def test_cells_that_no_rounds_settle_have_the_command_that_measures_them_in_turn
     only = tuple(f for f in judgement.findings if f.verdict == "inconclusive")
     near = replace(judgement, findings=only, heading=(), notes=())
     turns = "attnbench gate main new.jsonl --margin=2% --settle 5m --a BUILD"
-    (note,) = with_command(near, Path("new.jsonl.gz"), gate).notes  # no rounds can be added
+    (note,) = with_command(near, Path("new.jsonl.gz"), gate).notes  # no rounds can be added to a compressed file
     assert note.startswith(f"To settle 1 of 1 inconclusive result in turns with the baseline: {turns} (BUILD: ")
     known = replace(near, baseline=replace(near.baseline, specs={"open": "/a.py:f"}))
     (note,) = with_command(known, Path("new.jsonl.gz"), gate).notes
     assert note.endswith(f"{turns.removesuffix('--a BUILD')}--trust.")
-    assert not with_command(near, Path("new.jsonl.gz")).notes  # it has measured in turns
+    assert not with_command(near, Path("new.jsonl.gz")).notes  # it has been measured in turns
     assert not with_command(judgement, Path("new.jsonl.gz"), gate).commands
     assert not any("--settle" in note for note in with_command(judgement, Path("new.jsonl.gz"), gate).notes)  # it fails
 
@@ -196,7 +196,7 @@ HOSTILE = (
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_names_and_reasons_are_data_in_every_format(name: str) -> None:
-    """A backend, a device, a version and a reason, where cells change, where one is wrong, and where all is refused."""
+    """Names and reasons with markup are escaped where cells change, where one is wrong, and where all is refused."""
 
     def made(speed: float, *more: Record, **changes: str) -> Run:
         whole = run([*(ok(case(), name, speed * (1 + w), round=i) for i, w in enumerate(WOBBLE)), *more])
@@ -222,13 +222,13 @@ def test_names_and_reasons_are_data_in_every_format(name: str) -> None:
 
 
 def test_junit_has_times(judgement: Judgement) -> None:
-    """The time of a cell is what measuring it took, in one of its tests only."""
+    """JUnit has the time of a cell's measurement, in one of its tests only."""
     current = judgement.current
     records = tuple(replace(r, seconds=0.5) for r in current.records)
     timed = replace(judgement, current=replace(current, records=records, started="2026-11-21T14:10:28+02:00"))
     root = ElementTree.fromstring(junit.render(timed))
     assert {suite.get("timestamp") for suite in root} == {"2026-11-21T12:10:28"}
     assert sum(float(suite.get("time", "")) for suite in root) == 0.5 * len(records)
-    for odd in ("x", "0001-01-01T00:00:00+23:59"):  # no date in UTC
+    for odd in ("x", "0001-01-01T00:00:00+23:59"):  # not a date in UTC
         unknown = replace(timed, current=replace(current, started=odd))
         assert {suite.get("timestamp") for suite in ElementTree.fromstring(junit.render(unknown))} == {None}

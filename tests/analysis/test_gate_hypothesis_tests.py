@@ -1,4 +1,4 @@
-"""The statistics of a gate, at once and look by look, against textbook figures and scipy's tests."""
+"""The statistics of a gate, with one look and with several, against textbook figures and scipy's tests."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def one(by: float, margin: float = 0.03, values: tuple[float, ...] = QUIET, **mo
 
 @pytest.mark.parametrize("paired", [False, True])
 def test_the_p_values_are_those_of_students_test(paired: bool) -> None:
-    """A cell alone is called regressed exactly from the shift at which scipy's test against the margin gives FDR."""
+    """A single cell regresses exactly from the shift at which scipy's test against the margin gives FDR."""
     rng = random.Random(3)
     x, y = ([rng.gauss(0, 0.01) for _ in range(n)] for n in (5, 5 if paired else 4))
     test = reference.ttest_rel if paired else reference.ttest_ind
@@ -64,7 +64,7 @@ def test_equivalence_is_two_one_sided_tests() -> None:
 
 
 def test_many_cells_are_corrected_for() -> None:
-    """The p value is below FDR and above FDR / 10, so the cell is no regression beside 9 unchanged ones."""
+    """A cell with a p value between FDR / 10 and FDR is no regression beside 9 unchanged cells."""
     noisy = (-0.01, 0.01, 0.0, 0.005, -0.005)
     by = M + 0.018
     slow = Rounds(list(noisy), shifted(by, noisy), 0.03, "latency")
@@ -73,7 +73,7 @@ def test_many_cells_are_corrected_for() -> None:
     assert decide([slow] + [same] * 9)[0].verdict == "inconclusive"
     turned = [noisy[i:] + noisy[:i] for i in range(5)]
     many = [Rounds(list(turned[i]), shifted(by, turned[2 * i % 5]), 0.03, "latency") for i in range(5)] * 2
-    assert {d.verdict for d in decide(many)} == {"regressed"}  # where many worsened, each is more credible
+    assert {d.verdict for d in decide(many)} == {"regressed"}  # each is more credible where many worsened
 
 
 def test_tests_without_noise_do_not_dilute_the_others() -> None:
@@ -87,11 +87,11 @@ def test_values_that_tie_are_exact() -> None:
     found = decide([Rounds([0.0] * 5, [by] * 5, 0.01) for by in (0.0, 0.009, 0.011, -0.011)])
     assert [d.verdict for d in found] == ["unchanged", "unchanged", "regressed", "improved"]
     assert [(d.low, d.high) == (d.change, d.change) for d in found] == [True] * 4
-    assert decide([Rounds([0.0], [0.0], 0.0)])[0].verdict == "unchanged"  # a margin of 0: it must not move
+    assert decide([Rounds([0.0], [0.0], 0.0)])[0].verdict == "unchanged"  # a margin of 0 allows no change
 
 
 def test_pairs_cancel_what_a_round_has_in_common() -> None:
-    """The first round fills a cache: unpaired, the sides are too noisy to decide; in pairs they do not differ."""
+    """With a first round that fills a cache, unpaired sides are too noisy to decide; in pairs they do not differ."""
     cached = (2.0, 0.001, 0.0, 0.002, -0.001)
     assert one(0.0, values=cached) == "inconclusive"
     assert one(0.0, values=cached, paired=True) == "unchanged"
@@ -121,7 +121,7 @@ def test_one_round_a_side_borrows_its_noise_from_the_other_cells() -> None:
 
 
 def test_more_rounds_of_the_current_run_alone_settle_what_a_long_baseline_leaves_open() -> None:
-    """Five rounds of a baseline have an error of their own, which none of the current run lessens."""
+    """More rounds of the current run settle a cell only with a long baseline, whose own error stays otherwise."""
     wide, by = (-0.02, 0.02, 0.0, 0.015, -0.015), M + 0.018
     few, many = (decide([Rounds(list(wide) * n, shifted(by, wide), 0.03, "latency")])[0] for n in (1, 8))
     assert few.more is not None
@@ -147,7 +147,7 @@ def test_no_number_of_rounds_is_asked_for_where_kernels_moved_with_those_that_no
 values = st.lists(st.floats(-0.3, 0.3), min_size=1, max_size=6)
 
 
-@settings(deadline=None)  # a busy machine is no error
+@settings(deadline=None)  # a busy machine may be slow
 @given(st.lists(st.builds(Rounds, values, values, st.sampled_from((0.0, 0.01, 0.03, 0.5)), st.sampled_from(("", "a")))))
 def test_the_interval_says_what_the_verdict_says(tests: list[Rounds]) -> None:
     for test, found in zip(tests, decide(tests), strict=True):
@@ -168,14 +168,14 @@ def test_the_interval_says_what_the_verdict_says(tests: list[Rounds]) -> None:
             assert found.high >= up - slack or found.low <= down + slack
 
 
-@settings(deadline=None)  # a busy machine is no error
+@settings(deadline=None)  # a busy machine may be slow
 @example([Rounds([0.0, 2e-05], [-0.029296875], 0.03, "a")])
 @given(st.lists(st.builds(Rounds, values, values, st.just(0.03), st.just("a")), min_size=1))
 def test_swapping_the_sides_swaps_the_verdicts(tests: list[Rounds]) -> None:
     mirror = {"regressed": "improved", "improved": "regressed"}
     swapped = decide([Rounds(t.current, t.baseline, t.margin, t.family) for t in tests])
     for found, other in zip(decide(tests), swapped, strict=True):
-        if found.slow_rounds or other.slow_rounds:  # rounds of the current run alone hold up "unchanged"
+        if found.slow_rounds or other.slow_rounds:  # slow rounds of the current run prevent "unchanged"
             assert {found.verdict, other.verdict} <= {"unchanged", "inconclusive"}
         else:
             assert other.verdict == mirror.get(found.verdict, found.verdict)
@@ -195,10 +195,10 @@ def test_the_prior_finds_what_the_variances_were_drawn_from(freedom: float, scal
 
 def test_the_prior_wants_enough_cells_that_vary() -> None:
     assert prior_from_variances([1.0] * (MIN_CELLS - 1), [8] * (MIN_CELLS - 1)) == Prior()
-    assert prior_from_variances([0.0] * 30 + [1.0] * 25, [8] * 55) == Prior()  # ties are the rule
+    assert prior_from_variances([0.0] * 30 + [1.0] * 25, [8] * 55) == Prior()  # most values are ties
     assert prior_from_variances([1.0] * 30, [0] * 30) == Prior()
     assert prior_from_changes([0.1] * (MIN_CELLS - 1), [2.0] * (MIN_CELLS - 1)) == Prior()
-    assert prior_from_changes([0.1] * 30, [2.0] * 30) == Prior()  # all the same says nothing of noise
+    assert prior_from_changes([0.1] * 30, [2.0] * 30) == Prior()  # equal changes show no noise
 
 
 def test_moderation_is_the_mean_by_degrees_of_freedom() -> None:
@@ -215,7 +215,7 @@ def cell(
     change: float = 0.0, noise: float = 0.001, pairs: int = LOOKS[-1], seed: int = 0, margin: float = 0.03
 ) -> Rounds:
     rng = np.random.default_rng(seed)
-    level = np.cumsum(rng.normal(0.0, 0.01, pairs))  # of the machine: in both
+    level = np.cumsum(rng.normal(0.0, 0.01, pairs))  # drift of the machine, on both sides
     a, b = (level + rng.normal(0.0, noise, pairs) for _ in range(2))
     return Rounds(a.tolist(), (b + math.log1p(change)).tolist(), margin, "latency", paired=True)
 
@@ -238,7 +238,7 @@ def test_what_is_settled_stays_as_it_was_whatever_comes_later() -> None:
 
 
 def test_each_look_spends_its_share_alone() -> None:
-    """A difference that is a regression at the full error rate is none at a seventh of it."""
+    """Each look has its share of the error rate: a regression at the full rate is none at a seventh of it."""
     values = [0.05 + 0.006 * z for z in (-1.2, -0.3, 0.4, 1.1)]
     one = Rounds([0.0] * FIRST, values, 0.03, "latency", paired=True)
     shares = [decide([one], share)[0] for share in (1.0, 1 / len(LOOKS))]
@@ -249,7 +249,7 @@ def test_each_look_spends_its_share_alone() -> None:
 
 
 def test_settled_cells_count_among_the_hypotheses() -> None:
-    """Of 50 cells 49 are settled; the last one must pass the threshold for one in 50."""
+    """Settled cells count among the hypotheses: the last open cell of 50 must pass the threshold for one in 50."""
     rest = [cell(seed=i, pairs=FIRST) for i in range(1, 50)]
     one = cell(0.045, noise=0.002, pairs=FIRST)
     (alone, *_), (among, *_) = decide([one]), decide([replace(one, family="own"), *rest], 1.0, [False] + [True] * 49)
@@ -273,7 +273,7 @@ def test_one_pair_or_two_decide_nothing_that_is_noisy() -> None:
 
 
 def test_three_noisy_pairs_have_the_interval_of_student_at_two_degrees_of_freedom() -> None:
-    """Which is a factor of 54,000 here: the level of a look is a seventh of the error rate."""
+    """Three noisy pairs have Student's interval at two degrees of freedom, at a look's level a factor of 54,000."""
     differences = [1.0, -0.8, 0.9]
     ((found, pairs),) = decide_in_looks([Rounds([0.0] * 3, differences, 0.03, "latency", paired=True)])
     half = scipy_stats.t.ppf(1 - FDR / len(LOOKS), 2) * statistics.stdev(differences) / math.sqrt(3)

@@ -1,4 +1,4 @@
-"""Margins as people write them, and what differs between runs."""
+"""Margins as people write them, and differences between runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_file_sets_metrics_and_cells_and_options_win(tmp_path: Path) -> None:
     assert found.unused(["triton 1k d64"]) == ["triton 64k *"]
     over = margins(["2%", "first_call=30%"], file)
     assert (over.of("latency", "eager 1k d64"), over.of("cycles", "x"), over.of("first_call", "x")) == (0.02, 0.02, 0.3)
-    assert over.of("latency", "triton 1k d64") == 0.05  # a cell's own stays
+    assert over.of("latency", "triton 1k d64") == 0.05  # the margin of a cell stays
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_like_things_are_not() -> None:
     ("backend", "spec", "refused"),
     [
         ("hf-sdpa", "attnbench.backends.transformers.functions:Sdpa", True),
-        ("hf-sdpa", None, True),  # of a saved baseline
+        ("hf-sdpa", None, True),  # from a saved baseline
         ("triton", "attnbench.backends.triton:Triton", False),
         ("fa2", None, False),
         ("mine", "./mine.py:attention", True),  # it may use any library
@@ -182,7 +182,7 @@ def test_a_name_that_nothing_has_is_refused() -> None:
 
 
 def test_a_backend_answers_for_the_library_that_its_version_names() -> None:
-    """Backends report the package's name with its version, and torch without the CUDA it was built for."""
+    """A backend concerns the library in its version, which has the package's name, and torch without its CUDA."""
     ours = a_run(
         torch="2.11.0+cu130",
         packages={"flash-attn": "2.8.3", "xformers": "0.0.3"},

@@ -1,4 +1,4 @@
-"""What a gate does about noise that rounds show badly or not at all: bad rounds, two speeds, timers, runs and units."""
+"""A gate with noise that rounds hardly show: bad rounds, two speeds, timers, runs and units."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rounds_of(rng: random.Random, changes: Sequence[float], n: int = 5) -> list[
 
 
 def measured(bad: int | None = None, slower: float = 1.05) -> list[Record]:
-    """Return five rounds of each cell, of which in one a third of the cells is slower."""
+    """Return five rounds of each cell, in one of which a third of the cells is slower."""
     rng = random.Random(1)
     return [
         ok(case(128 * (c + 1)), "triton", 300 * rng.gauss(1, 0.001) / (slower if at == (bad, 0) else 1), round=n)
@@ -50,7 +50,7 @@ def measured(bad: int | None = None, slower: float = 1.05) -> list[Record]:
 
 
 def another(change: Callable[[Record], float]) -> list[Record]:
-    """Return the same rounds, but slower."""
+    """Return the same rounds with times changed by `change`."""
     return [ok(r.case, "triton", 300 / change(r), round=r.round) for r in measured()]
 
 
@@ -69,7 +69,7 @@ def test_a_disturbed_round_is_named_first_and_decides_nothing(side: str) -> None
 
 
 def test_two_slow_rounds_of_five_are_no_pass_and_no_regression() -> None:
-    """In all cells, by a factor of two: what was left out made a pass of them, and the others a regression."""
+    """Two rounds of five that are slow by a factor of two in all cells decide nothing: neither pass nor regression."""
     slow = [ok(r.case, "triton", 150 if r.round in (1, 3) else 300, round=r.round) for r in measured()]
     for before, after in ((measured(), slow), ([r for r in measured() if r.round < 3], slow)):
         told = gate(before, after)
@@ -92,7 +92,7 @@ def test_a_round_that_was_measured_again_is_told() -> None:
 
 
 def test_a_run_that_changed_is_not_disturbed() -> None:
-    """The rounds agree with each other, if not with the baseline."""
+    """Rounds that agree with each other are not disturbed, even if they differ from the baseline."""
     found = gate(measured(), another(lambda _: 1.1))
     assert {f.verdict for f in found.findings} == {"regressed"}
     assert not any(note.startswith("Round") for note in found.notes)
@@ -102,14 +102,14 @@ def test_which_rounds_are_disturbed() -> None:
     alike = [dict(enumerate([0.0] * 5))] * 20
     once = [{**cell, 2: 0.05} for cell in alike]
     assert disturbed_rounds(once, [0.03] * 20) == {2: 20}
-    assert disturbed_rounds(once, [0.2] * 20) == {}  # by less than half the margin
+    assert disturbed_rounds(once, [0.2] * 20) == {}  # the change is less than half the margin
     assert disturbed_rounds(once[:5], [0.03] * 5) == {}  # five cells may fall on one round of five by chance
     assert disturbed_rounds(once[:6], [0.03] * 6) == {2: 6}
     twice = [{**cell, (4 if i % 2 else 2): 0.05} for i, cell in enumerate(alike * 2)]
     assert disturbed_rounds(twice, [0.03] * 40) == {2: 20, 4: 20}
     scattered = [{**cell, i % 5: 0.05} for i, cell in enumerate(alike)]
     assert disturbed_rounds(scattered, [0.03] * 20) == {}
-    assert disturbed_rounds([{0: 0.0, 1: 0.05}] * 20, [0.03] * 20) == {}  # which of the two?
+    assert disturbed_rounds([{0: 0.0, 1: 0.05}] * 20, [0.03] * 20) == {}  # either could be the disturbed one
 
 
 # Two speeds
@@ -207,7 +207,7 @@ def test_a_gate_says_that_cells_scatter_between_the_runs() -> None:
 
 
 def test_what_all_cells_have_in_common_calls_none_unchanged() -> None:
-    """The run is 0.5 % faster as a whole, so a cell that reads 2.7 % slower may be slower by more than the margin."""
+    """A common change leaves no cell unchanged: in a run 0.5 % faster, one that reads 2.7 % slower may exceed 3 %."""
     rng = random.Random(7)
     found = decide(rounds_of(rng, [M - 0.005, *[-0.005] * 40]))
     assert [d.verdict for d in found] == ["inconclusive", *["unchanged"] * 40]

@@ -1,4 +1,4 @@
-"""What `history` finds in series whose changes are known, and what it tells apart."""
+"""The findings of `history` in series with known changes, and the kinds of change that it separates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FIRST = datetime(2026, 1, 1, 3, 17, tzinfo=timezone.utc)
 
 
 def found(logs: Sequence[float], seed: int = 0, noise: float = NOISE) -> Levels:
-    """Return what is found of a cell beside nine that do not change."""
+    """Return the findings on a cell beside nine cells that do not change."""
     rng = np.random.default_rng(seed)
     unit = rng.normal(0, noise, (10, len(logs)))
     unit[0] += logs
@@ -43,7 +43,7 @@ def found(logs: Sequence[float], seed: int = 0, noise: float = NOISE) -> Levels:
 
 
 def test_a_creep_of_half_a_per_cent_a_run() -> None:
-    """A gate at a margin of 3 % passes each of these runs, against the run before it."""
+    """A creep of half a per cent a run is found, although a gate at 3 % passes each run against the run before."""
     for seed in range(10):
         got = found([0.005 * i for i in range(16)], seed)
         assert got.creep == pytest.approx(0.005, abs=0.002)
@@ -72,7 +72,7 @@ def test_a_level_of_one_or_two_runs_is_not_told_at_another_run() -> None:
 
 
 def test_what_ends_slower_is_not_called_faster() -> None:
-    """Levels too short to be told, and a line through several levels, once turned the sign."""
+    """A series that ends slower is not called faster, with short levels or with a line through several levels."""
     rng = np.random.default_rng(0)
     for _ in range(60):
         cuts, logs = sorted(rng.choice(range(1, 24), 3, replace=False)), np.zeros(24)
@@ -99,7 +99,7 @@ def test_what_is_no_change() -> None:
 
 
 def nightly(number: int, speed: Callable[[int], float], **changes: object) -> list[Run]:
-    """Return runs of two cells, one a day; `speed` is that of the first, by the number of its run."""
+    """Return runs of two cells, one a day; `speed` has the first cell's speed by the number of the run."""
     runs = []
     for day in range(number):
         rng = np.random.default_rng(day)
@@ -138,7 +138,7 @@ def test_a_cell_that_came_back_is_neither_slower_nor_faster() -> None:
 def test_a_cell_that_is_wrong_or_failed_in_the_latest_run_is_named() -> None:
     runs = nightly(12, lambda _: 1.0)
     assert not document(runs).cautions
-    for broken in ([-1], [-1, -2]):  # also where nothing of the runs before it has a figure either
+    for broken in ([-1], [-1, -2]):  # also where no earlier run has a figure
         for i in broken:
             records = [replace(r, status="wrong", reason="bad") if r.backend == "fa2" else r for r in runs[i].records]
             runs[i] = replace(runs[i], records=records)
@@ -198,7 +198,7 @@ def test_runs_without_a_date_come_in_the_order_given() -> None:
 
 
 def test_memory_and_first_calls_are_followed_too() -> None:
-    """The answer counts cells, and names the metrics that moved."""
+    """Memory and first calls are followed too: the answer counts cells and names the metrics that moved."""
     runs = nightly(14, lambda day: 1 / 1.1 if day >= 8 else 1)
     for day, one in enumerate(runs):
         took = {"memory_peak": 2**30 * (1.5 if day >= 6 else 1.0), "first_call": 2.0 + 0.1 * (day % 3) + (day >= 7)}
@@ -213,7 +213,7 @@ def test_memory_and_first_calls_are_followed_too() -> None:
 
 
 def test_cells_that_change_together_are_one_step_between_two_runs() -> None:
-    """The range of most cells counts: the commit of a cell that is not sure does not become the step's."""
+    """Cells that change together are one step in the range of most cells, not in that of an uncertain cell."""
     runs = nightly(20, lambda day: 1 / 1.05 if day >= 8 else 1)
     for day, one in enumerate(runs):
         slow = 1.01 if day == 8 else 1.02 if day > 8 else 1.0
@@ -296,10 +296,10 @@ def test_runs_of_a_branch_and_since_a_date_or_commit() -> None:
 
 
 def test_a_cell_that_is_newer_than_others_stands_apart() -> None:
-    """It has no noise in the runs before it, so that among others any order of its own runs would look like a step."""
+    """A cell that is newer than others is judged apart: without noise in earlier runs any order looks like a step."""
     runs = nightly(24, lambda day: 1 / 1.05 if day >= 12 else 1)
     runs[:8] = [replace(one, records=one.records[:1]) for one in runs[:8]]
-    runs[20] = replace(runs[20], records=runs[20].records[1:])  # a single run is lacked by a cell among others
+    runs[20] = replace(runs[20], records=runs[20].records[1:])  # one cell lacks a single run
     one, other = trends(runs)
     assert [len(one.series.points), len(other.series.points)] in ([23, 16], [16, 23])
     assert [trend.series.backend for trend in (one, other) if trend.changed] == ["triton"]

@@ -1,4 +1,4 @@
-"""The attention of a model in one step, from the cells of its layers; and what `attnbench models` shows."""
+"""The attention of a model in one step, from the cells of its layers; and the output of `attnbench models`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parent's side of a profile: one case, files of traces, the roofline, and what ncu adds or cannot."""
+"""The parent's side of a profile: one case, files of traces, the roofline, and the counters of ncu."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_without_a_datasheet_it_is_by_what_was_reached(device: Device) -> None:
 
 
 class FakePool(WorkerPool):
-    """Answers as workers would."""
+    """A pool that answers as workers would."""
 
     answers: dict[str, Any]
     writes_trace = False
@@ -127,7 +127,7 @@ def test_one_backend_that_fails_costs_its_own_profile_only(tmp_path: Path) -> No
     trace = files["good"]["trace"]
     trace.write_text("of an earlier profile")
     profiles, _, _ = profile.profile_backends(pool, builders.case(), builders.H200, files, lambda _: None)
-    assert profiles[0].kept == {}  # no file came of it
+    assert profiles[0].kept == {}  # no file was written
     pool.writes_trace = True
     profiles, refused, wrong = profile.profile_backends(pool, builders.case(), builders.H200, files, lambda _: None)
     assert [(p.backend, p.version, p.kept) for p in profiles] == [("good", "1", {"trace": str(trace)})]

@@ -1,4 +1,4 @@
-"""What bounds a kernel by its counters: ncu's CSV read, and the rules on made-up counters."""
+"""The bound of a kernel from its counters: the parser of ncu's CSV, and the rules on invented counters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARK = ("spin_kernel(long)", {})
 
 
 def kernel(stalls: Mapping[str, float] | None = None, **values: float) -> KernelCounters:
-    """A kernel that fills the GPU for long, but for what is given; shares in per cent."""
+    """Return a kernel that fills the GPU for long, with the given changes; shares in per cent."""
     given = {name: value / 100 if name in SHARES else value for name, value in values.items()}
     base = {"seconds": 1e-3, "blocks": 4096.0, "waves": 31.0, "spilled": 0.0}
     return KernelCounters("k", {**base, **given}, stalls or {})
@@ -31,19 +31,19 @@ def kernel(stalls: Mapping[str, float] | None = None, **values: float) -> Kernel
     ("found", "said"),
     [
         (kernel(tensor=30, exp=88), "busy: bound by exp"),
-        (kernel(tensor=49, exp=50, l2=81), "busy: tensor cores and exp take turns"),  # they fill the time
+        (kernel(tensor=49, exp=50, l2=81), "busy: tensor cores and exp take turns"),  # together they fill the time
         (kernel(tensor=62, exp=64, shared=41), "busy: tensor cores and exp work at once in at least 26% of the time"),
         (kernel(tensor=67, exp=27, shared=77), f"busy: {NOT_TOLD}."),
-        (kernel(hbm=87, l2=92), "L2 92%, HBM 87% busy: bound by HBM."),  # L2 passes on what HBM gives
+        (kernel(hbm=87, l2=92), "L2 92%, HBM 87% busy: bound by HBM."),  # L2 passes HBM's data on
         (kernel(tensor=97, shared=98), "busy: bound by tensor cores."),  # wgmma reads shared memory
         (kernel(tensor=76, shared=81), "busy: bound by shared memory"),
         (kernel(tensor=70, exp=8), f"busy: {NOT_TOLD}."),
         (KernelCounters("k", {}), f"{NOT_TOLD}."),
-        (kernel(hbm=40, tensor=3), f"busy: {NOT_TOLD}."),  # no stall reasons on this GPU
+        (kernel(hbm=40, tensor=3), f"busy: {NOT_TOLD}."),  # this GPU has no stall reasons
         (kernel(tensor=50, exp=20, blocks=32, waves=0.2), "32 blocks for 132 multiprocessors: the others idle; "),
         (kernel(tensor=85, blocks=251, waves=1.9), "busy: bound by tensor cores."),
         (kernel(tensor=85, blocks=158, waves=1.2), "1.2 waves: the last leaves 40% of the time idle; bound by tensor"),
-        (kernel(tensor=85, blocks=132, waves=1.0), "busy: bound by tensor cores."),  # one block each, that takes turns
+        (kernel(tensor=85, blocks=132, waves=1.0), "busy: bound by tensor cores."),  # one block each, in turns
         (kernel(seconds=2e-6, tensor=90), "busy: 2.00 us is too short to tell what bounds it."),
         (kernel(tensor=20, spilled=3e9, exp=10), f"of spilled registers are read back; {NOT_TOLD}."),
     ],
@@ -85,7 +85,7 @@ TEXT = output(("reduce", {}), MARK, ("void flash_fwd<128>(T)", ATTENTION), ("com
 def test_counters_are_read_in_the_units_of_core() -> None:
     attention, combine = counters.parse(TEXT)
     wanted = {"seconds": 1.25e-3, "tensor": 0.625, "exp": 0.48, "blocks": 4096.0, "spilled": 0.0}
-    assert attention.values == pytest.approx(wanted)  # what the GPU lacks (n/a) is left out
+    assert attention.values == pytest.approx(wanted)  # counters that the GPU lacks (n/a) are left out
     assert attention.stalls == {"long_scoreboard": 3.0, "gmma": 1.0}  # a warp that issues does not wait
     assert attention.top_stalls == (("long scoreboard", 0.75), ("gmma", 0.25))
     assert combine.values == pytest.approx({"seconds": 1e-9})

@@ -1,4 +1,4 @@
-"""Nsight Compute's messages and CSV, as its versions print them, and a stand-in for ncu that is run."""
+"""Nsight Compute's messages and CSV, as several versions print them, and a stand-in program for ncu."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROF = '==PROF== Profiling "{}" - {}: 0%....50%....100% - {}'
 
 
 def rows(kernels: list[tuple[str, str, str]], unit: str = "byte", header: str = HEADER) -> str:
-    """(name, bytes read, bytes written) of each kernel."""
+    """Return ncu's CSV for kernels given as (name, bytes read, bytes written)."""
     between = len(header.split(",")) - 8
     lines = [header]
     for i, (name, read, written) in enumerate(kernels):
@@ -39,7 +39,7 @@ def rows(kernels: list[tuple[str, str, str]], unit: str = "byte", header: str = 
 
 MARK = ("spin_kernel(long)", "128", "64")
 KERNELS = [
-    ("reduce_kernel", "268435456", "4194304"),  # writes back what ncu itself left in L2
+    ("reduce_kernel", "268435456", "4194304"),  # writes back ncu's own data in L2
     MARK,
     ("nvjet_tst_128x256_64x4", "33,554,432", "2147483648"),
     ("void softmax_warp_forward<a, b>(T1 *, int)", "2147483648", "2,147,483,648"),
@@ -57,7 +57,7 @@ def test_the_call_is_what_ran_between_the_markers(header: str) -> None:
         ncu.KernelTraffic("nvjet_tst_128x256_64x4", 2.0**25, 2.0**31),
         ncu.KernelTraffic("void softmax_warp_forward<a, b>(T1 *, int)", 2.0**31, 2.0**31),
     )
-    assert found.left == 2**20 + 64  # what the last read pushed out of L2
+    assert found.left == 2**20 + 64  # the bytes that the last read pushed out of L2
     assert found.read == 2**25 + 2**31
     assert found.written == 2**32 + 2**20 + 64
     assert found.total == found.read + found.written
@@ -101,7 +101,7 @@ ISOLATED = isolated_command("")[1]
 
 
 def stand_in(folder: Path, body: str, name: str = "ncu") -> str:
-    """A program that is called as ncu is, or as another tool."""
+    """Write a program that is called in place of ncu or of another tool, and return its path."""
     path = folder / name
     path.write_text(f"#!{sys.executable}\nimport json, os, sys, time\nargs = sys.argv[1:]\n{body}")
     path.chmod(0o755)

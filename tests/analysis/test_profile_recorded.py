@@ -27,7 +27,7 @@ RECORDED = {
     ]
     for card in CARDS
 }
-PLANTED = {  # words of the sentence
+PLANTED = {  # words of the expected sentence
     "spills": "of spilled registers are read back; bound by ",
     "few_blocks": "busy: 8 blocks for 132 multiprocessors: the others idle",
     "memory": "busy: bound by HBM",
@@ -38,7 +38,7 @@ PLANTED = {  # words of the sentence
     "chases": "wait for long scoreboard (99%)",
     "tail": "the last leaves 44% of the time idle; bound by ",
 }
-TENSOR_PER_EXP = {"fwd": 64.0, "bwd": 25.6}  # headdim at which both take as long: 2 or 5 products for each exp
+TENSOR_PER_EXP = {"fwd": 64.0, "bwd": 25.6}  # headdim at which both take the same time: 2 or 5 products for each exp
 
 
 def longest_kernel(found: Any) -> KernelCounters:
@@ -66,7 +66,7 @@ def test_planted_kernels(name: str, card: str) -> None:
 def test_tensor_cores_and_exp_are_busy_as_the_arithmetic_says(
     backend: str, headdim: int, direction: str, card: str
 ) -> None:
-    """Of each score: 2 or 5 products of headdim, 4096 FLOPs a cycle; one exp, 16 a cycle."""
+    """Shares agree with the arithmetic: for each score 2 or 5 products at 4096 FLOPs a cycle, and an exp at 16."""
     kernel = attention(card, backend, headdim, direction)
     ratio = kernel.values["tensor"] / kernel.values["exp"]
     assert ratio == pytest.approx(headdim / TENSOR_PER_EXP[direction], rel=0.05)
@@ -97,7 +97,7 @@ def test_attention(card: str, backend: str, headdim: int, direction: str, said: 
 
 
 def test_the_share_of_l2_is_not_what_bounds_a_kernel_whose_products_and_exp_fill_its_time() -> None:
-    """L2 is busy 81 % of triton's forward at headdim 64 on the H100, 70 % on the H200, and it takes as long on both."""
+    """L2's share (81 % on the H100, 70 % on the H200) bounds no kernel whose products and exp fill its time."""
     h100, h200 = (attention(card, "triton", 64, "fwd") for card in CARDS)
     assert h100.values["l2"] > 0.8 > 0.72 > h200.values["l2"]
     assert h100.values["seconds"] == pytest.approx(h200.values["seconds"], rel=0.015)

@@ -27,7 +27,7 @@ CASE = builders.case(8192, causal=True)
 
 
 def activities(*parts: tuple[str, float, float]) -> tuple[Activity, ...]:
-    """(name, gap before, duration) of each, in microseconds."""
+    """Return activities from (name, gap before, duration), in microseconds."""
     found, at = [], 0.0
     for name, gap, seconds in parts:
         at += gap * 1e-6
@@ -109,7 +109,7 @@ def test_names_of_kernels(name: str, short: str) -> None:
 
 
 def test_communication_beside_computation_and_exposed() -> None:
-    """Of 30 us of NCCL 20 lie beside the attention kernel; the call takes a quarter longer than without."""
+    """Of 30 us of NCCL 20 are beside the attention kernel; the call takes a quarter longer than without NCCL."""
     kernels = (
         Activity("ncclDevKernel_AllGather", 0.0, 10e-6, 1),
         Activity("flash_fwd", 10e-6, 50e-6),
@@ -166,7 +166,7 @@ def test_a_wrong_kernel_says_so_in_its_heading() -> None:
     text = rendered(outcome(replace(EAGER, wrong="out is off by [3]"), TRITON))
     assert "WRONG  eager: out is off by [3]" in text.splitlines()
     assert "eager WRONG" in text.split("side by side")[1]
-    assert "Standard attention" not in text  # what a wrong kernel moves is no claim
+    assert "Standard attention" not in text  # no claim is made from a wrong kernel's traffic
 
 
 def test_nothing_but_refusals_is_one_line_each() -> None:
@@ -213,7 +213,7 @@ def test_traffic_of_several_passes_and_of_other_kernels() -> None:
     one = Traffic((KernelTraffic("a", GIB, GIB),), 0.0)
     mixed = replace(EAGER, activities=cleared, length=cleared[-1].end, traffic=one)
     lines = rendered(outcome(mixed)).splitlines()
-    assert any(line.startswith("gemm_one") and "2.00 GiB" in line for line in lines)  # ncu sees no fills
+    assert any(line.startswith("gemm_one") and "2.00 GiB" in line for line in lines)  # ncu does not see fills
     other = replace(EAGER, traffic=one)
     header = next(line for line in rendered(outcome(other)).splitlines() if line.startswith("kernels "))
     assert "HBM" not in header

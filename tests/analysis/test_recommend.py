@@ -1,4 +1,4 @@
-"""What is recommended, from cells whose latencies, endings and kernels a test sets."""
+"""Recommendations from cells whose latencies, statuses and kernels a test sets."""
 
 from __future__ import annotations
 
@@ -171,10 +171,10 @@ GEMMA = find("gemma-2-9b")
 
 
 def layers_of_gemma(backend: str, local: float, full: float, direction: Any = "fwd") -> list[Record]:
-    """The two kinds of its layers, at these TFLOP/s."""
+    """Return records of gemma-2-9b's two kinds of layers, at these TFLOP/s."""
     sizes = {"nheads": GEMMA.nheads, "nheads_k": GEMMA.nheads_k, "headdim": GEMMA.headdim, "headdim_v": GEMMA.headdim_v}
     plain = case(8192, causal=True, direction=direction, softcap=GEMMA.softcap, **sizes)
-    # gemma-2-9b has 1 / sqrt(256), the usual scale
+    # gemma-2-9b has the usual scale, 1 / sqrt(256)
     windowed = replace(plain, window_size=(4095, 0))
     return [ok(windowed, backend, local, kernels=CUDNN), ok(plain, backend, full, kernels=CUDNN)]
 
@@ -309,7 +309,7 @@ def test_two_steps_of_a_model_have_unlike_names() -> None:
 
 
 def test_plain_cases_come_first() -> None:
-    """In answers, in tables, and of the machines and cases on a screen, however new the others are."""
+    """Plain cases come first in answers, in tables and on a screen, even if other cases are newer."""
     special = [replace(CASE, ranks=2), *(replace(CASE, mask=f"random:0.{n}") for n in range(1, 10))]
     both = [ok(c, b, rate) for c in (*special, CASE) for b, rate in (("fa2", FAST), ("triton", SLOW))]
     newer = run([ok(replace(case(), ranks=2), "fa2", FAST)], environment=environment(driver="590.0"), started="2026-08")
@@ -348,7 +348,7 @@ def test_one_case_has_one_answer_on_one_model_of_device() -> None:
 
 
 def test_another_machine_changes_no_answer() -> None:
-    """One without spans would give all of the case CUDA events, which hold a launch gap."""
+    """Another machine without spans changes no answer; else all cells of the case would be timed with launch gaps."""
     gaps = {"cudnn": 0.0, "ulysses": 2e-6}
     both = [ok(CASE, name, FAST, time=(50e-6 + gap,) * 30, span=(47e-6,) * 30) for name, gap in gaps.items()]
     without = [ok(CASE, "eager", FAST, time=(90e-6,) * 30)]
@@ -359,7 +359,7 @@ def test_another_machine_changes_no_answer() -> None:
 
 
 def test_slower_figures_of_another_run_turn_no_order() -> None:
-    """Neither of the fastest, which another card has nearly as fast, nor of backends that are filled in."""
+    """Slower figures of another run change no order, neither of the fastest backend nor of added ones."""
 
     def on_card(uuid: str, **rates: float) -> Run:
         records = [ok(CASE, backend, rate) for backend, rate in rates.items()]
@@ -401,7 +401,7 @@ def test_no_backend_is_alone_where_another_run_of_the_machine_has_a_right_one() 
 
 @pytest.mark.parametrize(("of_both", "step"), [(SLOW, TRAINING), (2 * FAST, "fwd_bwd")])
 def test_both_passes_have_one_answer(of_both: float, step: str) -> None:
-    """However they were timed: what was tried as one only, or as two only, is no answer beside a faster one."""
+    """Both passes have one answer, whether they were timed together or apart."""
     passes = [replace(CASE, direction=d) for d in ("fwd", "bwd")]
     apart = [ok(c, b, rate) for c in passes for b, rate in (("fa3", FAST), ("sdpa-flash", SLOW))]
     together = [ok(replace(CASE, direction="fwd_bwd"), b, of_both) for b in ("sdpa-flash", "eager")]
@@ -410,13 +410,13 @@ def test_both_passes_have_one_answer(of_both: float, step: str) -> None:
 
 
 def of_passes(**rates: tuple[float, float, float]) -> Run:
-    """Return a run of a person's functions, from the rates of fwd, bwd and fwd_bwd; those of 0 are not measured."""
+    """Return a run of a person's functions, from the rates of fwd, bwd and fwd_bwd; a rate of 0 is not measured."""
     each = [(b, d, rate) for b, of in rates.items() for d, rate in zip(("fwd", "bwd", "fwd_bwd"), of, strict=True)]
     records = [ok(replace(CASE, direction=d), b, rate) for b, d, rate in each if rate]
     return run(records, specs={b: f"/mine/step.py:{b}" for b in rates})
 
 
-PREPARES, RECOMPUTES = (FAST, FAST, FAST / 10), (FAST, SLOW, SLOW)  # only a forward with gradients prepares
+PREPARES, RECOMPUTES = (FAST, FAST, FAST / 10), (FAST, SLOW, SLOW)  # only a forward with gradients does the preparation
 
 
 def test_a_training_step_is_that_of_both_passes_as_one() -> None:
@@ -448,7 +448,7 @@ def test_a_sum_of_two_runs_is_none_where_one_run_has_both_passes() -> None:
 
 @pytest.mark.parametrize("beside", [[], ["sdpa", "fa2"]])
 def test_methods_are_alike_within_5_percent_whatever_else_was_measured(beside: list[str]) -> None:
-    """So no backend that is slower in both decides between two that each has one method."""
+    """Methods within 5 % are alike, so a backend that is slower in both cannot decide between two others."""
     newer = replace(run([ok(CASE, "triton", 0.97 * FAST), *(ok(CASE, name, SLOW) for name in beside)]), method=2)
 
     def row(rate: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a report says beside its figures: who is fastest, why cells have none, what was measured on, where time went."""
+"""The text of a report: the fastest backends, reasons for missing figures, the machine, and the use of time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def answered(*runs: Run) -> tuple[str, ...]:
 def test_backends_are_ranked_by_their_wins() -> None:
     speeds = {1024: (300.0, 200.0), 2048: (200.0, 300.0), 4096: (200.0, 300.0)}
     records = [ok(case(n), b, s) for n, both in speeds.items() for b, s in zip(("fa4", "eager"), both, strict=True)]
-    records.append(ok(case(8192), "fa4", 300.0))  # without a rival
+    records.append(ok(case(8192), "fa4", 300.0))  # the only backend of its case
     assert answered(run(records))[1] == "Fastest of 3 cases: eager in 2, fa4 in 1."
 
 
 def test_a_version_has_one_name_and_none_where_it_is_the_only_one() -> None:
-    """A run in which another backend has another version of the library tells versions in its tables."""
+    """A version is named only where several differ: then tables have versions, each by one name."""
     fa4 = "flash-attn-4 4.0.0b36"
     both = run(raced(1024, "sdpa-fa4"), versions={"fa4": fa4, "sdpa-fa4": "torch 2.11.0, flash-attn-4 4.0.0b18"})
     alone = run(raced(2048, "eager"), versions={"fa4": fa4})
@@ -166,7 +166,7 @@ def test_it_comes_with_the_seconds_only() -> None:
     assert "phases" not in {getattr(b, "name", "") for b in document(measured, [measured[0].run]).blocks}
     blocks = document(measured, [measured[0].run], metrics=["seconds"]).blocks
     assert [b.name for b in blocks if hasattr(b, "name")] == ["phases"]
-    assert phases(cells([run([ok(case(), "eager", 30.0)])])) == []  # a file of an older attnbench
+    assert phases(cells([run([ok(case(), "eager", 30.0)])])) == []  # as in a file of an older attnbench
 
 
 def test_of_many_unlike_reasons_of_a_backend_the_first_are_told() -> None:

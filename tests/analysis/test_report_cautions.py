@@ -1,4 +1,4 @@
-"""What to doubt about the figures of a report; and rules: a caution for each place where one holds, in their order."""
+"""The cautions of a report, and their rules: one caution for each place where a rule holds, in the order of rules."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_cautions() -> None:
     few = ok(case(2048), "triton", 300.0, n=4)
     assert "Few samples in 1 cell, the fewest 4: triton 2k d128 full fwd." in warned(good, few)
     assert "Below 6 the interval takes" in warned(few)
-    assert "Few" not in warned(ok(case(2048), "triton", 300.0, n=6))  # enough for calls that take long
+    assert "Few" not in warned(ok(case(2048), "triton", 300.0, n=6))  # six are enough for long calls
     kept = warned(ok(case(), "eager", 30.0, n=1), reduced=True)
     assert "1 baseline among these: a baseline keeps one value per round." in kept
     assert "Few samples" not in kept
@@ -65,7 +65,7 @@ def test_a_verdict_that_todays_check_may_not_give_accuses_nobody() -> None:
 
 
 def test_a_figure_that_no_device_can_reach_is_a_fault_of_ours() -> None:
-    """989 TFLOP/s hold at 1830 MHz and the highest clock is 1980; memory gives 4.8 TB/s."""
+    """An unreachable figure is attnbench's fault: 989 TFLOP/s at 1830 MHz, a highest clock of 1980, HBM 4.8 TB/s."""
 
     def said(record: Record, **changes: Any) -> bool:
         text = warned(record, **changes)
@@ -90,7 +90,7 @@ def test_a_clock_held_down_by_the_gauge() -> None:
     assert "--isolate-power" in text
     capped = warned(records[0], replace(records[1], limits=("power cap",)))
     assert "Clock held down by power cap in 1 of 2 cells" in capped
-    assert warned(replace(records[0], limits=("power cap",))) == ""  # NVML says so, but the clock was there
+    assert warned(replace(records[0], limits=("power cap",))) == ""  # NVML reports it, but the clock was reached
 
 
 def test_drift() -> None:

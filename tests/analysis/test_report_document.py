@@ -1,4 +1,4 @@
-"""Reports as a whole: kept layouts of several widths, colours, what is not measured, markdown."""
+"""Reports as a whole: layouts of several widths, colours, missing measurements, markdown."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_what_a_format_needs_is_computed_for_it_alone() -> None:
 
 
 def odd_records(seed: int) -> list[Record]:
-    """Records whose measurements are few, empty, all 0, or not finite, between others that ended badly."""
+    """Return records with few, empty, zero or infinite measurements, between records that failed."""
     dice = random.Random(seed)
     samples = ([], [0.0] * 7, [1e-5], [1e-5] * 100, [1.0, math.inf], [math.nan] * 7, [0.0, 1e-4], [2e-4] * 20)
     records = []

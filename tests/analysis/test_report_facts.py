@@ -1,4 +1,4 @@
-"""What the figures of a report hold and what they do not."""
+"""The facts of a report: what its figures include and what they do not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from builders import CPU, H200, case, ok, run
 
 
 def told(*records: Record, **changes: Any) -> str:
-    """Return the facts, without the first, of the uncertainty, which every report has."""
+    """Return the facts without the first one, on the uncertainty, which every report has."""
     found = facts(cells([run(records, **changes)]))
     return "\n".join(map(str, found[found[0].what.startswith("Uncertainty") :] if found else ()))
 
@@ -94,7 +94,7 @@ def test_short_kernels_and_their_launch_gaps() -> None:
         "include a launch gap: eager 4.0 us, triton 1.2 to 2.3 us. -m launch_gap has it by cell."
     )
     bound = short("eager", 1024, 40e-6, host_bound=True)
-    assert "include a launch gap. -m" in told(bound)  # its readings hold the host's time too
+    assert "include a launch gap. -m" in told(bound)  # its readings include the host's time
     assert told(ok(case(), "eager", 30.0)) == ""
 
 

@@ -1,4 +1,4 @@
-"""Cells laid out as grids: rows, columns, titles, marks, and what a grid leaves out."""
+"""Cells laid out as grids: rows, columns, titles, marks, and omissions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from builders import H200, SIX, case, decode, ok, run
 
 
 def test_latencies_tie_within_their_uncertainty() -> None:
-    """0.67 % of each on an H200, so 0.94 % of a difference."""
+    """Latencies tie within their uncertainty: 0.67 % each on an H200, so 0.94 % of a difference."""
 
     def row(*speeds: float) -> str:
         records = [ok(case(), name, t) for name, t in zip(SIX, speeds, strict=False)]
@@ -38,7 +38,7 @@ def test_watts_tie_within_the_uncertainty_of_the_energy() -> None:
 
 
 def test_a_figure_that_is_hardly_known_has_a_mark_and_no_star() -> None:
-    """Where it may be the best, none has a star."""
+    """A figure that is hardly known has a mark; where it may be the best, no figure has a star."""
     scattered = ok(case(), "fa2", 100.0, time=[1e-3 * n for n in (0.5, 0.7, 1, 1, 1.4, 2)])
     records = [ok(case(), "triton", 300.0), scattered, ok(case(), "eager", 50.0)]
     (line,) = [line for line in shown([run(records)]).splitlines() if line.startswith("    1k")]
@@ -67,7 +67,7 @@ def test_where_memory_bounds_the_share_is_of_the_roofline() -> None:
         decode(16384, "triton", 12.0),
     ]
     text = shown([run(records)], 140, metrics=("tflops",))
-    # 4 FLOPs a byte with 4 query heads a key head: 12 TFLOP/s move 3 TB/s
+    # With 4 query heads a key head there are 4 FLOPs a byte: 12 TFLOP/s move 3 TB/s.
     assert "   16k     9.00 47%m    *12.0 63%m\n" in text
     assert "   16k   300    30%    *350   35%\n" in text
     assert "roofline" not in shown([run(records[:2])])
@@ -90,7 +90,7 @@ def test_cells_whose_clock_was_held_down_are_marked() -> None:
 
 
 def test_tables_end_where_nobody_would_read_on() -> None:
-    """After so many lines of one metric's grids; the first grid is shown in any case."""
+    """The grids of a metric end after a number of lines, but the first grid is always shown."""
     records = [ok(case(batch=batch), "triton", 300.0) for batch in range(1, 41)]
     found = cells([run(records)])
     (every,) = grids(found)

@@ -1,4 +1,4 @@
-"""One cell in full: which cells a name selects, and what is shown of them."""
+"""One cell in full: the cells that a name selects, and their document."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def measured() -> list[Cell]:
 @pytest.mark.parametrize(
     ("pattern", "names"),
     [
-        ("eager 1k d128 full fwd", ["eager 1k d128 full fwd"]),  # not what merely contains it
+        ("eager 1k d128 full fwd", ["eager 1k d128 full fwd"]),  # not cells whose name contains it
         ("eager 1k d128 full fwd bf16", ["eager 1k d128 full fwd"]),
         ("eager 1k", ["eager 1k d128 full fwd", "eager 1k d128 full fwd_bwd"]),
         ("*causal*", ["hf-eager 1k d128 causal fwd"]),

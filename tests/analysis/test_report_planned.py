@@ -1,4 +1,4 @@
-"""The document of a plan before it is run, how good its forecast was, and what is left of it."""
+"""The document of a plan before it is run, the error of its forecast, and its remaining jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From which length several ranks are faster than one, in words and as a figure, for speedups that are given."""
+"""The length from which several ranks are faster than one, in words and as a figure, for given speedups."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTHS = (4096, 16384, 65536)
     [
         ((0.5, 0.8, 0.9), "at no length surely faster than one"),
         ((1.2, 1.5, 1.9), "faster from 4k on, the shortest measured"),
-        ((0.5, 2.0, 2.0), "faster from about 8k on"),  # the middle of 4k and 16k on a logarithmic scale
+        ((0.5, 2.0, 2.0), "faster from about 8k on"),  # the logarithmic middle of 4k and 16k
         ((1.001, 1.5, 1.9), "faster from 16k on, and alike below"),
         ((1.5, 1.9, 0.9), "faster at some lengths, and not at the longest"),
         ((1.5, 0.5, 2.0), "faster from about 32k on"),
@@ -43,7 +43,7 @@ def test_one_rank_of_another_run_is_told() -> None:
 
 
 def test_no_two_rows_have_one_name() -> None:
-    """They differ in heads, in an option, or in the machine alone."""
+    """Rows that differ only in heads, in an option or in the machine have different names."""
     one = builders.case(4096, causal=True)
     few, capped = builders.case(4096, causal=True, nheads=4), replace(one, softcap=30.0)
     records = [builders.ok(replace(c, ranks=n), "ulysses-fa4", 400.0) for c in (one, few, capped) for n in (1, 2)]
@@ -66,7 +66,7 @@ def test_the_figure_has_all_points_within_it() -> None:
     (section,) = sections(two_ranks((0.5, 1.5, 2.5)))
     (plot,) = section.blocks
     assert [(round(dot.x, 3), round(dot.y, 3)) for dot in plot.dots] == [(0, 0.2), (0.5, 0.6), (1, 1)]
-    assert plot.levels == ((0, 1, 0.4),)  # as fast as one
+    assert plot.levels == ((0, 1, 0.4),)  # as fast as one rank
     assert plot.y_labels == ((0, "0x"), (0.4, "1x"), (0.8, "2x"))
     assert [place for place, _ in plot.x_labels] == [0, 0.5, 1]
 

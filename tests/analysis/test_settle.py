@@ -1,4 +1,4 @@
-"""`gate --settle`: what a gate left open is measured in turns, and nothing is run that no person has named."""
+"""`gate --settle` measures open cells in turns, and runs only code that a person has named."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from attnbench.run import device_probe, run_suite, workers
 from attnbench.run.suite import parse_options
 
 CODE = OWN.replace("self.speed =", "exec(os.environ.get('TOLD', '')); self.speed =")
-CODE = f"import os{CODE}"  # what TOLD says is not seen in the source
+CODE = f"import os{CODE}"  # the source does not show TOLD's text
 BASE, NOW = Path("base.jsonl"), Path("now.jsonl")
 
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A folder with old.py:A and new.py:A, which are alike and noisy at 2k; workers are objects of this process."""
+    """Return a folder with old.py:A and new.py:A, alike and noisy at 2k; workers are objects of this process."""
     for module in (workers, device_probe):
         monkeypatch.setattr(module, "WorkerProcess", Here)
     monkeypatch.chdir(tmp_path)
@@ -49,7 +49,7 @@ def measured(backends: Sequence[str], out: Path, rounds: int) -> Run:
 def gated(
     before: Sequence[str] = ("old.py:A",), after: Sequence[str] = ("new.py:A",), *, rounds: int = 5, **request: Any
 ) -> gate_findings.Judgement:
-    """Return the gate of two runs, which leaves the noisy cell open; all, where they have one round."""
+    """Return the gate of two runs, which leaves the noisy cell open, or all cells with a single round."""
     runs = measured(before, BASE, rounds), measured(after, NOW, rounds)
     Here.started.clear()
     return gate_findings.judge(*runs, gate_findings.Request(("latency", "first_call"), **request))
@@ -69,7 +69,7 @@ def lengths(path: str) -> set[int]:
 
 
 def stands(judgement: gate_findings.Judgement, said: str, **request: Any) -> None:
-    """Check that nothing is measured, one line says why, and the gate's own verdict stands."""
+    """Assert that nothing is measured, that one line gives the reason, and that the gate's own verdict stands."""
     after, code = settled(judgement, **request)
     assert not Here.started
     assert not list(Path().glob("*settle*"))
@@ -99,7 +99,7 @@ def test_what_is_open_is_settled_and_nothing_else_is_measured() -> None:
 
 
 def test_the_build_that_a_person_names_needs_no_trust_and_may_settle_a_part() -> None:
-    """A saved baseline does not say where its code was, so only what --a names can be measured."""
+    """A saved baseline does not have the path of its code, so only the build that --a names is measured."""
     Path("other.py").write_text(CODE + "\nclass Other(A): ...\n")
     before = gated(("old.py:A", "other.py:Other"), ("new.py:A", "other.py:Other"), rounds=1)
     before = replace(before, baseline=reduced(before.baseline))
@@ -114,7 +114,7 @@ def test_the_build_that_a_person_names_needs_no_trust_and_may_settle_a_part() ->
 def test_what_cannot_have_changed_is_measured_beside_what_is_under_test_and_not_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Other stands for a backend of torch's own, which is one build in both runs."""
+    """A backend of torch, one build in both runs, is measured beside the code under test, but not alone."""
     Path("other.py").write_text(CODE + "\nclass Other(A): ...\n")
     monkeypatch.setattr(run_differences, "controls", lambda *_: frozenset({"Other"}))
     judgement = gated(("new.py:A", "other.py:Other"), ("new.py:A", "other.py:Other"), rounds=1)
@@ -123,7 +123,7 @@ def test_what_cannot_have_changed_is_measured_beside_what_is_under_test_and_not_
     assert {f.backend for f in after.findings if f.in_turns} == {"A", "Other"}
     assert code == 0
     one = replace(judgement, findings=tuple(f for f in judgement.findings if f.backend == "Other"))
-    after, code = settled(one, a="old.py:A", b="new.py:A")  # of a backend that is not open
+    after, code = settled(one, a="old.py:A", b="new.py:A")  # a backend without open cells
     assert {f.backend for f in after.findings if f.in_turns} == {"Other"}
     assert code == 0
 
@@ -146,7 +146,7 @@ def test_a_mask_that_only_a_run_file_names_is_not_run() -> None:
 
 
 def test_a_build_is_not_compared_with_itself() -> None:
-    """A file that was changed in its place is one build for both runs: in turns they would look alike."""
+    """A file that was changed in place is one build for both runs, so it is not measured in turns against itself."""
     judgement = gated(("new.py:A",))
     stands(judgement, "the baseline's build of A is not known here: give --a, a Python that has it or FILE.py:function")
     stands(judgement, "--a and --b are one build, old.py:A, which would be", a="old.py:A", b="old.py:A")
@@ -200,7 +200,7 @@ def test_a_wrong_result_in_turns_fails_the_gate(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_change_that_is_not_seen_in_turns_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The current run was measured with a slow build, and another one lies in its place now."""
+    """A change that turns do not show is reported: another build now lies in place of the slow one."""
     monkeypatch.setenv("TOLD", "self.factor = 0.8 if __file__.endswith('new.py') else 1.0")
     judgement = gated(rounds=1)
     monkeypatch.delenv("TOLD")

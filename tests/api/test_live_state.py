@@ -1,4 +1,4 @@
-"""The state of a function: alike where it was loaded from one source, unlike where something was changed since."""
+"""The state of a function: equal if loaded from one source, unequal after a change."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def loaded(name: str, source: str, monkeypatch: pytest.MonkeyPatch) -> ModuleTyp
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[], ModuleType]:
-    """Return what loads the source once more, as another process does."""
+    """Return a function that loads the source again, as another process does."""
 
     def again() -> ModuleType:
         loaded("helpers", HELPERS, monkeypatch)
@@ -134,7 +134,7 @@ def test_a_worker_refuses_a_function_that_is_something_else_there(
 
 
 def test_how_lines_are_broken_is_no_state(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python calls a method in another way where its arguments are on other lines."""
+    """Line breaks change no state, although Python calls a method differently if its arguments are on other lines."""
     of = "def f(q, k):\n    return q.view({0}1, 2{0}).transpose({0}k.shape[-2] - q.shape[-2],{0} 1) if k else q\n"
     first, second = (loaded("mine", of.format(between), monkeypatch) for between in ("", "\n\n        "))
     assert live_state(first.f) == live_state(second.f)

@@ -242,7 +242,7 @@ def test_a_function_without_source_is_measured_in_this_process() -> None:
 
 
 def test_what_of_a_function_in_this_process_cannot_be() -> None:
-    """Rounds are of new processes; Ctrl-C ends it, though a worker takes what a call raises for the function's own."""
+    """A function of this process has no rounds, which need new processes; Ctrl-C ends the run, not only the call."""
     ones = torch.ones(1)
 
     def interrupts(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
@@ -256,7 +256,7 @@ def test_what_of_a_function_in_this_process_cannot_be() -> None:
 
 
 def test_a_function_in_this_process_leaves_nothing_in_it(capfd: pytest.CaptureFixture[str]) -> None:
-    """No file stays open, no object is kept from the collector, and a failure prints nothing: its record has it."""
+    """Afterwards no file is open, the collector can free all objects, and a failure is in its record only."""
 
     def fails(*_: Any, **__: Any) -> Any:
         raise ValueError("no such block")

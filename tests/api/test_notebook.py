@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its cells, in the shell of a notebook's kernel, in the process of the test."""
+    """The cells of the notebook run in the shell of a notebook's kernel, in the process of the test."""
     shells = pytest.importorskip("IPython.core.interactiveshell")
     monkeypatch.chdir(tmp_path)
     shell, outputs = shells.InteractiveShell(), []
@@ -70,7 +70,7 @@ def test_progress_in_a_notebook_is_one_output_that_is_drawn_anew(monkeypatch: py
 
 
 def test_a_package_brings_a_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is installed beside, and measured by its name."""
+    """The backend of an installed package is measured by its name."""
     package, there = EXAMPLES / "backend-package", tmp_path / "site"
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
     done = subprocess.run([*pip, "--target", there, package], capture_output=True, text=True)

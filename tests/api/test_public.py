@@ -1,6 +1,6 @@
-"""The public API: its names and signatures, which change by intention only, and the examples of its docstrings.
+"""The public API: names and signatures, which change by intention only, and the examples of docstrings.
 
-`python tests/api/test_public.py` writes what is public now to public.txt.
+`python tests/api/test_public.py` writes the present API to public.txt.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ import forked_worker
 from worker_here import quick_cpu
 
 PUBLIC = Path(__file__).with_name("public.txt")
-OF_OTHERS = ("Case", "Record", "Run")  # what run files hold, which their schema numbers
+OF_OTHERS = ("Case", "Record", "Run")  # content of run files, numbered by their schema
 
 
 def public() -> Iterator[str]:
-    """Yield a line for each name: its signature, and those of its methods and fields."""
+    """Yield a line for each name: its signature, and the signatures of its methods and fields."""
     for name in attnbench.__all__:
         found = getattr(attnbench, name)
         if inspect.isfunction(found):
@@ -42,7 +42,7 @@ def public() -> Iterator[str]:
 
 
 def test_what_is_public_has_not_changed_unseen() -> None:
-    """Where a change is meant: python tests/api/test_public.py, a version by semver.org, and a line in CHANGELOG.md."""
+    """An intended change needs python tests/api/test_public.py, a version by semver.org, and a line in CHANGELOG.md."""
     assert "\n".join(public()) + "\n" == PUBLIC.read_text()
 
 

@@ -1,4 +1,4 @@
-"""The pytest plug-in, in sessions of its own on a simulated device."""
+"""The pytest plug-in, in separate sessions on a simulated device."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ PLUGIN = "attnbench.pytest_plugin"
 
 @pytest.fixture
 def session(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Any:
-    """Run tests of a text, with options, and return what came of it."""
+    """Return a function that runs the tests in a text, with options, and returns their outcome."""
     pytester.makepyfile(mine=MINE)
-    there = request.config.pluginmanager.hasplugin("attnbench")  # installed, not on the path alone
+    there = request.config.pluginmanager.hasplugin("attnbench")  # whether it is installed, not only on the path
 
     def ran(text: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(test_it=HEAD + text)
@@ -48,7 +48,7 @@ def session(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Any:
 
 
 def test_each_verdict(session: Any) -> None:
-    """What is not slower passes; slower or wrong fails; what cannot be told is skipped, with the reason."""
+    """A kernel that is not slower passes, a slower or wrong one fails, an undecided one is skipped with the reason."""
     done = session(
         """
 def test_same(attnbench):

@@ -29,7 +29,7 @@ def twice(g):
 
 @pytest.fixture
 def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Script:
-    """Run a text as the script of this process, and return its names."""
+    """Return a function that runs a text as the script of this process, and returns its names."""
 
     def ran(text: str) -> dict[str, Any]:
         file = tmp_path / "script.py"
@@ -90,7 +90,7 @@ def loaded(source: str, name: str) -> Any:
             "f",
             1,
             6,
-        ),  # an argument hides a name in g alone
+        ),  # an argument hides the name, in g only
         ("from __future__ import annotations\ndef f(x: Nowhere) -> Nothing: return x", "f", 1, 1),
         ("limit = float('inf')\ndef f(x, y=limit):\n    import os\n    return min(x, y) if os.sep else 0", "f", 3, 3),
     ],

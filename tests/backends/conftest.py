@@ -1,7 +1,7 @@
 """Import Triton for its interpreter where there is no GPU, before a test file here imports it otherwise.
 
-test_backend_compiled.py imports it through torch's compiler; without this file the tests of the kernels would then be
-skipped.
+Otherwise test_backend_compiled.py would import it first, through torch's compiler, and the tests of the kernels would
+be skipped.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
     python tests/backends/gluon_registers.py KERNEL,HEADDIM,HEADDIM_V,DTYPE[,RIGHT] ...
 
 KERNEL is fwd, short (the forward of few queries) or bwd; DTYPE as Triton writes it (bf16, fp16); RIGHT a causal mask.
-Tiles are those that a call would have. Prints one JSON line for each, as triton_registers.py does, but of the
-forward without what loops overwrite: it carries a left operand from one round to the next, which looks there as if it
-were wrong.
+Tiles are a call's. The script prints one JSON line for each kernel, as triton_registers.py does, but for the forward
+without "overwritten": a left operand that it carries from one round to the next would be reported as wrong.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from attnbench.backends.gluon.forward import ROWS, _forward_hopper
 from attnbench.backends.gluon.forward_tiles import choose_forward_tiles, head_widths
 
 Blocks = dict[str, tuple[int, int]]  # rows and columns of a tensor descriptor's block
-FLOATS = ("Lse", "Delta", "DQ", "DQRest")  # of float32, where they are descriptors
+FLOATS = ("Lse", "Delta", "DQ", "DQRest")  # descriptors of float32 tensors
 
 
 def compile_kernel(kernel: str, headdim: int, headdim_v: int, dtype: str, causal: bool) -> tuple[list[int], Any]:
-    """Return the tiles of a kernel, and the kernel compiled."""
+    """Return the tiles of a kernel, and the compiled kernel."""
     tiles, fn, blocks, constants = (
         _backward(headdim, headdim_v)
         if kernel == "bwd"

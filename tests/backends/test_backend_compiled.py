@@ -1,4 +1,4 @@
-"""`flex` and `compile` with torch.compile replaced: their functions are right, and how torch.compile is prepared."""
+"""`flex` and `compile` with torch.compile replaced: results of their functions, and options of torch.compile."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
 
 @pytest.fixture
 def compile_calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """Replace torch.compile by one that compiles nothing, and return the options of each call of it.
+    """Replace torch.compile by a function that compiles nothing, and return the options of each call.
 
-    FlexAttention is replaced too, since it has no backward on a CPU.
+    FlexAttention is replaced too, because it has no backward on a CPU.
     """
     import torch._functorch.config
     from torch.nn.attention import flex_attention
@@ -101,7 +101,7 @@ def test_compiled_for_one_shape(name: str, compile_calls: list[dict[str, Any]]) 
 @pytest.mark.usefixtures("compile_calls")
 @pytest.mark.parametrize("name", ["flex", "compile", "hf-flex_attention"])
 def test_compiled_code_of_other_cases_is_discarded(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of the same case must stay: copies of one case are timed in turns."""
+    """Compiled code of other cases is discarded, but not of the same case, whose copies are timed in turns."""
     resets: list[None] = []
     monkeypatch.setattr("torch._dynamo.reset", lambda: resets.append(None))
     compiler: Any = backend(name)
@@ -129,7 +129,7 @@ def test_flex_flash_needs_flash_attn_4_and_its_option_in_torch(monkeypatch: pyte
 
 
 def _masked(lengths: Any, causal: bool, window: Any = (None, None), mask: str = "") -> Case:
-    """Return a case of one sequence, whose lengths are two numbers, or of a ragged batch."""
+    """Return a case of one sequence, from two lengths, or of a ragged batch."""
     ragged = isinstance(lengths[0], tuple)
     shape = Shape(*(sizes_of(lengths) if ragged else (1, *lengths)), 1, 1, 16, 16)
     return Case(shape, "bf16", "fwd", causal, window, lengths=lengths if ragged else (), mask=mask)
@@ -178,7 +178,7 @@ def test_a_block_mask_that_is_built_compiled_is_the_same(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("key", ["decode", "unlike", "speculative"])
 def test_the_mask_of_pages_is_exact(key: str) -> None:
-    """Blocks and mask together show each query the keys of its sequence up to its own, and nothing else."""
+    """With blocks and mask each query sees exactly the keys of its sequence up to its own."""
     case = CASES[f"pages-16-{key}"]
     table = inputs.make(case, "cpu", seed=0).page_table
     assert table is not None

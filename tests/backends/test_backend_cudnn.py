@@ -58,7 +58,7 @@ def test_probe_names_both_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def imported(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the modules imported, in order."""
+    """Return the names of the imported modules, in order."""
     seen: list[str] = []
     usual, module = builtins.__import__, importlib.import_module
 
@@ -89,7 +89,7 @@ def test_torch_is_not_imported_without_cudnn_frontend(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("stand_in")
 def test_a_launch_runs_on_torchs_current_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA graphs are captured on another stream."""
+    """A launch runs on torch's current stream, because CUDA graphs are captured on another stream."""
     prepared = backend("cudnn").prepare(PLAIN, inputs.make(PLAIN, "cpu", seed=0))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=11))
     prepared.launch()
@@ -107,7 +107,7 @@ def test_a_ragged_batch_has_a_plan(direction: Any) -> None:
 @pytest.mark.usefixtures("stand_in")
 def test_a_graph_that_cudnn_refuses_is_a_skip() -> None:
     case = replace(PLAIN, shape=Shape(1, 64, 32, 2, 2, 128, 128), causal=True)
-    assert backend("cudnn").unsupported(case, HOPPER) is not None  # the plan skips it before cuDNN is called
+    assert backend("cudnn").unsupported(case, HOPPER) is not None  # the plan skips the case before cuDNN is called
     with pytest.raises(Unsupported, match="cuDNN refuses: Bottom right causal mask does not support") as refused:
         backend("cudnn").prepare(case, inputs.make(case, "cpu", seed=0))
     assert "\n" not in str(refused.value)
@@ -129,7 +129,7 @@ def test_fp8_contract_on_blackwell(monkeypatch: pytest.MonkeyPatch, name: str, c
 
 @pytest.mark.usefixtures("stand_in")
 def test_fp8_out_is_bf16_on_blackwell_and_has_the_scale_of_v_on_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There are so many keys that with scale 1 the means of v would be below the smallest step of e4m3."""
+    """The fp8 out is bf16 on Blackwell and has v's scale on Hopper; with scale 1 e4m3 would lose means of many keys."""
     fp8 = Case(Shape(1, 8, 4096, 2, 2, 32, 32), "fp8", "fwd")
     given = inputs.make(fp8, "cpu", seed=0)
     given.v.mul_(2**-9)
@@ -143,13 +143,13 @@ def test_fp8_out_is_bf16_on_blackwell_and_has_the_scale_of_v_on_hopper(monkeypat
     assert narrow["out"].dtype == torch.float8_e4m3fn
     assert float(narrow["descale_out"]) == pytest.approx(float(given.v.abs().max()) / 448)
     apart = narrow["out"].float() * narrow["descale_out"] - wide["out"].float()
-    assert 0.01 < apart.norm() / wide["out"].float().norm() < 0.04  # one rounding to 3 bits
+    assert 0.01 < apart.norm() / wide["out"].float().norm() < 0.04  # the error of one rounding to 3 bits
 
 
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("case", [DECODE, BESIDE], ids=["decode", "beside"])
 def test_pages_are_read_where_they_are(case: Case) -> None:
-    """The lengths, and offsets where sequences have unlike numbers of queries, are what is built once a step."""
+    """Pages are read in place. `plan` builds the lengths, and offsets for unlike numbers of queries, once a step."""
     prepared = backend("cudnn").prepare(case, inputs.make(case, "cpu", seed=0))
     assert not prepared.reads
     assert prepared.plan is not None

@@ -27,7 +27,7 @@ PLAIN = Case(Shape(1, 64, 64, 2, 2, 64, 64), "bf16", "fwd")
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """The backend's library, or its stand-in."""
+    """Return the backend's library, or its stand-in."""
     modules, versions = STAND_INS[name]
     install(monkeypatch, modules(), versions)
 
@@ -45,7 +45,7 @@ def test_probe_names_the_version(name: str) -> None:
 
 
 def test_older_builds_of_fa3_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They return (out, lse) and not out alone."""
+    """Older builds of flash-attn 3, which return (out, lse) instead of out, give the same results."""
     modules = flash_attn.version_3()
     install(monkeypatch, modules, flash_attn.VERSIONS_3)
     interface = modules["flash_attn_interface"]
@@ -88,7 +88,7 @@ def test_a_build_of_fa3_that_does_not_say_is_refused_nothing(
 
 
 def test_fa3_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In addition to the contract: out is bf16."""
+    """With fp8 inputs out is bf16."""
     install(monkeypatch, flash_attn.version_3(), flash_attn.VERSIONS_3)
     fp8 = Case(Shape(2, 40, 48, 4, 2, 64, 64), "fp8", "fwd")
     made = backend("fa3")
@@ -98,7 +98,7 @@ def test_fa3_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_fa3_makes_its_schedule_before_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the plan, made once a step; launches read the caches themselves."""
+    """flash-attn 3's schedule is the plan, made once a step; launches read the caches in place."""
     modules = flash_attn.version_3()
     install(monkeypatch, modules, flash_attn.VERSIONS_3)
     interface, calls = modules["flash_attn_interface"], []
@@ -117,7 +117,7 @@ def test_fa3_makes_its_schedule_before_the_call(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(("headdim", "keys"), [(64, 128), (256, 80)])
 def test_what_fa4_plans_for_a_mask(monkeypatch: pytest.MonkeyPatch, headdim: int, keys: int) -> None:
-    """The lists are made again by `plan`, and the pairs are those of the blocks that its forward visits."""
+    """`plan` makes the lists for a mask, and `pairs` counts the pairs in the blocks that the forward visits."""
     install(monkeypatch, flash_attn.version_4(), flash_attn.VERSIONS_4)
     case = Case(Shape(1, 256, 256, 2, 2, headdim, headdim), "bf16", "fwd_bwd", True, mask="random:0.000001")
     prepared = backend("fa4").prepare(case, inputs.make(case, "cpu", seed=0))
@@ -132,7 +132,7 @@ def test_what_fa4_plans_for_a_mask(monkeypatch: pytest.MonkeyPatch, headdim: int
 
 @pytest.mark.parametrize("mask", ["strided:16", "random:0.3"])
 def test_a_mask_of_fa4_is_compiled_once(monkeypatch: pytest.MonkeyPatch, mask: str) -> None:
-    """utils.py, hash_callable: functions are alike if what they capture has the same repr."""
+    """A mask is compiled once: functions with captured values of one repr are equal (utils.py, hash_callable)."""
     install(monkeypatch, flash_attn.version_4(), flash_attn.VERSIONS_4)
     case = replace(PLAIN, causal=True, mask=mask)
     cases = (case, case, replace(case, causal=False), replace(case, shape=Shape(1, 64, 80, 2, 2, 64, 64)))

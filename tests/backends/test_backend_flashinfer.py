@@ -32,7 +32,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, flashinfer.version_0_6_13(), flashinfer.VERSIONS)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     for module in (backends, flashinfer_paged):
-        monkeypatch.setattr(module, "WORKSPACE", 2**16)  # stand-ins need none, and filling 128 MiB takes most of a test
+        monkeypatch.setattr(module, "WORKSPACE", 2**16)  # stand-ins need none, and 128 MiB take most of a test's time
 
 
 @pytest.mark.usefixtures("stand_in")
@@ -76,7 +76,7 @@ def test_offsets_beyond_int32_are_refused() -> None:
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_ragged_batch_has_a_plan(name: str) -> None:
-    """A dense batch has none: its offsets are the same at each step."""
+    """A ragged batch has a plan; a dense batch has none, because its offsets are the same at each step."""
     dense = replace(PLAIN, shape=Shape(3, 40, 40, 4, 2, 128, 128), causal=True)
     for case in (dense, replace(dense, lengths=((1, 40, 40), (2, 9, 9)))):
         prepared = backend(name).prepare(case, inputs.make(case, "cpu", seed=0))
@@ -128,7 +128,7 @@ BLOCKS = Shape(2, 256, 384, 4, 2, 64, 64)
 )
 @pytest.mark.parametrize("name", ["flashinfer", "flashinfer-fa2"])
 def test_masks_by_name(name: str, case: Case, size: tuple[int, int], masked: bool) -> None:
-    """The mask of pairs is given only where a block is seen in part; rows beyond the last query are in no block."""
+    """A mask of pairs is given only where a block is seen in part; no block has rows beyond the last query."""
     assert flashinfer_sparse.block_size(case) == size
     assert (flashinfer_sparse.block_matrix(case, torch.device("cpu"))[2] is not None) == masked
     check(backend(name), case)

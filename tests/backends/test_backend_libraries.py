@@ -1,4 +1,4 @@
-"""Backends that call an installed library: versions, import errors, limits, and where each was checked."""
+"""Backends that call an installed library: versions, import errors, limits, and checked versions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from standins.contract import AMPERE, HOPPER, backend
 
 LIBRARIES = [name for name in BACKENDS if name not in SEVERAL and isinstance(backend(name), Library)]
 PLAIN = Case(Shape(2, 32, 64, 4, 2, 64, 64), "bf16", "fwd")
-ONE_MORE = Shape(1, 33, 32, 1, 1, 64, 64)  # one query more than keys
+ONE_MORE = Shape(1, 33, 32, 1, 1, 64, 64)  # one more query than keys
 REINSTALL = "pip install --force-reinstall --no-deps --no-cache-dir a-kernels"
 
 
@@ -152,11 +152,11 @@ def test_every_error_at_import_becomes_one_line_and_a_command(
 
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_version_that_is_too_old_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is found by its number, or by a name that its module lacks."""
+    """A version that is too old is refused, by its number or by a name that its module lacks."""
     plain = backend(name)
     assert isinstance(plain, Library)
     if not plain.min_version and not plain.required_name:
-        return  # it takes any
+        return  # it takes any version
     modules: dict[str, ModuleType | None] = {}
     for part in itertools.accumulate(plain.module.split("."), "{}.{}".format):
         modules[part] = ModuleType(part)
@@ -195,7 +195,7 @@ def test_the_command_makes_pip_do_something(error: Exception, todo: str) -> None
 
 
 def test_a_missing_requirement_is_installed_with_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """--force-reinstall would replace torch."""
+    """The command for a missing requirement is a plain install, because --force-reinstall would replace torch."""
     error = ModuleNotFoundError("No module named 'cutlass'", name="cutlass")
     requirements = ["torch", "pytest>=8", 'rich; extra == "more"', 'none-such; python_version < "3"']
     present = {"a-kernels": "1", "torch": "2", "pytest": "8"}
@@ -235,7 +235,7 @@ def test_without_torch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_limits(limits: Limits, case: Case, device: Device, reason: str | None) -> None:
-    """Beside what the matrix of docs/backends.md shows, which tests/run/test_support_matrix.py makes again."""
+    """Limits refuse cases that the matrix of docs/backends.md (tests/run/test_support_matrix.py) does not have."""
     said = limits.refusal(case, device)
     assert (said is None) if reason is None else (said is not None and said.startswith(reason))
 

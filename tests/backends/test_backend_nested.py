@@ -1,4 +1,4 @@
-"""Ragged batches as nested tensors in SDPA: torch's own code, with kernels on a CPU instead of those for a GPU."""
+"""Ragged batches as nested tensors in SDPA: torch's code, with kernels on a CPU in place of the GPU's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ragged(lengths: Any = UNLIKE, nheads_k: int = 4, causal: bool = False, **fie
 
 @pytest.fixture
 def kernels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the choice of a kernel and the kernels, aligned top-left as some of torch's are."""
+    """Replace the choice of a kernel and the kernels; masks are aligned top-left, as in some of torch's."""
     for kernel in ("flash", "efficient", "cudnn"):
         operator = f"{kernel}_attention_forward"
         monkeypatch.setattr(torch.ops.aten, f"_{operator}", getattr(torch_attention, operator))
@@ -45,7 +45,7 @@ def test_contract(name: str, case: Case) -> None:
 @pytest.mark.parametrize("name", ["sdpa-flash"])
 @pytest.mark.usefixtures("kernels")
 def test_the_kernel_gets_offsets_as_they_are_made(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy to int32 in each call would be timed; they are made in int32."""
+    """Offsets are made in int32, because a conversion in each call would be timed."""
     seen: list[Tensor] = []
     flash = torch_attention.flash_attention_forward
     monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", lambda *a, **o: seen.append(a[3]) or flash(*a, **o))

@@ -29,7 +29,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     "case", [CASE, replace(CASE, dtype="bf16", direction="bwd", layout="bhsd")], ids=["fp16", "bf16"]
 )
 def test_contract(case: Case, selected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 16 blocks every one is selected, with 2 not even those that always are."""
+    """Results are right with 16 blocks, which are all selected, and with 2, fewer than are always selected."""
     monkeypatch.setattr(nsa, "SELECTED", selected)
     assert backend("nsa").probe().version == "fla-core 0.6.0"
     assert backend("nsa").unsupported(case, HOPPER) is None
@@ -38,7 +38,7 @@ def test_contract(case: Case, selected: int, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_blocks_that_are_not_the_best_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 10 blocks 4 are selected, one of them by its score, which is turned round."""
+    """A selection of worse blocks is wrong: of 10 blocks 4 are selected, one of them by a negated score."""
     monkeypatch.setattr(nsa, "SELECTED", 4)
     case = replace(CASE, shape=Shape(1, 640, 640, 16, 1, 16, 16), direction="fwd")
     given = inputs.make(case, "cpu", seed=0)
@@ -59,7 +59,7 @@ def test_blocks_that_are_not_the_best_are_wrong(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_definition_is_evaluated_once_for_each_query_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 64k tokens and 16 query heads, a backward of all of them for each took minutes."""
+    """The definition is evaluated once for each query head; all heads for each would take minutes with 64k tokens."""
     rows = {"compressed": 0, "attended": 0}
     compressed, attended = nsa.compressed, nsa.Nsa.attended
 
@@ -78,5 +78,5 @@ def test_the_definition_is_evaluated_once_for_each_query_head(monkeypatch: pytes
     monkeypatch.setattr(nsa, "compressed", of_means)
     monkeypatch.setattr(nsa.Nsa, "attended", of_blocks)
     approximate_check.define(nsa.Nsa(), CASE, given, sample, selected)
-    once = 2 * CASE.shape.nheads * CASE.shape.seqlen_q  # exact and in the case's dtype
-    assert rows == {"compressed": once, "attended": 2 * once}  # the second is checkpointed
+    once = 2 * CASE.shape.nheads * CASE.shape.seqlen_q  # once exactly, once in the case's dtype
+    assert rows == {"compressed": once, "attended": 2 * once}  # checkpoints evaluate the second twice

@@ -21,7 +21,7 @@ NAMES = ("sdpa-fa3", "sdpa-fa4")
 
 @pytest.fixture
 def active(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Replace torch's switch, which needs a GPU, and return the names activated, in order."""
+    """Replace torch's switch, which needs a GPU, and return the activated names, in order."""
     done: list[str] = []
     monkeypatch.setattr(torch.nn.attention, "activate_flash_attention_impl", done.append, raising=False)
     monkeypatch.setattr(
@@ -39,7 +39,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
 
 
 def _runs_on_a_cpu(case: Case) -> bool:
-    """Whether torch's own kernel computes a case on a CPU; test_backend_nested.py has ragged batches."""
+    """Return whether torch's own kernel computes a case on a CPU; test_backend_nested.py has ragged batches."""
     s = case.shape
     unequal = s.headdim != s.headdim_v or (case.causal and s.seqlen_q != s.seqlen_k)
     return not (unequal or case.is_ragged)
@@ -48,7 +48,7 @@ def _runs_on_a_cpu(case: Case) -> bool:
 @pytest.mark.usefixtures("active")
 @cases(NAMES, where=_runs_on_a_cpu)
 def test_contract(name: str, case: Case) -> None:
-    """On a CPU torch's own flash kernel computes the cases that it supports."""
+    """Results are right with torch's own flash kernel for CPUs in place of the library, for the cases that it takes."""
     check(backend(name), case)
 
 
@@ -76,11 +76,11 @@ def test_probe_needs_torchs_switch_and_the_library(name: str, monkeypatch: pytes
         assert "is not installed" in str(absent.reason)
         assert ("attnbench env create sdpa-fa4" in str(absent.install)) == (name == "sdpa-fa4")
     monkeypatch.delattr(attention, "list_flash_attention_impls")
-    assert backend(name).probe().reason == f"this torch cannot put {wanted} behind SDPA; that came with 2.11"
+    assert backend(name).probe().reason == f"this torch cannot put {wanted} behind SDPA; 2.11 and newer can"
 
 
 def test_a_library_without_the_operators_that_torch_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch's own switch, with a flash-attn 3 that registers none; what a build leaves out is refused here too."""
+    """A flash-attn 3 without torch's operators is unusable; features that a build lacks are refused, too."""
     stand_in(monkeypatch, "sdpa-fa3")
     probe = backend("sdpa-fa3").probe()
     said = "Module 'flash_attn_interface' does not expose FA3 forward kernels"
@@ -110,5 +110,5 @@ def test_a_library_with_more_results_than_torch_expects(
     found = backend("sdpa-fa4").probe()
     assert found.usable == usable
     if not usable:
-        assert found.reason == "this torch takes 2 results of flash-attn-4 4.0.0b36's forward, which gives 5"
+        assert found.reason == "this torch takes 2 results of flash-attn-4 4.0.0b36's forward, which returns 5"
         assert "4.0.0b18" in str(found.install)

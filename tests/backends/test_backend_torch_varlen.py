@@ -48,7 +48,7 @@ def test_probe(version: str, usable: bool, monkeypatch: pytest.MonkeyPatch) -> N
     assert found.usable == usable
     if not usable:
         assert found.why_not == (
-            f"varlen_attn takes windows since torch 2.11, this is torch {version}; pip install 'torch>=2.11'"
+            f"varlen_attn takes windows in torch 2.11 and newer, this is torch {version}; pip install 'torch>=2.11'"
         )
 
 
@@ -62,5 +62,5 @@ def test_pages_need_a_newer_torch(function: Any) -> None:
     if function is varlen_attn_2_13:
         assert made.prepare(case, given).reads == {}
         return
-    with pytest.raises(Unsupported, match=r"of this torch reads no pages, that of 2\.13 does"):
+    with pytest.raises(Unsupported, match=r"of this torch reads no pages; torch 2\.13 does"):
         made.prepare(case, given)

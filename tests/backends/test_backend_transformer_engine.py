@@ -28,7 +28,7 @@ SWITCHES = ("NVTE_UNFUSED_ATTN", "NVTE_FUSED_ATTN", "NVTE_FLASH_ATTN")
 
 @pytest.fixture(autouse=True)
 def variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Take back what a probe sets in the environment."""
+    """Restore the environment variables that a probe sets."""
     for name in (*SWITCHES, "CUDNN_HOME", "NVRTC_HOME", "CURAND_HOME"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -43,7 +43,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 @cases(NAMES)
 def test_contract(name: str, case: Case) -> None:
     made = backend(name)
-    made.probe()  # sets the variables that switch its backends off
+    made.probe()  # sets the variables that switch backends off
     check(made, case)
 
 
@@ -55,7 +55,7 @@ def test_contract(name: str, case: Case) -> None:
 def test_heads_first_views_are_copied_for_fused_attention(
     name: str, layout: Any, contiguous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would read them as if they were contiguous; of a packed tensor it takes the parts as they are."""
+    """Heads-first views are copied for FusedAttention, which would read them as contiguous; packed parts are not."""
     seen = []
     usual = transformer_engine.DotProductAttention.forward
 
@@ -78,7 +78,7 @@ def test_fp8_contract(name: str, case: Case) -> None:
 
 @pytest.mark.usefixtures("stand_in")
 def test_fp8_clips_no_output_that_is_larger_than_those_before() -> None:
-    """The largest possible is a row of v: attention that sees one key alone."""
+    """An output larger than all before it is not clipped: the largest possible one is a row of v, from a single key."""
     case = Case(Shape(1, 64, 64, 2, 2, 64, 64), "fp8", "fwd")
     given = inputs.make(case, "cpu", seed=0)
     prepared = backend("transformer-engine-fp8").prepare(case, given)
@@ -94,7 +94,7 @@ def test_fp8_clips_no_output_that_is_larger_than_those_before() -> None:
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(("seqlen_k", "mask"), [(9, "padding_causal"), (12, "padding_causal_bottom_right")])
 def test_a_ragged_batch_is_of_the_format_thd(seqlen_k: int, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its mask is aligned bottom-right in each sequence; FlashAttention takes top-left for equal lengths only."""
+    """A ragged batch has the format thd and a bottom-right mask; FlashAttention takes top-left for equal lengths."""
     asked = []
     made = transformer_engine.DotProductAttention
 
@@ -133,7 +133,7 @@ def test_its_flash_attention_needs_one(monkeypatch: pytest.MonkeyPatch, stand_in
 
 @pytest.mark.usefixtures("stand_in")
 def test_what_no_backend_takes_is_skipped_with_its_reasons(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its reasons are in its debug log only; another ValueError is no refusal."""
+    """A case that no backend takes is skipped with the reasons in the debug log; another ValueError is no refusal."""
     utils = sys.modules["transformer_engine.pytorch.attention.dot_product_attention.utils"]
     said = "No dot product attention backend is available for the provided inputs. Please run with NVTE_DEBUG=1"
 
@@ -160,7 +160,7 @@ def test_what_no_backend_takes_is_skipped_with_its_reasons(monkeypatch: pytest.M
 
 
 def test_the_cudnn_of_torch_is_the_one_that_it_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where pip installed it: beside torch, which may be in another folder than Transformer Engine."""
+    """The cuDNN that is loaded is torch's, from the folder of torch, which need not be Transformer Engine's."""
     for file in ("cudnn/lib/libcudnn.so.9", "cu13/lib/libnvrtc.so.13", "cu13/lib/libcurand.so.10"):
         (tmp_path / "nvidia" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "nvidia" / file).write_text("")

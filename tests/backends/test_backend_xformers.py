@@ -56,8 +56,8 @@ def test_a_flash_attn_3_that_xformers_does_not_take(monkeypatch: pytest.MonkeyPa
     operator = sys.modules["xformers.ops.fmha.flash3"]
     monkeypatch.setattr(operator, "_flash_attention3_incompatible_reason", lambda: said, raising=False)
     assert backend("xformers-fa3").probe().reason == (
-        "its operator fa3F@pip_pkg is not available: the installed flash-attn 3 is another version than xFormers takes "
-        f"({said})"
+        "its operator fa3F@pip_pkg is not available: xFormers takes another version of flash-attn 3 than "
+        f"the installed one ({said})"
     )
 
 
@@ -65,7 +65,7 @@ def test_a_flash_attn_3_that_xformers_does_not_take(monkeypatch: pytest.MonkeyPa
 def test_the_build_of_flash_attn_3_that_it_runs(
     operator: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The switches of the installed one count; older wheels of xFormers run a copy of their own."""
+    """The switches of the installed flash-attn 3 count; older wheels of xFormers run their own copy."""
     modules = xformers.version_0_0_35() | flash_attn.version_3("FLASHATTENTION_DISABLE_FP16")
     install(monkeypatch, modules, xformers.VERSIONS | flash_attn.VERSIONS_3)
     monkeypatch.setattr(xformers.Flash3FwOp, "NAME", operator)
@@ -79,7 +79,7 @@ def test_the_build_of_flash_attn_3_that_it_runs(
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_wheel_for_another_cuda(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It can be imported, warns, and has no operator that works."""
+    """A wheel for another CUDA is unusable, although it can be imported: it warns and has no working operator."""
     failure = Exception("xFormers can't load C++/CUDA extensions. xFormers was built for:\nPyTorch 2.10")
     failure.__cause__ = OSError("Could not load this library: _C.so")
     failure.__cause__.__cause__ = OSError("libcudart.so.12: cannot open shared object file: No such file or directory")
@@ -91,7 +91,7 @@ def test_a_wheel_for_another_cuda(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_with_flash_attn_4_but_without_flash_attn_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its import then fails, and the error names only flash_attn_interface."""
+    """Beside flash-attn 4 without 2 the import fails, and the reason names both, which the error does not."""
 
     class Finder:
         def find_spec(self, name: str, path: object = None, target: object = None) -> None:
@@ -115,7 +115,7 @@ def test_with_flash_attn_4_but_without_flash_attn_2(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", ["xformers", "xformers-fa2"])
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_reasons_of_skips_are_those_of_the_library(name: str, direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are in one line, for forward and backward operators."""
+    """Reasons of skips are the library's, in one line, for forward and backward operators."""
     which = "FlashBwOp" if direction == "bwd" else "FlashFwOp"
     for operator in (which, which.replace("Flash", "Cutlass")):
         monkeypatch.setattr(getattr(xformers, operator), "DTYPES", {torch.float64})
@@ -126,7 +126,7 @@ def test_reasons_of_skips_are_those_of_the_library(name: str, direction: str, mo
 
 
 def test_what_a_build_of_flash_attn_3_lacks_is_a_skip(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As said by a build without fp16; xFormers chooses flash-attn 3 all the same."""
+    """A feature that a build of flash-attn 3 lacks, such as fp16, is a skip, although xFormers chooses flash-attn 3."""
     said = "run_mha_fwd_constexpr, hopper/flash_api_stable.cpp:397, This flash attention build does not support FP16."
 
     def attention(*_: Any, **__: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The example backend of CONTRIBUTING.md works as it is printed there."""
+"""The example backend of CONTRIBUTING.md works as printed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def attention(q, k, v, *, causal, scale=None):
 
 
 def test_the_example_is_a_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])  # loading a file puts its folder on the path
+    monkeypatch.setattr(sys, "path", [*sys.path])  # a load of a file puts its folder on the path
     text = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     (tmp_path / "mylib_backend.py").write_text(example, encoding="utf-8")

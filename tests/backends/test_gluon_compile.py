@@ -1,7 +1,7 @@
 """attnbench's Gluon kernels compile for Hopper, which need not be present, and ptxas keeps their matmuls asynchronous.
 
-They are compiled in a process of its own, since the tests import Triton for its interpreter, which Gluon has not.
-tests/backends/gluon_registers.py compiles any.
+They are compiled in a separate process, because the tests import Triton for its interpreter, which Gluon lacks.
+tests/backends/gluon_registers.py compiles any case.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 from attnbench.backends.gluon.backend import Gluon
 
-# Triton is not imported here, and its version is read without that: see test_triton_compile.py.
+# The version of Triton is read without an import: see test_triton_compile.py.
 _found = Gluon().installed()
 pytestmark = pytest.mark.skipif(
     not find_spec("triton") or _found is None or bool(_found.reason), reason="Triton is missing or too old"
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(
 
 in_ci = pytest.mark.skipif(not os.environ.get("CI"), reason="slow: set CI=1 to compile for all head dims")
 QUICK = ("fwd,128,128,bf16,RIGHT", "bwd,128,128,bf16,RIGHT")
-OTHERS = (  # each kernel and each form of its tiles; the script compiles the rest
+OTHERS = (  # each kernel with each form of its tiles; the script compiles the rest
     *("short,64,64,bf16,RIGHT", "fwd,64,64,fp16", "fwd,192,128,bf16,RIGHT", "fwd,256,256,bf16"),
     *(
         "bwd,64,64,fp16,RIGHT",
@@ -36,8 +36,8 @@ OTHERS = (  # each kernel and each form of its tiles; the script compiles the re
     ),
 )
 SHARED = 227 * 1024  # bytes of shared memory that a program may use
-# Bytes that a thread may store and load. With Triton 3.6 the most are 16 and 0; with 3.9 196, in the forward of headdim
-# 64, and 8.
+# Bytes of spills that a thread may store and load. Triton 3.6 has at most 16 and 0; 3.9 has 196, in the forward of
+# headdim 64, and 8.
 SPILLED = {"fwd": 208, "short": 16, "bwd": 16}
 
 

@@ -1,6 +1,6 @@
-"""What the Gluon kernels decide on the host: who computes what, tiles, memory, and what they refuse.
+"""The host side of the Gluon kernels: the distribution of work, tiles, memory, and refusals.
 
-No GPU is needed. What imports Gluon runs in a process of its own, as in test_gluon_compile.py.
+No GPU is needed. Code that imports Gluon runs in a separate process, as in test_gluon_compile.py.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def test_backward_tiles(headdim: int, headdim_v: int) -> None:
 
 
 def test_stages_that_the_exchange_can_free() -> None:
-    """The loader of the backward up to 128 columns says why."""
+    """Rings have 2 or 3 stages, for the reason in the loader of the backward up to 128 columns."""
     assert {tiles.stages for tiles in BACKWARD_TILES.values() if not tiles.wide} <= {2, 3}
 
 
@@ -111,7 +111,7 @@ WORKSPACES = tuple(
     for nheads_k in (4, 1)
     for headdims in ((64, 64), (96, 128), (192, 128), (256, 256))
 )
-# Prints the reasons for which inputs on a CPU are refused, and the bytes that are allocated for WORKSPACES.
+# Prints the reasons of refusals for inputs on a CPU, and the bytes that are allocated for WORKSPACES.
 IN_GLUON = """
 import json
 import sys
@@ -158,7 +158,7 @@ def in_gluon() -> dict[str, list[Any]]:
 
 
 def test_refusals_without_a_gpu(in_gluon: dict[str, list[Any]]) -> None:
-    """The dtype is checked first, then the device."""
+    """Inputs on a CPU are refused; the dtype is checked first, then the device."""
     wrong_dtype, wrong_device = in_gluon["reasons"]
     assert "bfloat16 or float16" in wrong_dtype
     assert wrong_device == "needs a GPU of compute capability 9.0, q is on cpu"
@@ -172,7 +172,7 @@ def test_workspace_is_what_is_allocated(in_gluon: dict[str, list[Any]]) -> None:
 
 @pytest.mark.parametrize("capability", [(9, 0), (9, 4), None])
 def test_a_gpu_of_amd_is_refused(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] | None) -> None:
-    """Its capability is its gfx number, and that of gfx90a is the one of Hopper."""
+    """An AMD GPU is refused, even gfx90a, whose gfx number equals Hopper's capability."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     case = Case(Shape(1, 8, 8, 2, 1, 64, 64), "fp16", "fwd")
     device = Device("cuda", 0, "AMD Instinct MI250X", 1 << 30, 1 << 30, capability)

@@ -27,7 +27,7 @@ def test_lists(mask: str, lengths: tuple[int, int], by_keys: bool) -> None:
             m, n = (column, row) if by_keys else (row, column)
             tile = seen[m * size_m : (m + 1) * size_m, n * size_n : (n + 1) * size_n]
             assert (column in others[: whole + some]) == bool(tile.any())
-            inside = by_keys or tile.shape[1] == size_n  # else the kernel must not read keys beyond the last
+            inside = by_keys or tile.shape[1] == size_n  # otherwise the kernel must not read keys beyond the last
             assert (column in others[:whole]) == (bool(tile.all()) and inside)
 
 

@@ -1,4 +1,4 @@
-"""A person's function as a backend: another signature, its source, Triton on a CPU."""
+"""A person's function as a backend: other signatures, the hash of its source, Triton on a CPU."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Called:
 
 
 class Module:
-    """As an nn.Module: its own call takes anything."""
+    """A class like nn.Module, whose __call__ takes any arguments."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.forward(*args, **kwargs)
@@ -158,7 +158,7 @@ def test_the_version_is_that_of_the_persons_code(name: str, tmp_path: Path, monk
     for of_file, of_neighbour in (("", ""), ("# changed\n", ""), ("", "# changed\n")):
         path.write_text(SOURCE + of_file)
         (tmp_path / "library.py").write_text(LIBRARY + of_neighbour)
-        sys.modules.pop("library", None)  # as in another process: a version is of what was imported
+        sys.modules.pop("library", None)  # as in another process, because a version covers imported files
         versions.add(backends.load("own", f"{path}:{name}").probe().version)
     assert len(versions) == 3
     assert not any("unknown" in str(version) for version in versions)
@@ -173,7 +173,7 @@ def test_the_order_is_seen_through_what_wraps_a_function() -> None:
 
 
 def test_what_is_loaded_is_what_was_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python keeps the code of a source by its second and size; here both sources have the same."""
+    """The loaded code is the hashed one, even if two sources have one second and size, Python's key of a code cache."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "path_hooks", list(sys.path_hooks))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
@@ -195,7 +195,7 @@ def test_what_is_loaded_is_what_was_hashed(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_version_is_of_what_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not of what the file holds once its import has ended."""
+    """The version is of the imported text, not of the file's text after the import."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     path, versions = tmp_path / "mine_slow.py", []
     changes_itself = f"""from pathlib import Path
@@ -212,7 +212,7 @@ Path({str(path)!r}).write_text(Path({str(path)!r}).read_text() + "# more")
 def test_the_version_has_a_neighbour_that_is_imported_in_a_call(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a neighbour named as a module of the standard library replaces none."""
+    """The version covers a neighbour that a call imports; one named like a standard module does not replace it."""
     (tmp_path := tmp_path / folder).mkdir(parents=True, exist_ok=True)
     monkeypatch.delitem(sys.modules, "late_of_tests", raising=False)
     own = "import colorsys\nassert colorsys.__doc__\ndef f(q, k, v, **options):\n    import late_of_tests\n"
@@ -231,7 +231,7 @@ def test_the_version_has_a_neighbour_that_is_imported_in_a_call(
 def test_the_version_has_folders_without_init_relative_imports_and_libraries(
     place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder of the name of a library that is imported, as numpy, is in nobody's way."""
+    """The version covers folders without __init__, relative imports and libraries; a folder named numpy is harmless."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (tmp_path / "pkg" / "beside").mkdir(parents=True)
     (tmp_path / "numpy").mkdir()
@@ -261,7 +261,7 @@ def f(q, k, v, **options): ...
 
 
 def test_the_version_has_what_is_loaded_from_another_folder(tmp_path: Path) -> None:
-    """Of modules of another folder, what they import in a call too; of modules in an archive, the archive."""
+    """The version covers modules of another folder, with their imports in a call, and archives that contain modules."""
     (folder := tmp_path / "elsewhere").mkdir()
     (tmp_path / "kernel").mkdir()
     (mine := tmp_path / "kernel" / "mine.py").write_text(ELSEWHERE)

@@ -1,4 +1,4 @@
-"""The code that a person pastes: it parses, names what its backend calls, and computes attention as the case asks."""
+"""The code that a person pastes: it parses, names the backend's calls, and computes the attention of the case."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attnbench.judge import inputs
 from standins import cudnn, flash_attn, flashinfer, install, torch_attention, xformers
 from standins.contract import CPU, HOPPER, backend
 
-# simulated; a graph with six scales; whole models; several processes
+# backends without code: simulated; a graph with six scales; whole models; several processes
 WITHOUT = {"fake", "cudnn-fp8", *STEPS, *SEVERAL, *APPROXIMATE}
 NAMES = [name for name in BACKENDS if name not in WITHOUT]
 SQUARE, OTHER = Shape(2, 48, 48, 2, 2, 64, 64), Shape(2, 24, 48, 2, 2, 64, 64)
@@ -70,7 +70,7 @@ def paste(name: str, case: Case) -> str:
 
 
 def taken(name: str) -> dict[str, Case]:
-    """The cases that a backend takes on a GPU, or on a CPU."""
+    """Return the cases that a backend takes on a GPU or on a CPU."""
     made = backend(name)
     return {key: case for key, case in CASES.items() if not all(made.unsupported(case, on) for on in (HOPPER, CPU))}
 
@@ -88,15 +88,15 @@ def test_it_parses_and_imports_what_the_backend_calls(name: str) -> None:
         assert all(len(line) <= 120 for line in code.splitlines())
 
 
-# What stands for what a backend does for its whole process, or for a model that it has none of; "create_block_mask" is
-# called in backends/shared/masks.py
+# Names that replace a backend's switches for its whole process, or stand for a model; backends/shared/masks.py calls
+# create_block_mask.
 INSTEAD = {"SDPBackend", "sdpa_kernel", "AutoModelForCausalLM", "create_block_mask"}
 
 
 def _identifiers(module: str) -> set[str]:
-    """The names that the code of a backend's module uses, and of those of its library's folder that it imports from.
+    """Return the names that a backend's module uses, with the modules of its folder that it imports.
 
-    What is in text does not count.
+    Names in strings do not count.
     """
     path = Path(__file__).parents[2] / f"{module.replace('.', '/')}.py"
     if not module.startswith("attnbench.backends"):
@@ -141,7 +141,7 @@ def test_what_a_library_has_no_option_for_has_no_code() -> None:
     ],
 )
 def test_it_computes_attention(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the library's stand-in, or with torch itself, on what its comments say that the tensors are."""
+    """The code computes attention, with the library's stand-in or torch, on tensors as in its comments."""
     _stand_in(name, monkeypatch)
     _compute(name, case)
 
@@ -163,10 +163,10 @@ def test_the_code_of_triton_in_its_interpreter(case: Case, monkeypatch: pytest.M
 
 def _compute(name: str, case: Case) -> None:
     """Run the code, and compare its result with the reference."""
-    scaled = replace(case, scale=case.softmax_scale)  # as the stand-ins want it
+    scaled = replace(case, scale=case.softmax_scale)  # stand-ins need a scale
     code, given = paste(name, scaled) or paste(name, case), inputs.make(case, "cpu", seed=0)
     if name in ("sdpa", "sdpa-math", "sdpa-flash") and case.is_ragged:
-        code = code.replace("SDPBackend.FLASH_ATTENTION", "SDPBackend.MATH")  # on a CPU math alone takes them
+        code = code.replace("SDPBackend.FLASH_ATTENTION", "SDPBackend.MATH")  # on a CPU only math takes them
         if case.causal:
             pytest.skip("math has no causal mask of nested tensors")
     names: dict[str, Any] = _sizes(case) | {"q": given.q, "k": given.k, "v": given.v}
@@ -199,13 +199,13 @@ def _compute(name: str, case: Case) -> None:
 def _sizes(case: Case) -> dict[str, Any]:
     starts_q, starts_k = cu_seqlens(case, torch.device("cpu"))
     if torch.equal(starts_q, starts_k):
-        starts_k = starts_q  # nested tensors of one shape share their offsets
+        starts_k = starts_q  # nested tensors of one shape share offsets
     longest = {"max_seqlen_q": case.shape.seqlen_q, "max_seqlen_k": case.shape.seqlen_k}
     return {"cu_seqlens_q": starts_q, "cu_seqlens_k": starts_k, "seqlens_k": starts_k.diff(), **longest}
 
 
 def _stand_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Install the library's stand-in; what is compiled runs as it is."""
+    """Install the library's stand-in, and let compiled functions run uncompiled."""
     monkeypatch.setattr(torch, "compile", lambda function=None, **_: function)
     if name == "torch-varlen":
         from torch.nn.attention import varlen

@@ -1,4 +1,4 @@
-"""What backends of libraries refuse beside what the matrix of docs/backends.md shows, which a test makes again."""
+"""Refusals of backends of libraries beyond the matrix of docs/backends.md."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADS = {"grouped": (4, 2), "one key head": (16, 1), "seven": (14, 2)}
 
 
 def case(q: int = 64, k: int = 64, d: int = 128, d_v: int = 0, heads: str = "", lengths: Any = (), **of: Any) -> Case:
-    """Return a forward in bf16 of one sequence, or of these lengths, with two heads."""
+    """Return a forward in bf16 of one sequence, or of `lengths`, with two heads."""
     sizes = sizes_of(lengths) if lengths else (1, q, k)
     shape = Shape(*sizes, *HEADS.get(heads, (2, 2)), d, d_v or d)
     return Case(shape, **{"dtype": "bf16", "direction": "fwd", **of}, lengths=lengths)  # type: ignore[arg-type]
@@ -40,7 +40,7 @@ REFUSALS = [
     ("fa1", case(1, causal=True), AMPERE, None),
     ("fa2", case(softcap=30.0, dropout_p=0.1), HOPPER, "softcap and dropout exclude each other"),
     ("fa2", paged(256, append=True, lengths=ALIKE), HOPPER, None),
-    ("fa2", paged(256, append=True, lengths=BESIDE), HOPPER, "it appends as many keys to each sequence"),
+    ("fa2", paged(256, append=True, lengths=BESIDE), HOPPER, "it appends the same number of keys to each sequence"),
     ("fa3", case(d=192, d_v=128), HOPPER, None),
     ("fa3", case(d=128, d_v=64), HOPPER, "they may differ where headdim <= 64, or as 129-192 with 97-128"),
     ("fa3", case(d=64, d_v=512), HOPPER, None),
@@ -52,17 +52,17 @@ REFUSALS = [
     ("fa3", latent(d=640), HOPPER, "latent rows of 128 + 512 columns"),
     ("fa3", latent(d=192, d_v=128), HOPPER, "latent rows of 64 + 128 columns"),
     ("fa4", case(d=160), HOPPER, None),
-    ("fa4", case(d=160), BLACKWELL, "headdim 160 with headdim_v 160: on Blackwell to 128, 192-128 or 256"),
+    ("fa4", case(d=160), BLACKWELL, "headdim 160 with headdim_v 160: on Blackwell up to 128, 192-128 or 256"),
     ("fa4", case(d=192, d_v=128), BLACKWELL, None),
     ("fa4", case(d=256), RTX, "its tiles exceed the shared memory"),
     ("fa4", case(alibi=True, direction="bwd"), HOPPER, None),
     ("fa4", case(alibi=True, heads="grouped"), HOPPER, None),
     ("fa4", case(alibi=True, heads="grouped", direction="bwd"), HOPPER, "no backward with ALiBi for grouped heads"),
-    ("fa4", case(d=192, d_v=128, heads="grouped", direction="bwd"), HOPPER, "its backward of grouped heads wants v"),
+    ("fa4", case(d=192, d_v=128, heads="grouped", direction="bwd"), HOPPER, "its backward of grouped heads needs"),
     ("fa4", case(mask="dilated:2"), BLACKWELL, None),
     ("fa4", case(mask="dilated:2"), RTX, "no block sparsity on compute capability 12"),
-    ("fa4", case(mask="dilated:2", d=192, d_v=128), BLACKWELL, "headdim 192 with a mask by name: on Blackwell to 128"),
-    ("fa4", case(mask="mine.py:documents@0"), HOPPER, "a function in CuTe DSL, not one of tensors"),
+    ("fa4", case(mask="dilated:2", d=192, d_v=128), BLACKWELL, "with a mask by name: on Blackwell up to 128"),
+    ("fa4", case(mask="mine.py:documents@0"), HOPPER, "a function in CuTe DSL, not of tensors"),
     ("fa4", paged(16), HOPPER, None),
     ("fa4", paged(16, d=192, d_v=128), BLACKWELL, None),
     ("fa4", paged(16, d=192, d_v=128), HOPPER, "headdim 192 and headdim_v 128: it tests 64, 128 only"),
@@ -70,7 +70,7 @@ REFUSALS = [
     ("flex-flash", case(d=256), HOPPER, None),
     ("flex-flash", case(d=256, causal=True), HOPPER, "headdim 256 with a mask"),
     ("flex-flash", case(d=64, d_v=128, heads="grouped", direction="bwd"), HOPPER, "its backward of grouped heads"),
-    ("flex-flash", case(mask="mine.py:documents@0"), HOPPER, "reads tensors is asked for queries beyond the last"),
+    ("flex-flash", case(mask="mine.py:documents@0"), HOPPER, "that reads tensors needs seqlen_q to be"),
     ("flex-flash", case(mask="random:0.1"), HOPPER, "reads tensors"),
     ("flex-flash", case(128, 200, mask="random:0.1"), HOPPER, None),
     ("flex-flash", case(mask="strided:16"), HOPPER, None),
@@ -114,16 +114,16 @@ REFUSALS = [
     ("cudnn-fp8", case(1, dtype="fp8"), BLACKWELL, None),
     ("cudnn-fp8", case(64, 96, dtype="fp8", causal=True), BLACKWELL, None),
     ("cudnn-fp8", case(dtype="fp8", d=256), HOPPER, None),
-    ("cudnn-fp8", case(dtype="fp8", d=256), BLACKWELL, "on Blackwell to 128, or 192-128"),
+    ("cudnn-fp8", case(dtype="fp8", d=256), BLACKWELL, "on Blackwell up to 128, or 192-128"),
     ("transformer-engine-fp8", case(dtype="fp8", direction="bwd"), HOPPER, None),
     ("transformer-engine-fp8", case(dtype="fp8", direction="bwd"), BLACKWELL, "wired up for Hopper only"),
     ("transformer-engine", case(window_size=(8, 8)), HOPPER, None),
-    ("transformer-engine", case(window_size=(8, None)), HOPPER, "its window has both sides, or is causal"),
-    ("transformer-engine", case(window_size=(None, 8)), HOPPER, "its window has both sides, or is causal"),
+    ("transformer-engine", case(window_size=(8, None)), HOPPER, "its window must have both sides, or be causal"),
+    ("transformer-engine", case(window_size=(None, 8)), HOPPER, "its window must have both sides, or be causal"),
     ("transformer-engine", case(window_size=(8, None), causal=True), HOPPER, None),
     ("xformers-cutlass", case(causal=True, window_size=(8, 0)), HOPPER, None),
     ("xformers-fa2", case(window_size=(8, 8)), HOPPER, None),
-    ("xformers-fa2", case(lengths=CHUNKS, window_size=(8, 8)), HOPPER, "windows of ragged batches are causal"),
+    ("xformers-fa2", case(lengths=CHUNKS, window_size=(8, 8)), HOPPER, "windows of ragged batches must be causal"),
     ("xformers-fa2", case(lengths=CHUNKS, causal=True, window_size=(8, 0)), HOPPER, None),
     ("xformers-fa2", case(lengths=MORE_QUERIES, causal=True), HOPPER, "seqlen_q <= seqlen_k in each sequence"),
     ("xformers-splitk", case(lengths=CHUNKS), HOPPER, None),
@@ -162,16 +162,16 @@ DIFFERENT = {"d": 64, "d_v": 128}
         ("LOCAL", case(window_size=(None, 0)), ""),
         ("LOCAL", paged(k=64, window_size=(63, 0)), ""),
         ("LOCAL", paged(k=64, window_size=(62, 0)), "sliding windows"),
-        ("HDIM256", case(d=256), "headdim 256 and what is above"),
-        ("HDIM96", case(d=96), ""),  # it runs in 128
-        ("HDIM192 HDIMDIFF192", case(d=192, d_v=128, direction="fwd_bwd"), ""),  # it runs in 256
-        ("HDIM192 HDIM256", case(d=192, d_v=128), "headdim 192 and what is above"),
+        ("HDIM256", case(d=256), "headdim 256 and above"),
+        ("HDIM96", case(d=96), ""),  # it runs in the kernel of 128
+        ("HDIM192 HDIMDIFF192", case(d=192, d_v=128, direction="fwd_bwd"), ""),  # it runs in the kernel of 256
+        ("HDIM192 HDIM256", case(d=192, d_v=128), "headdim 192 and above"),
         ("HDIMDIFF192", case(d=192, d_v=128), ""),
         ("HDIMDIFF64", case(**DIFFERENT), "headdim 64 with headdim_v 128, and computes it wrongly"),
         ("HDIMDIFF64", case(d=64, d_v=32), ""),
-        ("HDIM64", case(d=64, d_v=96), ""),  # 96 for both
+        ("HDIM64", case(d=64, d_v=96), ""),  # the kernel of 96 runs for both
         ("HDIM64", case(**DIFFERENT), "headdim 64 with headdim_v 128, and computes it wrongly"),
-        ("HDIM64 HDIM96 HDIM128 HDIM192 HDIM256", case(d=64), "headdim 64 and what is above"),
+        ("HDIM64 HDIM96 HDIM128 HDIM192 HDIM256", case(d=64), "headdim 64 and above"),
         ("SM8x VARLEN PAGEDKV APPENDKV SPLIT PACKGQA", case(direction="bwd", window_size=(8, 8), softcap=30.0), ""),
         ("VARLEN", case(lengths=CHUNKS), "ragged batches"),
         ("PAGEDKV APPENDKV SPLIT", case(lengths=CHUNKS), ""),
@@ -187,8 +187,8 @@ DIFFERENT = {"d": 64, "d_v": 128}
 def test_what_a_build_of_fa3_leaves_out(
     monkeypatch: pytest.MonkeyPatch, left_out: str, case: Case, feature: str
 ) -> None:
-    """The reason names the first of its switches that matters."""
-    prefix = {"HDIMDIFF64": "FLASH_ATTENTION", "HDIMDIFF192": "FLASH_ATTENTION"}  # as setup.py spells them
+    """The reason names the first switch of the build that excludes the case."""
+    prefix = {"HDIMDIFF64": "FLASH_ATTENTION", "HDIMDIFF192": "FLASH_ATTENTION"}  # the spelling of setup.py
     flags = [f"{prefix.get(switch, 'FLASHATTENTION')}_DISABLE_{switch}" for switch in left_out.split()]
     made = backend("fa3")
     assert made.unsupported(case, HOPPER) is None, "what is installed is not asked before the library is probed"

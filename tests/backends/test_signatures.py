@@ -1,6 +1,6 @@
-"""The kernels that prove which library ran, by the names that a profiler gives them on a GPU.
+"""The names of kernels that prove which library ran, from profiles on a GPU.
 
-Those of torch, triton and gluon are in tests/worker/test_kernel_rules.py.
+tests/worker/test_kernel_rules.py has the names of torch, triton and gluon.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def test_a_forward_and_a_backward_are_proven_apart(name: str, own: tuple[str, st
 
 
 def test_both_kernels_of_cudnn_are_declared() -> None:
-    """What cuDNN calls a kernel on other GPUs need not tell the passes apart."""
+    """Both kernels of cuDNN are declared, because its names on other GPUs need not distinguish the passes."""
     assert all(map(re.search, backend("cudnn").signature(case(), HOPPER).runs, OF_CUDNN))
 
 
@@ -100,7 +100,7 @@ def test_signatures_of_caches() -> None:
 
 @pytest.mark.parametrize("name", ["cudnn-fp8", "transformer-engine-fp8"])
 def test_kernels_in_fp8_say_so_in_their_names_on_hopper(name: str) -> None:
-    """Errors cannot tell bf16 operands where results have 8 bits."""
+    """Names of fp8 kernels on Hopper show 8-bit operands, which errors cannot show where results have 8 bits."""
     found = backend(name).signature(case(dtype="fp8"), HOPPER)
     for kernel in ("f", "b"):
         of_8, of_16 = (CUDNN.format(kernel, t) for t in ("f8", "f16"))

@@ -1,4 +1,4 @@
-"""The backend `triton`: where it is interpreted, and its probe."""
+"""The backend `triton`: its interpreter and its probe."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """attnbench's Triton kernels compile for GPUs that are not present, and ptxas keeps Hopper's matmuls asynchronous.
 
-They are compiled in a process of its own, since the tests import them for the interpreter. There is one case of each
-kind; tests/backends/triton_registers.py compiles any.
+They are compiled in a separate process, because the tests import them for the interpreter. There is one case of each
+kind; tests/backends/triton_registers.py compiles any case.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from overwritten_operands import overwritten_operands
 
-# Triton is not imported here: without TRITON_INTERPRET that would disable the interpreter for triton_attention.py.
+# An import of Triton here, without TRITON_INTERPRET, would disable the interpreter for triton_attention.py.
 pytestmark = pytest.mark.skipif(not find_spec("triton"), reason="triton is not installed")
 
 in_ci = pytest.mark.skipif(not os.environ.get("CI"), reason="slow: set CI=1 to compile for the other GPUs too")
@@ -67,11 +67,11 @@ ROUND = """
     ("before", "after", "found"),
     [
         ("FADD R16, R24, R25", "MOV R17, R24", []),
-        ("F2FP.BF16.F32.PACK_AB R12, R25, R24", "MOV R17, R24", []),  # the other operand, made in each round
+        ("F2FP.BF16.F32.PACK_AB R12, R25, R24", "MOV R17, R24", []),  # the other operand, computed in each round
         ("FADD R10, R24, R25", "MOV R17, R24", ["R10"]),
         ("@P2 MUFU.EX2 R10, R24", "MOV R17, R24", ["R10"]),
         ("LDS.128 R4, [R3]", "FMUL R9, R24, R24", ["R9"]),
-        ("FADD R10, R24, R25", "MOV R10, R200", []),  # brought back
+        ("FADD R10, R24, R25", "MOV R10, R200", []),  # restored
         ("IMAD.WIDE R10, R24, R25, R26", "STS.128 [R8], R200", ["R10", "R11"]),
     ],
 )

@@ -34,7 +34,7 @@ from triton_attention import (
         (70, 70, 2, 2, 16, 16, torch.float32),
         (17, 100, 4, 2, 16, 64, torch.float32),
         (64, 64, 2, 2, 64, 64, torch.float16),  # lengths are multiples of the blocks
-        (100, 100, 2, 1, 80, 80, torch.float16),  # a width that is not a power of two
+        (100, 100, 2, 1, 80, 80, torch.float16),  # a headdim that is not a power of two
         (70, 100, 4, 2, 64, 16, torch.float32),
         (130, 130, 1, 1, 64, 64, torch.float16),
         (100, 17, 2, 1, 16, 16, torch.float32),  # causal: 83 queries see no key, whole blocks of them
@@ -74,7 +74,7 @@ def test_windows_and_softcap(sq: int, sk: int, block_m: int, block_n: int, optio
 
 
 def test_a_small_score_keeps_its_precision_under_a_softcap() -> None:
-    """1 - 2 / (1 + e^2x) has an absolute error; with tiny dq and dk it would show."""
+    """A softcap keeps the precision of small scores, which 1 - 2 / (1 + e^2x) would lose, as tiny dq and dk show."""
     q, k, v, dout = make(70, 70, 1, 1, 16, 16, torch.float32)
     inputs = (q * 1e-2, k * 1e-2, v, dout)
     check(ours(*inputs, softcap=50.0), inputs, softcap=50.0)
@@ -86,7 +86,7 @@ def test_few_queries(sq: int, h: int, h_k: int, options: dict[str, object]) -> N
     inputs = make(sq, 150, h, h_k, 32, 20, torch.float32, batch=2 if sq == 1 else 1)
     with kernels(16, 16, short=True), poisoned() as fresh:
         result = ours(*inputs, **options)
-    assert fresh[2].shape[0] > 1  # the partial results, of several stretches
+    assert fresh[2].shape[0] > 1  # the partial results of several stretches
     check(result, inputs, **options)
 
 
@@ -103,7 +103,7 @@ def test_more_stretches_than_fit_one_turn_and_stretches_without_keys(monkeypatch
     ids=["forward", "tensor-maps", "decode"],
 )
 def test_float8_with_values_that_need_no_rounding(options: dict[str, bool], keys: int) -> None:
-    """The interpreter rounds to e4m3 wrongly (Triton 3.9), so only this is tested here; tests/gpu has the rest."""
+    """fp8 results are right for values that need no rounding, which the interpreter does wrongly (Triton 3.9)."""
     q, k, v, dout = make(70, keys, 2, 1, 32, 24, torch.float32, batch=2)
     descale = tuple((t.abs().max() / 448).reshape(1) for t in (q, k, v))
     rounded = to_float8(q, k, v, descale)
@@ -129,7 +129,7 @@ def test_queries_that_see_no_key_have_zero_output_and_gradient(dtype: torch.dtyp
 
 def test_softmax_scale_and_large_scores() -> None:
     q, k, v, dout = make(70, 70, 1, 1, 16, 16, torch.float32)
-    inputs = (q * 20, k * 20, v, dout)  # exp of the scores alone would overflow
+    inputs = (q * 20, k * 20, v, dout)  # exp of unshifted scores would overflow
     assert torch.isfinite(torch.stack([t.abs().max() for t in ours(*inputs, softmax_scale=0.5)])).all()
     inputs = (q, k - 3, v, dout)
     check(ours(*inputs, causal=True, softmax_scale=0.7), inputs, causal=True, softmax_scale=0.7)
@@ -137,7 +137,7 @@ def test_softmax_scale_and_large_scores() -> None:
 
 @pytest.mark.parametrize("tma", [False, True], ids=["pointers", "tma"])
 def test_descriptors_only_where_they_can_be_made(tma: bool) -> None:
-    """Strides of rows of 23 elements are not multiples of 16 bytes, so pointers are used."""
+    """Rows of 23 elements have strides that are not multiples of 16 bytes, so pointers are used, not descriptors."""
     q, k, v, dout = make(40, 50, 2, 2, 16, 24, torch.float32, batch=2)
     for inputs in ((q, k, v, dout), (q, normal(2, 50, 2, 23, dtype=torch.float32)[..., 3:19], v, dout)):
         with kernels(32, 16, tma=tma):
@@ -150,13 +150,13 @@ def packed(dtype: torch.dtype) -> Tensors:
 
 
 def transposed(dtype: torch.dtype) -> Tensors:
-    """Views of (batch, nheads, seqlen, headdim), and of (seqlen, batch, nheads, headdim)."""
+    """Return views of (batch, nheads, seqlen, headdim) and of (seqlen, batch, nheads, headdim) tensors."""
     q, k, dout = (normal(2, 2, 70, 16, dtype=dtype).transpose(1, 2) for _ in range(3))
     return q, k, normal(70, 2, 2, 16, dtype=dtype).transpose(0, 1), dout
 
 
 def sliced(dtype: torch.dtype) -> Tensors:
-    """Odd strides and offsets: rows longer than the head, every other row, K shared by the batch, dout broadcast."""
+    """Return inputs of odd strides and offsets: long rows, every other row, K shared by the batch, dout broadcast."""
     q = normal(2, 71, 2, 23, dtype=dtype)[:, 1:, :, 3:19]
     v = normal(2, 140, 2, 16, dtype=dtype)[:, ::2]
     return q, normal(1, 70, 2, 16, dtype=dtype).expand(2, -1, -1, -1), v, normal(1, dtype=dtype).expand(2, 70, 2, 16)
@@ -264,7 +264,7 @@ def test_bad_sequences_are_refused(cu_q: Tensor, cu_k: Tensor, longest: tuple[in
     [(False, {}), (False, {"causal": True}), (True, {"causal": True}), (True, {"window_size": (9, None)})],
     ids=str,
 )
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numpy, in the interpreter
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy warns in the interpreter
 def test_nan_stays_in_its_sequence_and_rows_beyond_the_last_are_not_written(tma: bool, options: dict[str, Any]) -> None:
     ends = torch.tensor([0, 37, 57, 102], dtype=torch.int32, device=DEVICE)
     inputs = [t[0] for t in make(150, 150, 2, 1, 32, 32, torch.float32)]

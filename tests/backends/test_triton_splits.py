@@ -1,5 +1,6 @@
-"""attnbench's Triton attention where the query heads of a key head are split over several programs for dk and dv, and
-where the headdim is computed in parts; in Triton's interpreter or on a GPU.
+"""attnbench's Triton attention with split heads for dk and dv, and with a headdim in parts; interpreted or on a GPU.
+
+Split means that several programs share the query heads of a key head.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def split_in(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Split the query heads of each key head into this many parts, whatever the sizes."""
+    """Split the query heads of each key head into `parts`, for all sizes."""
     monkeypatch.setattr(backward, "query_splits", lambda *_: parts)
 
 
@@ -56,7 +57,7 @@ def test_split_query_heads(
     with kernels(32, 16, tma=bool(tma)), poisoned() as fresh:
         first, *others = (ours(*inputs, **OPTIONS[mask]) for _ in range(2 if mask == "causal" else 1))
     parts = [t for t in fresh if t.shape in [(1, 60, heads[1] * splits, d) for d in (24, 40)]]
-    assert [t.dtype for t in parts] == [torch.float32] * 2 * (1 + len(others))  # dk and dv, for each time
+    assert [t.dtype for t in parts] == [torch.float32] * 2 * (1 + len(others))  # parts of dk and dv in each call
     assert not any(t.isnan().any() for t in parts)
     check(first, inputs, **OPTIONS[mask])
     assert all(torch.equal(a, b) for again in others for a, b in zip(first, again, strict=True))
@@ -72,7 +73,7 @@ def test_split_query_heads_of_sequences_of_different_lengths(monkeypatch: pytest
     with kernels(16, 32), poisoned():
         out, lse = attention_varlen(q, k, v, *ends, 41, 45, causal=True, return_lse=True)
         dq, dk, dv = torch.autograd.grad(out, (q, k, v), inputs[3])
-    assert torch.all(torch.cat([dk[45:54].flatten(), dv[45:54].flatten()]) == 0)  # no queries
+    assert torch.all(torch.cat([dk[45:54].flatten(), dv[45:54].flatten()]) == 0)  # a sequence without queries
     for (q0, q1), (k0, k1) in (((0, 30), (0, 45)), ((30, 71), (54, 74))):
         one = (t[None] for t in (out.detach()[q0:q1], lse[:, q0:q1], dq[q0:q1], dk[k0:k1], dv[k0:k1]))
         own = tuple(t[None, a:b] for t, (a, b) in zip(inputs, [(q0, q1), (k0, k1), (k0, k1), (q0, q1)], strict=True))
@@ -82,13 +83,13 @@ def test_split_query_heads_of_sequences_of_different_lengths(monkeypatch: pytest
 @pytest.mark.parametrize(
     ("programs", "group", "blocks_of_queries", "expected"),
     [
-        (64, 8, 32, 1),  # as many as are wanted: 8 of 8 warps for each of the 8 multiprocessors of the interpreter
+        (64, 8, 32, 1),  # already enough programs: 8 of 8 warps for each of the interpreter's 8 multiprocessors
         (8, 8, 32, 8),
         (10, 8, 32, 4),
         (1, 8, 32, 8),  # at most one program for each query head
         (10, 6, 32, 6),
-        (13, 7, 32, 1),  # 7 does not divide by 4
-        (1, 8, 1, 2),  # a program has four blocks of queries
+        (13, 7, 32, 1),  # 4 does not divide 7
+        (1, 8, 1, 2),  # a program needs four blocks of queries
         (1, 1, 32, 1),
         (1, 2, 1, 1),
         (1000, 8, 32, 1),

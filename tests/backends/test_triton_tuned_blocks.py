@@ -1,4 +1,4 @@
-"""Block sizes found by timing: the search is bounded, choices are kept in a file, a damaged file is replaced."""
+"""Block sizes from timing: the search is bounded, choices are kept in a file, a damaged file is replaced."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_search_stops_at_its_budget_but_tries_one() -> None:
     clock = Clock()
 
     def slow(_: tuned_blocks.Sizes) -> float:
-        clock.now += 12.0  # a compilation
+        clock.now += 12.0  # the time of a compilation
         return 1.0 - clock.now / 1000  # each is faster than the one before
 
     best, seconds = tuned_blocks.search([A, B, C], slow, budget_s=20.0, clock=clock)
@@ -62,7 +62,7 @@ def test_a_choice_is_added_to_the_others(tmp_path: Path) -> None:
         "one": C,
         "two": B,
     }
-    assert [p.name for p in path.parent.iterdir()] == ["triton-blocks.json"]  # no temporary file stays
+    assert [p.name for p in path.parent.iterdir()] == ["triton-blocks.json"]  # no temporary file is left
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_choice_is_added_to_the_others(tmp_path: Path) -> None:
 )
 def test_a_damaged_file_counts_as_empty_and_is_replaced(tmp_path: Path, text: str) -> None:
     path = tmp_path / "triton-blocks.json"
-    path.write_text(text, encoding="latin-1")  # the last is no UTF-8
+    path.write_text(text, encoding="latin-1")  # the last text is not UTF-8
     assert tuned_blocks.read_choices(path) == {}
     tuned_blocks.save_choice(path, "k", A, {})
     assert tuned_blocks.read_choices(path)["k"]["blocks"] == list(A)
@@ -131,7 +131,7 @@ def test_a_gpu_without_a_measured_row_is_timed_only_once(monkeypatch: pytest.Mon
     assert call() == rows[2]
     assert timed == list(rows)
     assert call() == rows[2]
-    launch._choices.clear()  # another process
+    launch._choices.clear()  # as in another process
     assert call() == rows[2]
     assert len(timed) == 3
     call("full")
@@ -143,14 +143,14 @@ def test_a_gpu_without_a_measured_row_is_timed_only_once(monkeypatch: pytest.Mon
     monkeypatch.setenv("ATTNBENCH_TUNE", "0")
     assert call() == rows[0]
     monkeypatch.delenv("ATTNBENCH_TUNE")
-    monkeypatch.setattr(config, "candidates", lambda *_: rows[:1])  # as for Hopper
+    monkeypatch.setattr(config, "candidates", lambda *_: rows[:1])  # as on Hopper
     assert call() == rows[0]
     assert len(timed) == 6
 
 
 @pytest.mark.parametrize(("architecture", "few"), [("sm_90", True), ("sm_100", False), ("sm_80", False)])
 def test_hopper_has_one_candidate(architecture: str, few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Elsewhere the row measured on Hopper is one to be timed, where the GPU has tensor descriptors."""
+    """Hopper has one candidate; on other GPUs with tensor descriptors Hopper's row is one of the candidates."""
     pytest.importorskip("triton")
     from attnbench.backends.triton import block_sizes as config
 

@@ -52,7 +52,7 @@ def test_a_backward_is_checked_and_timed(candidate: ModuleType, kernels: tuple[s
     checked, measured = (candidate.judge(row, blocks, check, True) for check in (True, False))
     assert "wrong" not in checked | measured
     assert "seconds" not in checked
-    pairs = 2 * 96 * 97 // 2  # of both heads
+    pairs = 2 * 96 * 97 // 2  # the pairs of both heads
     assert measured["rate"] * measured["seconds"] == pytest.approx(share * 10 * 64 * pairs)
 
 
@@ -156,7 +156,7 @@ def test_after_a_crash_or_a_hang_a_new_process_continues(script: ModuleType, tmp
 
 
 class ScriptedAsker:
-    """Replaces the processes: each candidate takes the seconds given, or has the answer given."""
+    """A stand-in for the processes, in which each candidate takes given seconds or has a given answer."""
 
     def __init__(self, takes: dict[str, Any]) -> None:
         self.dry, self.takes, self.asked = True, takes, []
@@ -189,7 +189,7 @@ def test_the_best_of_both_kernels_are_timed_together(
     asker, _, lines, well = scripted(script, monkeypatch, takes, ["bwd"])
     assert lines == ["d64 16k causal bwd   bwd    667 of 370 reached  dkdv b, dq x"]
     assert well
-    assert len([1 for _, check in asker.asked if not check]) == 4  # a, b, x, both
+    assert len([1 for _, check in asker.asked if not check]) == 4  # a, b, x and both
     assert [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()][1:] == [
         "dkdv b 500.000 ms 800 TFLOP/s",
         "dkdv a 600.000 ms 667 TFLOP/s table",

@@ -1,7 +1,7 @@
-"""Shared by the tests of attnbench's Triton attention: its import, a plain reference, and the check of a result.
+"""Code for the tests of attnbench's Triton attention: its import, a plain reference, and the check of a result.
 
-Triton reads TRITON_INTERPRET when a kernel is decorated, so it is set while the kernels are imported. It is also set
-while they run (the fixture `interpreter`), as Triton imports parts of itself at a first launch. It is not set
+Triton reads TRITON_INTERPRET when a kernel is decorated, so it is set during the import of the kernels. It is also set
+while they run (the fixture `interpreter`), because Triton imports parts of itself at a first launch. It is not set
 otherwise, because other tests need a backend without it.
 """
 
@@ -88,7 +88,7 @@ def plain(
     if right is not None or causal:
         seen &= distance <= (0 if causal else right)
     some = seen.any(-1, keepdim=True)
-    # A row that sees no key is computed over all keys and then zeroed, with its gradient.
+    # A row that sees no key is computed over all keys, and then zeroed with its gradient.
     p = torch.softmax(scores.masked_fill(~seen & some, -math.inf), dim=-1) * some
     out = torch.einsum("bhij,bjhd->bihd", p, vv)
     lse = scores.detach().masked_fill(~seen, -math.inf).logsumexp(-1)
@@ -104,14 +104,14 @@ def ours(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, **options: Any) -> Tenso
 def check(result: Tensors, inputs: Tensors, **options: Any) -> None:
     """Assert that a result is right by attnbench's tolerance.
 
-    It is twice the error of plain attention in that dtype, plus one rounding of the largest value and the difference
-    that float32 sums in another order may have.
+    The tolerance is twice the error of plain attention in the same dtype, plus one rounding of the largest value and
+    the possible difference of float32 sums in another order.
     """
     q, k, v, _ = inputs
     want = plain(*(t.double() for t in inputs), **options)
     eager = plain(*inputs, **options)
     scale = options.get("softmax_scale") or q.shape[-1] ** -0.5
-    # The size of the terms of dq and dk: they may cancel to zero while their rounding does not.
+    # The size of the terms of dq and dk, which may cancel, but not their roundings.
     cancels = {"dq": scale * k.abs().max().item(), "dk": scale * q.abs().max().item()}
     terms = math.sqrt(max(q.shape[1], k.shape[1], q.shape[3], v.shape[3]))
     for name, got, exact, rough in zip(NAMES, result, want, eager, strict=True):
@@ -130,7 +130,7 @@ def check(result: Tensors, inputs: Tensors, **options: Any) -> None:
 
 @contextmanager
 def poisoned() -> Iterator[list[Tensor]]:
-    """Fill every tensor that torch.empty makes with NaN, so that elements never written, or read before, show."""
+    """Return a context in which torch.empty fills tensors with NaN, to show elements that are not written."""
     fresh: list[Tensor] = []
 
     def filled(make_tensor: Any) -> Any:
@@ -156,7 +156,7 @@ def kernels(
     ahead: bool = False,
     short: bool = False,
 ) -> Iterator[None]:
-    """Use these block sizes in every kernel, and the decode kernel wherever possible (`short`) or never."""
+    """Return a context with these block sizes in every kernel, and the decode kernel if possible (`short`) or never."""
     blocks = block_sizes.Blocks(block_m, block_n, 4, 1, tma=tma, resident=resident, ahead=ahead)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(block_sizes, "candidates", lambda *_: (blocks,))

@@ -7,11 +7,11 @@ one (gfx942); HEADDIM a number, or two such as 192x128, of which the second is t
 (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, ALIBI, SINK, FP8, TMA, RESIDENT and AHEAD, of dkdv
 also SPLIT, of paged LATENT (HEADDIM is then that of v, with 64 more in k) and CACHE8, an e4m3 cache; PADDED pads each
 headdim to a power of two in one tile. Block sizes are the first row of the table whose shared memory fits (with TMA the
-row measured on Hopper, with its options), or those that a FEATURE such as 64x128x4x3 names (BLOCK_M, BLOCK_N,
-num_warps, num_stages). Prints one JSON line for each; on AMD only what Triton itself reports.
+row measured on Hopper, with its options), or the sizes of a FEATURE such as 64x128x4x3 (BLOCK_M, BLOCK_N, num_warps,
+num_stages). The script prints one JSON line for each kernel; on AMD it has only Triton's own report.
 
-"overwritten" has registers that a loop's matmul reads as it found them at the loop's start, and that something else
-overwrites later in the loop, so that the next round reads something else: wrong code (docs/dev/triton-kernel.md).
+"overwritten" has registers that a loop's matmul reads with their value from the loop's start, but that the loop
+overwrites, so that the next round reads another value: wrong code (docs/dev/triton-kernel.md).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def build(kernel: str, arch: str, headdims: str, dtype: str, features: set[str])
     if arch == "90" and "TMA" in features:
         measured = config._HOPPER_MEASURED.get(kernel, {})
         blocks = next(iter(config.rows_of(measured, width * parts, width_v)), blocks)
-        if kernel == "fwd" and parts > 1:  # as forward.py does
+        if kernel == "fwd" and parts > 1:  # as in forward.py
             blocks = blocks._replace(ahead=False)
     if arch == "90" and "VARLEN" in features and itemsize == 2:
         blocks = next(iter(config.rows_of(config._HOPPER_RAGGED.get(kernel, {}), width * parts, width_v)), blocks)
@@ -153,8 +153,8 @@ def _ptxas(ptx: str, arch: str) -> dict[str, Any]:
     spilled = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", text)
     return {
         "registers": int(re.search(r"Used (\d+) registers", text)[1]),  # type: ignore[index]
-        "spilled": [int(n) for n in spilled.groups()] if spilled else [],  # bytes stored and loaded
-        "serialised": "serialized" in text,  # its warnings C7510 to C7515
+        "spilled": [int(n) for n in spilled.groups()] if spilled else [],  # bytes of spills, stored and loaded
+        "serialised": "serialized" in text,  # ptxas' warnings C7510 to C7515
         "overwritten": overwritten_operands(sass),
     }
 

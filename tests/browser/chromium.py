@@ -41,13 +41,13 @@ def start(chromium: str, chromedriver: str) -> Any:
 
 @dataclass
 class Browser:
-    """A window, and what it did since its page was opened."""
+    """A browser window, with its console and its requests since its page was opened."""
 
     driver: Any
-    unchanged: Path | None = None  # the page in the window, where no test has changed what it shows
+    unchanged: Path | None = None  # the page in the window, if no test has changed its display
 
     def show(self, page: Path) -> None:
-        """Open a page until it is complete, unless it is and no test has changed it. The caller does not change it."""
+        """Show a complete page, opened anew only if it is not shown unchanged. The caller must not change it."""
         if self.unchanged != page:
             self.open(page)
             self.unchanged = page
@@ -61,7 +61,7 @@ class Browser:
         """Open a page."""
         self.unchanged = None
         for log in ("browser", "performance"):
-            self.driver.get_log(log)  # of the page before
+            self.driver.get_log(log)  # discards the log of the page before
         self.driver.get(page.as_uri())
 
     def js(self, expression: str) -> Any:
@@ -95,7 +95,7 @@ class Browser:
         return float(next(m["value"] for m in found if m["name"] == "TaskDuration"))
 
     def requests(self) -> list[str]:
-        """Return the addresses that were asked for since the page was opened."""
+        """Return the addresses that were requested since the page was opened."""
         events = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
 

@@ -1,6 +1,6 @@
-"""Chromium, headless, driven by selenium; without one, the tests say what to install and are skipped.
+"""Headless Chromium, driven by selenium. Without it the tests are skipped, and name what to install.
 
-ATTNBENCH_REQUIRE=browser makes that a failure.
+ATTNBENCH_REQUIRE=browser turns the skip into a failure.
 """
 
 from __future__ import annotations

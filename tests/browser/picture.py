@@ -1,4 +1,4 @@
-"""Take a picture of a page, as README.md and docs/profiling.md show some.
+"""Take a picture of a page, for README.md and docs/profiling.md.
 
 python tests/browser/picture.py PAGE.html PICTURE.png              its first 1,280 x 1,425 pixels
 python tests/browser/picture.py PAGE.html PICTURE.png '#roofline'  the elements of a CSS selector, from first to last
@@ -21,7 +21,7 @@ BOX = """(() => {{
 
 
 def main(page: Path, picture: Path, selector: str | None = None) -> None:
-    """Open a page, wait until its charts are drawn if it has some, and write what it shows as PNG."""
+    """Open a page, wait until any charts are drawn, and write its picture as PNG."""
     chromium, chromedriver = installed()
     if not chromium or not chromedriver:
         raise SystemExit("no Chromium: apt-get install chromium chromium-driver")

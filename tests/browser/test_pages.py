@@ -1,4 +1,4 @@
-"""Pages in a real browser: they draw, filter, sort, search, print, ask for nothing, and open quickly."""
+"""Pages in a real browser: they draw, filter, sort, search and print, make no requests, and open quickly."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def records(
     headdims: Sequence[int] = (64, 128),
     dtypes: Sequence[str] = ("bf16",),
 ) -> list[Record]:
-    """Figures that vary; eager has none at the longest length, and some clocks were held down."""
+    """Return records with varying figures; eager has none at the longest length, and some clocks were held down."""
     chance = random.Random(0)
     found = []
     for dtype in dtypes:
@@ -91,14 +91,14 @@ def page(whole: Run, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def shown(browser: Browser, page: Path) -> Browser:
-    """The page as it is opened, which a test does not change."""
+    """Return the opened page, which a test must not change."""
     browser.show(page)
     return browser
 
 
 @pytest.fixture
 def opened(browser: Browser, page: Path) -> Browser:
-    """Open the page anew, so that no choice of an earlier test is left. Figures below the window may not be drawn."""
+    """Open the page anew, without the choices of an earlier test. Figures below the window may not be drawn."""
     browser.open(page, "opened")
     return browser
 
@@ -111,7 +111,7 @@ def rows(browser: Browser) -> list[list[str]]:
 
 
 def rgb(color: str) -> str:
-    """Return a colour such as #1f2328 as computed styles have it."""
+    """Return a colour such as #1f2328 in the form of computed styles."""
     return f"rgb({', '.join(str(int(color[i : i + 2], 16)) for i in (1, 3, 5))})"
 
 
@@ -238,9 +238,9 @@ def test_sorting(opened: Browser) -> None:
 
     report = column(opened, "TFLOP/s")
     opened.click("th[data-field=tflops] button")
-    assert order() == "descending"  # the best first
+    assert order() == "descending"  # the best is first
     assert figures() == sorted(figures(), reverse=True)
-    assert column(opened, "TFLOP/s")[-1] == ""  # those without a figure come last
+    assert column(opened, "TFLOP/s")[-1] == ""  # rows without a figure are last
     opened.click("th[data-field=tflops] button")
     assert order() == "ascending"
     assert figures() == sorted(figures())
@@ -277,7 +277,7 @@ def test_the_keyboard_is_enough(opened: Browser) -> None:
 
     press(Keys.TAB)
     assert focus().text == "Skip to the results"
-    assert opened.js("document.activeElement.getBoundingClientRect().left") >= 0  # seen once it has the focus
+    assert opened.js("document.activeElement.getBoundingClientRect().left") >= 0  # visible with the focus
     press(Keys.TAB)
     assert focus().text.endswith("warnings")
     press(Keys.TAB)
@@ -353,9 +353,10 @@ def test_no_records(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_5000_records_open_in_two_seconds(browser: Browser, tmp_path: Path) -> None:
-    """CPU time of the page's thread, from nothing until what the window shows is drawn: others may keep the cores.
+    """A page of 5000 records takes at most two CPU seconds of its thread until the window is drawn.
 
-    What is drawn when the page is idle is not, or an unknown part of it would be counted too.
+    CPU time, because other processes may use the cores. Drawing while idle is off, because an unknown part of it would
+    count.
     """
     lengths = [2**n for n in range(8, 18)]
     backends = [f"backend-{i:02}" for i in range(21)]
@@ -373,13 +374,13 @@ def test_5000_records_open_in_two_seconds(browser: Browser, tmp_path: Path) -> N
     browser.cdp("Page.removeScriptToEvaluateOnNewDocument", identifier=script)
     assert spent < 2.0
     near = "[...document.querySelectorAll('.figure')].map((f) => f.querySelectorAll('.drawing svg').length)"
-    assert browser.js(near) == [1] + [0] * (len(browser.all(".figure")) - 1)  # the others are below the window
+    assert browser.js(near) == [1] + [0] * (len(browser.all(".figure")) - 1)  # other figures are below the window
     assert browser.texts("#count") == ["5000 of 5000 cells, the first 200 shown"]
     browser.click("#more")
     assert browser.js("document.querySelectorAll('#cells tbody tr').length") == 5000
     browser.js("document.querySelector('#throughput').scrollIntoView()")
     browser.wait("document.querySelector('#throughput .drawing svg')")
-    assert panels(browser, "throughput") == 24  # all of them
+    assert panels(browser, "throughput") == 24  # all panels
     assert browser.complaints() == []
 
 
@@ -458,7 +459,7 @@ def test_a_page_without_charts_is_used_by_keyboard(browser: Browser, plain: Path
         seen.append(browser.js("document.activeElement.ariaLabel || document.activeElement.textContent"))
     assert seen[0] == "Skip to the results"
     assert seen[1:7] == ["1 warning", "Changes", "Throughput, TFLOP/s", "Settings", "Warnings", "Reproduce"]
-    assert seen[7:9] == ["Changes: table", "Throughput, TFLOP/s"]  # the tables, to scroll them
+    assert seen[7:9] == ["Changes: table", "Throughput, TFLOP/s"]  # the tables, which can be scrolled
     browser.click("nav a[href='#table-cells']")
     assert browser.js("location.hash") == "#table-cells"
 
@@ -484,7 +485,7 @@ def test_a_page_without_charts_in_a_narrow_window_and_on_paper(browser: Browser,
 # ---- Many backends.
 
 MANY = (*palette.case_names.BACKEND_ORDER[:16], *(f"mine-{i}" for i in range(8)))
-STANDS_OUT = (  # the backends of the marks that do not fade
+STANDS_OUT = (  # the backends whose marks do not fade
     "[...new Set([...document.querySelectorAll('#throughput .drawing .mark-symbol path')]"
     ".filter((m) => +(m.getAttribute('opacity') ?? 1) == 1).map((m) => m.__data__.datum.backend))]"
 )
@@ -492,7 +493,7 @@ STANDS_OUT = (  # the backends of the marks that do not fade
 
 @pytest.fixture(scope="module")
 def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of 24 backends on bf16, two of them on fp8 too, which is twice as fast."""
+    """Return the page of 24 backends in bf16, two of them also in fp8, which is twice as fast."""
     fast = [ok(case(s, dtype="fp8"), b, 2500 + i, memory_peak=2**20) for s in LENGTHS for i, b in enumerate(MANY[6:8])]
     every = [*records(MANY, headdims=(128,)), *fast]
     return write(tmp_path_factory.mktemp("crowd") / "report.html", run(every))
@@ -500,7 +501,7 @@ def crowd(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def crowded(browser: Browser, crowd: Path) -> Browser:
-    """The page as it is opened, to which a test returns."""
+    """Return the opened page, which a test restores."""
     browser.show(crowd)
     browser.js("document.querySelector('#throughput').scrollIntoView()")
     browser.wait("document.querySelector('#throughput .drawing .mark-symbol path')")
@@ -514,7 +515,7 @@ def pointer_to(browser: Browser, selector: str) -> None:
 
 
 def test_24_backends_are_drawn_in_24_ways(crowded: Browser) -> None:
-    """By colour, dash and shape, in the legend and in the lines of a panel."""
+    """24 backends differ in colour, dash or shape, in the legend and in the lines of a panel."""
     entries = crowded.js(
         "[...document.querySelectorAll('#throughput .legend button')].map((b) => b.querySelector('svg').innerHTML)"
     )
@@ -545,7 +546,7 @@ def test_clicks_on_the_legend_keep_backends_and_let_them_go(crowded: Browser) ->
     pointer_to(crowded, "#throughput h2")
     crowded.wait(f"{STANDS_OUT}.sort().join() == 'mine-0,triton'")
     pressed = "[...document.querySelectorAll('#latency .legend [aria-pressed=true]')].map((b) => b.dataset.backend)"
-    assert sorted(crowded.js(pressed)) == ["mine-0", "triton"]  # of every figure
+    assert sorted(crowded.js(pressed)) == ["mine-0", "triton"]  # in every figure
     for name in ("triton", "mine-0"):
         crowded.click(f"#throughput .legend button[data-backend={name}]")
     pointer_to(crowded, "#throughput h2")
@@ -569,13 +570,13 @@ def ranking(browser: Browser) -> list[str]:
 
 
 def test_the_ranking_has_one_shape_the_best_first_with_intervals_and_marks(crowded: Browser) -> None:
-    assert crowded.js("document.querySelector('#shape').value") == "bf16 d128 full fwd 4k"  # eager has no 8k
+    assert crowded.js("document.querySelector('#shape').value") == "bf16 d128 full fwd 4k"  # eager has no figure at 8k
     by_field = crowded.js("JSON.parse(document.querySelector('#data').textContent).fields")
     rows = [dict(zip(by_field, values, strict=True)) for values in zip(*by_field.values(), strict=True)]
     of_shape = [r for r in rows if r["shape"] == "bf16 d128 full fwd 4k"]
     best_first = sorted(of_shape, key=lambda r: -r["tflops"])
     assert ranking(crowded) == [r["backend"] for r in best_first]
-    assert len(crowded.all("#ranking .mark-rule.role-mark line")) >= 24  # the intervals, and the peak
+    assert len(crowded.all("#ranking .mark-rule.role-mark line")) >= 24  # the intervals and the peak
     ends = [text for text in crowded.texts("#ranking .drawing .role-mark text") if "%" in text]
     assert ["best" in text for text in ends] == [r["best"] is not None for r in best_first]
     assert ["~" in text for text in ends] == [r["held"] for r in best_first]
@@ -604,7 +605,7 @@ def test_the_ranking_of_another_shape_and_of_fp8_alone(browser: Browser, crowd: 
     Select(browser.all("#shape")[0]).select_by_visible_text("bf16 d128 causal fwd 8k")
     assert len(ranking(browser)) == 24
     assert [text for text in browser.texts("#ranking .drawing .role-mark text") if "skip" in text] == ["✕ skip"]
-    browser.click("input[name=mask][value=causal]")  # a shape that filters hide gives way to another
+    browser.click("input[name=mask][value=causal]")  # another shape replaces one that a filter hides
     assert browser.js("document.querySelector('#shape').value") == "bf16 d128 full fwd 4k"
     assert browser.complaints() == []
 
@@ -613,7 +614,7 @@ def test_dtypes_are_not_ranked_together(browser: Browser, crowd: Path) -> None:
     browser.open(crowd, "opened")
     browser.click("th[data-field=tflops] button")
     dtypes, figures = column(browser, "dtype"), column(browser, "TFLOP/s")
-    assert dtypes == sorted(dtypes)  # bf16, then fp8, although its figures are the highest
+    assert dtypes == sorted(dtypes)  # bf16 before fp8, although fp8's figures are higher
     first = [float(text.rstrip("~")) for text, dtype in zip(figures, dtypes, strict=True) if dtype == "bf16" and text]
     assert first == sorted(first, reverse=True)
     assert browser.texts("#count")[0].endswith("each dtype by itself")
@@ -647,7 +648,7 @@ def test_pages_of_any_width_scroll_one_way_and_begin_with_the_answer(
 
 @pytest.fixture(scope="module")
 def gate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The page of a gate that fails."""
+    """Return the page of a gate that fails."""
     before = run([ok(case(s), "triton", 400, round=i) for s in LENGTHS for i in range(5)])
     after = run([ok(case(s), "triton", 350, round=i) for s in LENGTHS for i in range(5)])
     path = tmp_path_factory.mktemp("gate") / "gate.html"

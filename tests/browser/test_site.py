@@ -1,4 +1,4 @@
-"""A site in a real browser, opened from the disk: shared scripts run, narrow screens show what answers, links keep."""
+"""A site in a real browser, opened from the disk: shared scripts run, narrow screens show answers, links work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAVED = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a site of two machines."""
+    """Return the folder of a site of two machines."""
     made = tmp_path_factory.mktemp("site") / "site"
     files = [str(RESULTS / f"{name}.jsonl.gz") for name in NAMES]
     command = [sys.executable, "-m", "attnbench", "site", *files, "--out", str(made)]
@@ -86,7 +86,7 @@ def test_the_address_keeps_what_was_chosen(browser: Browser, folder: Path) -> No
 
 
 def test_rows_of_long_tables_are_found_and_saved(browser: Browser, folder: Path) -> None:
-    """A row that goes on with the row above is found with it."""
+    """A search in a long table finds a row together with the row above that it continues; it can be saved."""
     browser.load(folder / "work-prefill.html")
     browser.driver.execute_script(SAVED)
     every = browser.js("document.querySelectorAll('#table-prefill tbody tr').length")

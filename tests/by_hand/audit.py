@@ -1,4 +1,4 @@
-"""What an audit finds: each figure that a command printed beside the one computed here."""
+"""The record of an audit: each printed figure of a command beside its recomputed value."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-EXACT = 1e-9  # of JSON, which has every digit
-SEVEN_DIGITS = 1e-6  # of the data of a page
+EXACT = 1e-9  # for JSON, which has every digit
+SEVEN_DIGITS = 1e-6  # for the data of a page
 
 
 @dataclass
 class Audit:
-    """How often figures were compared, by their names, and which differ, each with where."""
+    """The counts of compared figures by name, and the places of the figures that differ."""
 
     compared: Counter[str] = field(default_factory=Counter)
     differing: list[str] = field(default_factory=list)
     failed: bool = False
 
     def same(self, where: str, name: str, printed: Any, computed: Any, tolerance: float = EXACT) -> None:
-        """Note whether a printed figure is the computed one; None stands for no figure."""
+        """Record whether a printed figure equals the computed one; None means no figure."""
         self.compared[name] += 1
         if isinstance(printed, bool | str) or isinstance(computed, bool | str) or None in (printed, computed):
             alike = printed == computed
@@ -34,7 +34,7 @@ class Audit:
             self.differing.append(f"{where}: {name}: printed {printed!r}, by hand {computed!r}")
 
     def report(self, what: str) -> None:
-        """Print how many figures of something agree and which do not, and begin anew."""
+        """Print the number of figures of `what` that agree, and those that differ, and reset the record."""
         print(f"{what}: {self.compared.total()} figures, {len(self.differing)} differ", flush=True)
         for line in self.differing:
             print(f"    {line}")
@@ -43,12 +43,12 @@ class Audit:
 
 
 def printed(*arguments: str | Path) -> Any:
-    """Return what a command of attnbench prints as JSON."""
+    """Return the JSON output of a command of attnbench."""
     return json.loads(run(*arguments, "-f", "json"))
 
 
 def run(*arguments: str | Path) -> str:
-    """Return what a command of attnbench prints. Exit code 1 says that nothing can be recommended; others raise."""
+    """Return the output of a command of attnbench. Exit code 1 (no recommendation) is allowed; others raise."""
     done = subprocess.run([sys.executable, "-m", "attnbench", *map(str, arguments)], capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr
     return done.stdout

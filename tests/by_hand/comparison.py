@@ -1,4 +1,4 @@
-"""What `attnbench compare` prints of machines with the backends that all of them have (docs/compare.md)."""
+"""Check the output of `attnbench compare` for machines, with the backends that all of them have (docs/compare.md)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check(audit: Audit, paths: Sequence[Path]) -> None:
 
 
 def _figures(found: Sequence[Machine], chosen: Sequence[Chosen], i: int, what: str) -> dict[str, float | None]:
-    """Return the figures of a machine, by the names that the JSON has for them. The first machine is the reference."""
+    """Return the figures of a machine by their names in the JSON. The first machine is the reference."""
     machine, keys = found[i], [*chosen[i].values()]
     decode = [key for key in keys if machine.cells[key].case.is_decode]
     computing = [key for key in keys if key not in decode]
@@ -65,7 +65,7 @@ def _share(machine: Machine, key: Key, what: str) -> float | None:
 def _check_cells(
     audit: Audit, where: str, found: Sequence[Machine], names: Sequence[str], rows: Sequence[dict[str, Any]]
 ) -> None:
-    """Compare each cell on each machine, and its ratio with the same backend on both."""
+    """Check each cell on each machine, and its ratio with the same backend on both machines."""
     shown = {(row["machine"], row["case"], row["backend"]): row for row in rows}
     every = {(name, *key) for machine in found for key in machine.cells for name in names}
     audit.same(where, "rows of cells", shown.keys() == every, True)
@@ -86,7 +86,7 @@ def _cell(found: Sequence[Machine], machine: Machine, key: Key) -> dict[str, Any
     if not cell or not one:
         return told
     told |= {"latency": machine.seconds("latency", key), "memory_peak": over_rounds(cell, memory_peak)}
-    if key[1] not in machine.approximate:  # those have no rate, as their work is not attention's
+    if key[1] not in machine.approximate:  # approximations have no rate, because their work is not attention's
         told |= {"tflops": machine.tflops(key), "gbps": machine.gbps(key)}
         told["utilization"] = _share(machine, key, "latency")
     if key in found[0].figures["latency"] and alike(found[0], machine, key):

@@ -1,4 +1,4 @@
-"""The latency of a cell, by which instrument, and how sure it is (docs/measuring.md)."""
+"""The latency of a cell, its instrument, and its uncertainty (docs/measuring.md)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .device import NORMAL, Spread, spread
 from .raw import Cell, Key, Record, RunFile, cells_of, middle, samples
 
 SHORT = 100e-6  # seconds by events, below which the launch gap matters
-NEGLIGIBLE = 0.8e-3  # from which it does not
+NEGLIGIBLE = 0.8e-3  # seconds from which the launch gap does not matter
 HARDLY_KNOWN = math.log(1.5)
 STEADY = 0.005  # half the interval of a time without pauses: its halves differ by less than 1 %
-MEDIAN = math.sqrt(math.pi / 2)  # by which a median of more than two rounds is less sure than their mean
+MEDIAN = math.sqrt(math.pi / 2)  # factor of the uncertainty of a median of more than two rounds over the mean's
 
 
 def timed_by_span(records: Iterable[Record]) -> set[Key]:
-    """Return the cells whose latency is the span of their kernels: one method for a case in all files."""
+    """Return the cells whose latency is the span of their kernels; a case has one method in all files."""
     cases: dict[str, dict[str, list[Record]]] = {}
     for record in records:
         if record["status"] == "ok" and record.get("timer") == "events" and middle(record, "time"):
@@ -37,26 +37,26 @@ def timed_by_span(records: Iterable[Record]) -> set[Key]:
 
 
 def calls(record: Record, spans: Collection[Key]) -> list[float]:
-    """Return the seconds of the calls of a record."""
+    """Return the seconds of a record's calls."""
     key = record["case"].key, record["backend"]
     return samples(record, "span" if key in spans and samples(record, "span") else "time")
 
 
 @dataclass(frozen=True)
 class Prior:
-    """A variance that all cells have in common, and the degrees of freedom that it counts."""
+    """A variance common to all cells, and its degrees of freedom."""
 
     variance: float
     freedom: float
 
 
 def table_prior(of: Spread) -> Prior:
-    """Return the prior of few cells: such that the interval of a single round is 1.96 standard deviations."""
+    """Return the prior for few cells, with which the interval of a single round is 1.96 standard deviations."""
     return Prior((NORMAL * of.processes / student(4)) ** 2, 4)
 
 
 def fitted_prior(rounds: Iterable[Sequence[float]], of: Spread) -> Prior:
-    """Return what the variances of cells between rounds have in common (Smyth 2004, section 6.2), from 20 cells on."""
+    """Return the prior of the variances between rounds, fitted from 20 cells on (Smyth 2004, section 6.2)."""
     every = [[*map(math.log, found)] for found in rounds if len(found) > 1]
     noisy = [logs for logs in every if statistics.variance(logs) > 1e-20]
     if len(noisy) < max(20, len(every) / 2):
@@ -88,9 +88,10 @@ def within(found: Sequence[float]) -> float | None:
 
 
 def two_speeds(ordered: Sequence[float]) -> float:
-    """Return the ratio of two speeds as a logarithm; 0 for less than ten samples, or of one speed.
+    """Return the logarithm of the ratio of two speeds; 0 for less than ten samples or a single speed.
 
-    A tenth is on either side of their gap, which is over 2 % and four times what half of either side deviates.
+    Each side of the gap has a tenth of the samples. The gap is over 2 % and over four times the median deviation of
+    either side.
     """
     n = len(ordered)
     if n < 10 or ordered[0] <= 0:
@@ -104,7 +105,7 @@ def two_speeds(ordered: Sequence[float]) -> float:
 
 
 def of_rounds(values: Sequence[float], prior: Prior) -> float:
-    """Return half the 95 % interval of the median over rounds, with the prior's help."""
+    """Return half the 95 % interval of the median over rounds, with the prior."""
     n, d = len(values), len(values) - 1
     variance = statistics.variance(map(math.log, values))
     joined = (prior.freedom * prior.variance + d * variance) / (prior.freedom + d)
@@ -113,11 +114,11 @@ def of_rounds(values: Sequence[float], prior: Prior) -> float:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a cell: its value in each round, and half its 95 % interval for other processes on the card."""
+    """A figure of a cell: its value by round, and half its 95 % interval for other processes on the card."""
 
     rounds: Mapping[int, float]
     half: float | None
-    alone: float | None  # of one round, the part that its own process shows
+    alone: float | None  # part of the uncertainty that a single process shows; for one round only
     by_memory: bool = False
     load: float = 1.0  # 0 up to 30 % of the datasheet's rate, 1 from 60 % on, linear between
 
@@ -126,7 +127,7 @@ class Figure:
         return statistics.median(self.rounds.values())
 
     def rate(self, amount: float) -> float:
-        """Return an amount over the figure: as every figure of several rounds the median over them."""
+        """Return an amount over the figure, the median over its rounds."""
         return statistics.median(amount / one for one in self.rounds.values())
 
     @property
@@ -135,7 +136,7 @@ class Figure:
 
 
 def figure(rounds: Mapping[int, float], alone: float | None, of: Spread, prior: Prior) -> Figure | None:
-    """Return a figure from its rounds; `alone` is what a single process says of its uncertainty."""
+    """Return a figure from its rounds; `alone` is a single process' part of the uncertainty."""
     if not rounds:
         return None
     if len(rounds) > 1:
@@ -144,12 +145,12 @@ def figure(rounds: Mapping[int, float], alone: float | None, of: Spread, prior: 
 
 
 def rounds_of(cell: Cell, spans: Collection[Key]) -> dict[int, list[float]]:
-    """Return round -> the seconds of its calls, of the measured rounds that have some."""
+    """Return round -> seconds of its calls, for measured rounds with calls."""
     return {n: found for n, record in cell.ok.items() if (found := calls(record, spans))}
 
 
 def common_prior(cells: Iterable[Cell], spans: Collection[Key], of: Spread) -> Prior:
-    """Return what the latencies of the cells of a run have in common between rounds."""
+    """Return the common prior of a run's latencies between rounds."""
     each = (rounds_of(cell, spans).values() for cell in cells)
     return fitted_prior([[*map(statistics.median, rounds)] for rounds in each], of)
 
@@ -167,7 +168,7 @@ def latency(cell: Cell, spans: Collection[Key], of: Spread, prior: Prior) -> Fig
 
 
 def traced_toll(record: Record) -> float:
-    """Return by how much tracing lengthened a call, beyond 2 % and 0.3 us, in which its span was read."""
+    """Return the time by which tracing lengthened the call of the span, beyond 2 % and 0.3 us."""
     traced, plain = middle(record, "span_events"), middle(record, "time")
     if not traced or not plain or record.get("host_bound"):
         return 0.0
@@ -181,9 +182,9 @@ def sustained(cell: Cell, of: Spread, prior: Prior) -> Figure | None:
 
 
 def fastest(rivals: Mapping[Any, tuple[float, float | None]]) -> list[Any]:
-    """Return the rival of the least time, then those that tie with it, from their times and uncertainties.
+    """Return the rival of the least time, then the rivals that tie with it, by times and uncertainties.
 
-    None where one that is hardly known may be faster than the best of those that are known well.
+    None where a rival of hardly known time may be faster than the best of the well-known ones.
     """
     known = {name: of for name, of in rivals.items() if of[1] is not None and of[1] < HARDLY_KNOWN}
     if not known:
@@ -198,7 +199,7 @@ def fastest(rivals: Mapping[Any, tuple[float, float | None]]) -> list[Any]:
 
 
 class Measured:
-    """A run file with what all its figures need."""
+    """A run file with the common data of its figures."""
 
     def __init__(self, file: RunFile) -> None:
         self.file, self.cells, self.spread = file, cells_of(file.records), spread(file)
@@ -209,5 +210,5 @@ class Measured:
         self.latency = {key: one for key, one in each.items() if one}
 
     def is_exact(self, key: Key) -> bool:
-        """Whether a cell is of a backend that computes attention itself; what does not is not ranked."""
+        """Return whether the backend of a cell computes exact attention; others are not ranked."""
         return key[1] not in self.approximate

@@ -1,4 +1,4 @@
-"""Which run files are one machine, which of their rounds count, and its figures (docs/compare.md)."""
+"""The machines of run files, their rounds that count, and their figures (docs/compare.md)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from .latency import Figure, Prior
 from .pool import Pool, Weights
 from .raw import Cell, Key, Record, RunFile, cells_of, middle, over_rounds, read, samples
 
-OWN_KERNELS = ("triton", "gluon")  # attnbench's, whose version holds its commit
+OWN_KERNELS = ("triton", "gluon")  # attnbench's own, whose version includes the commit
 
 
 def _never_idle(record: Record) -> bool:
-    """Whether a launch takes 3 % of a call or less."""
+    """Return whether a launch takes 3 % of a call or less."""
     launch = max(samples(record, "enqueue"), default=0.0)
     return 0 < launch <= 0.03 * (middle(record, "time") or 0.0)
 
 
 def machine_of(file: RunFile) -> tuple[Any, ...]:
-    """Return what is alike in the files of one machine: the model of device, its power limit, the way of timing."""
+    """Return the identity of a machine, equal in all its files: model of device, power limit, timing."""
     device, policy = file.device, file.head["policy"]
     told = (device["kind"], device["name"], device["memory"], device.get("threads"))
     limit = file.head["environment"].get("power_limit_w")
@@ -45,7 +45,7 @@ def version(file: RunFile, record: Record) -> tuple[int, str]:
 
 
 def versions_that_count(files: Iterable[RunFile]) -> dict[Key, tuple[int, str]]:
-    """Return of each cell with a figure or a wrong result the newest method, and its version that came last."""
+    """Return the newest method and the last version of each cell that has a figure or a wrong result."""
     found: dict[Key, tuple[int, str, tuple[int, str]]] = {}
     for file in files:
         for record in file.records if not file.head.get("search") else ():
@@ -57,13 +57,13 @@ def versions_that_count(files: Iterable[RunFile]) -> dict[Key, tuple[int, str]]:
 
 
 def pooled(files: Sequence[RunFile]) -> dict[Key, Cell]:
-    """Return the cells of the files of one machine. The rounds of a file follow those of the file before it."""
+    """Return the cells of the files of one machine, with rounds numbered on from file to file."""
     count = versions_that_count(files)
     found: dict[Key, Cell] = {}
     first = 0
     for file in files:
         after = first
-        like = (None,) if file.head.get("search") else None  # which has no figure, so it takes the place of none
+        like = (None,) if file.head.get("search") else None  # a search has no figures, so it replaces none
         kept = [
             r for r in file.records if count.get((r["case"].key, r["backend"])) in (like or (None, version(file, r)))
         ]
@@ -89,7 +89,7 @@ class Machine:
         for key, cell in self.cells.items():
             by_method[count[key][0] if key in count else 0].append(cell)
         self.figures: dict[str, dict[Key, Figure]] = {"latency": {}, "sustained": {}}
-        self.host_bound: set[tuple[str, Key]] = set()  # (what, cell) whose figure holds the host's time
+        self.host_bound: set[tuple[str, Key]] = set()  # (what, cell) whose figure includes the host's time
         for cells in by_method.values():
             prior = latency.common_prior(cells, self.spans, self.spread)
             for cell in cells:
@@ -109,7 +109,7 @@ class Machine:
         for name, one in found.items():
             if one:
                 one = self.figures[name][cell.key] = replace(one, by_memory=cell.case.is_decode)
-            told = cell.backend not in self.approximate and not cell.case.is_decode  # else the load is not known
+            told = cell.backend not in self.approximate and not cell.case.is_decode  # otherwise the load is not known
             if one and told and (most := peak(self.files[0], cell.case.dtype)):
                 share = one.rate(work.flops(cell.case) / cell.case.ranks / most)
                 self.figures[name][cell.key] = replace(one, load=min(1.0, max(0.0, (share - 0.3) / 0.3)))
@@ -119,7 +119,7 @@ class Machine:
         self.host_bound |= {(name, cell.key) for name in found if flagged or (waits and name != "latency")}
 
     def of_pairs(self, what: str, weights: Weights) -> Any:
-        """Return the weights of the pairs of (cell, card) in a sum of cells, which tell of cards beside it."""
+        """Return the weights of the pairs of (cell, card) in a sum of cells."""
         pool = self.pools[what]
         if pool.predicting is None:
             telling = [k for k in pool.figures if self.cells[k].case.ranks == 1 and not self.decides_nothing(what, k)]
@@ -133,11 +133,11 @@ class Machine:
         return self.known[what, key]
 
     def decides_nothing(self, what: str, key: Key) -> bool:
-        """Whether a figure is hardly known, or holds the time in which the device waited for the host."""
+        """Return whether a figure is hardly known, or includes time in which the device waited for the host."""
         return self.figures[what][key].is_hardly_known or (what, key) in self.host_bound
 
     def fastest(self, what: str, among: Collection[Key]) -> dict[str, Key]:
-        """Return case -> the cell of the least time; none where that decides nothing."""
+        """Return case -> cell of the least time, without cases whose fastest figure decides nothing."""
         best: dict[str, Key] = {}
         for key in self.figures[what]:
             if key in among and key[1] not in self.approximate:
@@ -145,7 +145,7 @@ class Machine:
         return {case: key for case, key in best.items() if not self.decides_nothing(what, key)}
 
     def kernels(self, key: Key) -> set[str]:
-        """Return what the names of a cell's kernels begin with, up to their pass, first number or template argument."""
+        """Return the beginnings of the names of a cell's kernels, up to the pass, a number or a template argument."""
         found = set()
         for name in {name for record in self.cells[key].ok.values() for name in record.get("kernels", {})}:
             if not re.match(r"Memcpy|Memset|at::native::\w*elementwise_kernel<", name):
@@ -154,7 +154,7 @@ class Machine:
         return found
 
     def tflops(self, key: Key, what: str = "latency") -> float:
-        """Return TFLOP/s, with several ranks of each."""
+        """Return TFLOP/s, with several ranks per device."""
         case = self.cells[key].case
         return work.flops(case) / case.ranks / self.seconds(what, key) / 1e12
 
@@ -164,9 +164,9 @@ class Machine:
 
 
 def shared_cells(found: Sequence[Machine], what: str = "latency") -> set[Key]:
-    """Return the cells with a figure on all machines that ran them by like kernels.
+    """Return the cells with a figure on all machines and with like kernels.
 
-    Of machines of unlike models those of one version alone, if they are of half of the cases or more.
+    For unlike models these are the cells of one version only, if they cover half of the cases or more.
     """
     common = set.intersection(*({*machine.figures[what]} for machine in found))
     kernels_alike = {key for key in common if all(alike(a, b, key) for a in found for b in found)}
@@ -179,7 +179,7 @@ def shared_cells(found: Sequence[Machine], what: str = "latency") -> set[Key]:
 
 
 def alike(first: Machine, second: Machine, key: Key) -> bool:
-    """Whether a cell has a kernel in common on GPUs of one compute capability, or that is not known."""
+    """Return whether a cell has a common kernel on GPUs of one compute capability, or this is not known."""
     ours, theirs = (machine.files[0].device for machine in (first, second))
     if ours["kind"] != "cuda" or theirs["kind"] != "cuda" or ours.get("capability") != theirs.get("capability"):
         return True
@@ -188,7 +188,7 @@ def alike(first: Machine, second: Machine, key: Key) -> bool:
 
 
 def machines(paths: Iterable[Path]) -> list[Machine]:
-    """Return the machines of run files; where all are of one model, each file is one."""
+    """Return the machines of run files; where all have one model, each file is a machine."""
     files = [read(path) for path in paths]
     groups: dict[tuple[Any, ...], list[RunFile]] = {}
     for file in files:

@@ -26,10 +26,10 @@ Row = dict[str, Any]
 
 
 class Page(Measured):
-    """A run file, with what the rows of its page share."""
+    """A run file with the common data of its page's rows."""
 
     def median_of_all(self, name: str, dtype: str | None = None) -> float | None:
-        """Return the median of a measurement over all records of the run, or those of a dtype."""
+        """Return the median of a measurement over all records of the run, or over the records of a dtype."""
         records = (r for r in self.file.records if dtype in (None, r["case"].dtype))
         found = [value for record in records for value in samples(record, name)]
         return statistics.median(found) if found else None
@@ -39,9 +39,9 @@ class Page(Measured):
 
 
 def check(audit: Audit, path: Path, text: str = "") -> None:
-    """Compare all rows of the page of a run file, and which are the best of their shape.
+    """Check all rows of the page of a run file, and the marks of the best of each shape.
 
-    `text` is the page; without it that of `attnbench report`.
+    `text` is the page; the default is the page of `attnbench report`.
     """
     page, fields = Page(read(path)), embedded(text or report_page(path), path.name)
     rows = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
@@ -62,11 +62,11 @@ def check(audit: Audit, path: Path, text: str = "") -> None:
 
 
 def _cells_of_rows(page: Page, rows: list[Row]) -> Iterator[tuple[Row, Cell]]:
-    """Yield each row with its cell: of those with the row's sizes, in the order of their latencies."""
-    tried = {cell.backend for cell in page.cells.values() if cell.status != "skipped"}  # others have no row
+    """Yield each row with its cell, matched by sizes and by the order of latencies."""
+    tried = {cell.backend for cell in page.cells.values() if cell.status != "skipped"}  # skipped cells have no row
     found: dict[Any, tuple[list[Row], list[Cell]]] = defaultdict(lambda: ([], []))
     for row in rows:
-        name = row["backend"].partition(" ")[0]  # without its version
+        name = row["backend"].partition(" ")[0]  # without the version
         found[(name, *(row[of] for of in ("dtype", "pass", "seqlen", "batch", "status")))][0].append(row)
     for cell in (cell for cell in page.cells.values() if cell.backend in tried):
         case = cell.case
@@ -96,14 +96,14 @@ def embedded(text: str, name: str) -> dict[str, list[Any]]:
 
 
 def figures(page: Page, cell: Cell) -> Row:
-    """Return the figures of a row, by the names that the page has for them."""
+    """Return the figures of a row by their names on the page."""
     case, known, exact = cell.case, page.latency.get(cell.key), page.is_exact(cell.key)
     seconds, half = (known.value, known.half) if known else (None, None)
     top, at_top = peak(page.file, case.dtype), clock_of_peak(case.dtype)
     rate = None if not exact else "gbps" if case.is_decode else "tflops"
     flops, moved = work.flops(case) / case.ranks, work.ideal_bytes(case) / case.ranks
     tflops, gbps = (known.rate(flops / 1e12), known.rate(moved / 1e9)) if known else (None, None)
-    at_clock = None  # of the peak at the clock held
+    at_clock = None  # share of the peak at the clock held
     if known and top and rate == "tflops":
         each = ((t, _clock(cell.ok[n])) for n, t in known.rounds.items())
         at_clock = statistics.median(flops / t / (top * clock / at_top) for t, clock in each if clock)
@@ -170,7 +170,7 @@ def _clock(record: Record) -> float | None:
 
 
 def _error(record: Record) -> float | None:
-    """Return the largest error of a result over what is allowed."""
+    """Return the largest error of a result over its tolerance."""
     errors = (record.get("accuracy") or {}).get("errors", {}).values()
     shares = [float(e["max_error"]) / e["tolerance"] if e["tolerance"] else 0.0 for e in errors]
     return max(shares, default=None)
@@ -182,6 +182,6 @@ def _per_watt(record: Record, flops: float) -> float | None:
 
 
 def _relative(page: Page, cell: Cell) -> list[float]:
-    """Return all samples over the median of their round, less 1."""
+    """Return all samples over the median of their round, minus 1."""
     rounds = latency.rounds_of(cell, page.spans).values()
     return [seconds / statistics.median(found) - 1 for found in rounds for seconds in found]

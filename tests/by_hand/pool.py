@@ -1,7 +1,7 @@
-"""The value of a cell from all cards of a machine, and how sure sums of cells are (docs/dev/compare.md).
+"""The value of a cell from all cards of a machine, and the uncertainty of sums of cells (docs/dev/compare.md).
 
-With whole matrices: the effects of cards by the best linear unbiased prediction, from the covariances of all pairs of
-(cell, card). The variances are the table's, as they are where fewer than ten cards measured cells in common.
+It uses whole matrices: the best linear unbiased prediction of the effects of cards, from the covariances of all pairs
+of (cell, card). The variances are the table's, which hold where fewer than ten cards measured common cells.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .latency import Figure
 from .raw import Key
 
 Weights = Mapping[Key, float]
-STEADIEST = 1e-4  # standard deviation of processes, at least
+STEADIEST = 1e-4  # least standard deviation of processes
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Pair:
     card: Any
     logs: Mapping[int, float]  # round -> logarithm
     load: float
-    by_memory: bool  # decode, of which a card's load in other work tells nothing
+    by_memory: bool  # decode: a card's effect under load does not apply
 
     @property
     def loads(self) -> tuple[float, float, float]:
@@ -38,13 +38,13 @@ class Pair:
 
     @property
     def noise(self) -> float:
-        """The variance of the median over rounds, over that of one."""
+        """The variance of the median over rounds, over the variance of one round."""
         n = len(self.logs)
         return (math.pi / 2 if n > 2 else 1.0) / n
 
 
 class Pool:
-    """All pairs of one machine, by what was measured: in bursts or without pauses."""
+    """All pairs of (cell, card) of one machine, measured in bursts or without pauses."""
 
     def __init__(self, figures: Mapping[Key, Figure], cards: Mapping[Key, Mapping[int, Any]], spread: Spread) -> None:
         self.spread, self.pairs = spread, list[Pair]()
@@ -54,7 +54,7 @@ class Pool:
                 of_card[cards[key][number]][number] = math.log(seconds)
             self.pairs += [Pair(key, card, logs, figure.load, figure.by_memory) for card, logs in of_card.items()]
         self.figures = figures
-        self.own = np.array([self.own_part(pair.load) for pair in self.pairs])  # of a card in one cell
+        self.own = np.array([self.own_part(pair.load) for pair in self.pairs])  # variance of a card in one cell
         self.variance = self.own**2 + [pair.noise * max(spread.processes, STEADIEST) ** 2 for pair in self.pairs]
         self.precision: dict[Key, float] = defaultdict(float)
         for pair, variance in zip(self.pairs, self.variance, strict=True):
@@ -71,7 +71,7 @@ class Pool:
         return self.spread.cell * (1 - load) + self.spread.loaded_cell * load
 
     def prediction(self, telling: Collection[Key]) -> np.ndarray[Any, Any]:
-        """Return effects x pairs: what gives the effects of cards when multiplied with the logarithms."""
+        """Return the matrix (effects, pairs) that gives the effects of cards from the logarithms."""
         told = [i for i, pair in enumerate(self.pairs) if pair.key in telling]
         found = np.zeros((len(self.deviations), len(self.pairs)))
         if not told:
@@ -96,7 +96,7 @@ class Pool:
         return float(by @ self.logs)
 
     def of_rounds(self, weights: Weights, by: np.ndarray[Any, Any]) -> float:
-        """Return t(d) times the root of the sum of e_r^2, where e_r is by how much round r, a process, moves a sum."""
+        """Return t(d) sqrt(sum of e_r^2), where e_r is the change of a sum by round r, a process."""
         moves: dict[Any, dict[int, float]] = defaultdict(lambda: defaultdict(float))
         asked: dict[Any, set[int]] = defaultdict(set)
         for pair, weight in zip(self.pairs, by, strict=True):
@@ -116,7 +116,7 @@ class Pool:
         return latency.student(freedom) * math.sqrt(total)
 
     def of_processes(self, by: np.ndarray[Any, Any]) -> float:
-        """Return 1.96 p sqrt(sum of v^2): v is what a backend's cells of a round alone on its card have of a sum."""
+        """Return 1.96 p sqrt(sum of v^2), where v is the weight of a backend's cells with a single round on a card."""
         shares: dict[tuple[int, str], float] = defaultdict(float)
         for pair, weight in zip(self.pairs, by, strict=True):
             if len(pair.logs) == 1:
@@ -124,14 +124,14 @@ class Pool:
         return NORMAL * self.spread.processes * math.hypot(*shares.values())
 
     def of_samples(self, weights: Weights) -> float:
-        """Return what the samples of cells with a single round leave open."""
+        """Return the part of the uncertainty from the samples of cells with a single round."""
         alone = ((w, self.figures[k]) for k, w in weights.items())
         return math.hypot(
             *(math.inf if one.alone is None else w * one.alone for w, one in alone if len(one.rounds) == 1)
         )
 
     def of_cards(self, by: np.ndarray[Any, Any]) -> dict[Any, float]:
-        """Return by how much cards move a sum, in parts that are independent, each times its standard deviation."""
+        """Return the independent effects of cards on a sum, each times its standard deviation."""
         shared = (by @ self.effects) * self.deviations
         names = [(name, kind) for name in self.names for kind in ("any work", "load", "memory")]
         own = {(pair.card, pair.key): w * part for pair, w, part in zip(self.pairs, by, self.own, strict=True)}

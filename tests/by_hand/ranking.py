@@ -1,4 +1,4 @@
-"""What `attnbench recommend` says of a run file: ranking, ties, what to use and its gain (docs/recommend.md)."""
+"""Check `attnbench recommend` on a run file: ranking, ties, the recommendation and its gain (docs/recommend.md)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .audit import Audit, printed
 from .latency import Measured, fastest
 from .raw import Case, Cell, Key, memory_peak, over_rounds, read
 
-DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default; where the first was not measured, the next that was
+DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default: the first of these that was measured
 TRAINING = "fwd + bwd"
 
 Way = tuple[Key, ...]  # the cells by which one backend computes a problem
 
 
 def check(audit: Audit, path: Path) -> None:
-    """Compare all that `recommend` says of a run file."""
+    """Check all output of `recommend` on a run file."""
     run = Measured(read(path))
     right = {key for key in run.latency if run.is_exact(key)}
     rows = {(row["case"], row["step"]): row for row in printed("recommend", path)["recommendations"]}
@@ -33,7 +33,7 @@ def check(audit: Audit, path: Path) -> None:
 
 
 def _problems(cells: dict[Key, Cell]) -> dict[tuple[str, str], list[Way]]:
-    """Return (case, step) -> the ways to compute it. A backward with its forward is a training step."""
+    """Return (case, step) -> ways to compute it. A backward with its forward is a training step."""
     found: dict[tuple[str, str], list[Way]] = {}
     cases = {cell.case.key for cell in cells.values()}
     for (case, backend), cell in cells.items():
@@ -52,9 +52,9 @@ def _forward(case: Case) -> str:
 
 
 def _answer_both_passes_once(run: Measured, problems: dict[tuple[str, str], dict[str, Way]]) -> None:
-    """Remove, where both passes of a case were timed as one and apart, what does not answer.
+    """Keep one answer for a case whose passes were timed together and apart.
 
-    A sum is not believed that is below the time as one by more than both uncertainties.
+    A sum that is below the time together by more than both uncertainties is dropped.
     """
     forwards = {cell.case.key: _forward(cell.case) for cell in run.cells.values()}
     for case, step in [*problems]:
@@ -80,14 +80,14 @@ def _latency(run: Measured, way: Way) -> tuple[float, float | None]:
 
 
 def _sum(parts: list[tuple[float, float | None]]) -> tuple[float, float | None]:
-    """Return a sum of latencies with its uncertainty, as if the errors of its parts added up."""
+    """Return a sum of latencies, with an uncertainty that is the sum of its parts'."""
     total = sum(seconds for seconds, _ in parts)
     halves = [seconds * half for seconds, half in parts if half is not None]
     return total, sum(halves) / total if len(halves) == len(parts) else None
 
 
 def _check_row(audit: Audit, where: str, row: dict[str, Any], run: Measured, ways: dict[str, Way]) -> None:
-    """Compare a row with the ways to compute its problem, by their backends, all of them right."""
+    """Check a row against the ways to compute its problem, by backend, which are all right."""
     found = {name: _latency(run, way) for name, way in ways.items()}
     ranked = sorted(found, key=lambda name: found[name][0])
     default = next((name for name in DEFAULTS if name in found), None)
@@ -114,7 +114,7 @@ def _check_row(audit: Audit, where: str, row: dict[str, Any], run: Measured, way
         memory = max((peak for peak in peaks if peak is not None), default=None)
         amount, unit = (work.ideal_bytes, 1e9) if own[0].case.is_decode else (work.flops, 1e12)
         each = ((run.latency[cell.key], amount(cell.case) / cell.case.ranks / unit) for cell in own)
-        rate = sum(one.rate(part) * one.value for one, part in each) / seconds  # over all of its time
+        rate = sum(one.rate(part) * one.value for one, part in each) / seconds  # the mean rate over the whole time
         tflops, gbps = (None, rate) if own[0].case.is_decode else (rate, None)
     for name, value in (("tflops", tflops), ("gbps", gbps), ("memory_peak", memory)):
         audit.same(where, name, row[name], value)

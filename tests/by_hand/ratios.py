@@ -1,4 +1,4 @@
-"""How many times as fast one machine is as another, and how sure that is (docs/dev/compare.md).
+"""The ratio of the speeds of two machines, and its uncertainty (docs/dev/compare.md).
 
 A ratio of speeds is exp(L_A - L_B), with L = sum of w log t over the cells that count.
 """
@@ -27,7 +27,7 @@ def equal(keys: Collection[Key]) -> Weights:
 
 
 def speed_ratio(home: Machine, ours: Weights, other: Machine, theirs: Weights, what: str) -> Ratio:
-    """Return how many times as fast `other` is as `home`."""
+    """Return the speed of `other` over the speed of `home`."""
     if home is other:
         return Ratio(1.0, 1.0, 1.0)
     logs, halves = [], []
@@ -46,7 +46,7 @@ def speed_ratio(home: Machine, ours: Weights, other: Machine, theirs: Weights, w
 
 
 def _of_rounds_and_processes(machine: Machine, what: str, weights: Weights, by: Any) -> float:
-    """Return what other processes would find. A cell that one card alone tells of has the uncertainty of a report."""
+    """Return the uncertainty for other processes. A cell from a single card has the uncertainty of a report."""
     pool = machine.pools[what]
     told = [pair for pair, weight in zip(pool.pairs, by, strict=True) if abs(weight) > 1e-9]
     if len(weights) == len(told) == 1 and len(told[0].logs) > 1:

@@ -14,7 +14,7 @@ from typing import Any
 Record = dict[str, Any]  # a line of a run file
 Key = tuple[str, str]  # the key of a case, and a backend
 
-# Fields of a case that are left out of a line where they have this value.
+# Default values of a case's fields, which a line leaves out.
 DEFAULTS: dict[str, Any] = {
     "causal": False,
     "window_size": (None, None),
@@ -34,7 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "ranks": 1,
     "step": "",
 }
-# Where rounds ended differently, a wrong result outweighs a figure, and that what was not tried.
+# Where rounds ended differently, a wrong result counts before a figure, and a figure before an untried job.
 HEAVIEST_FIRST = ("wrong", "wrong-kernel", "ok", "failed", "timeout", "oom", "skipped")
 
 
@@ -63,7 +63,7 @@ class Case:
 
     @property
     def mean_lengths(self) -> tuple[int, int]:
-        """Tokens of a sequence, of queries and of keys; of a ragged batch the mean, rounded down."""
+        """Mean tokens of a sequence, (queries, keys), rounded down."""
         return (
             sum(number * q for number, q, _ in self.sequences) // self.batch,
             sum(number * k for number, _, k in self.sequences) // self.batch,
@@ -71,7 +71,7 @@ class Case:
 
     @property
     def is_decode(self) -> bool:
-        """A forward of at most 16 queries a sequence, on more keys (docs/paged.md)."""
+        """Whether the case is a forward of at most 16 queries a sequence, on more keys (docs/paged.md)."""
         queries, keys = self.mean_lengths
         return bool(self.direction == "fwd" and queries <= 16 < keys)
 
@@ -145,7 +145,7 @@ def cells_of(records: Iterable[Record], first_round: int = 0) -> dict[Key, Cell]
 
 
 def samples(record: Record, name: str) -> list[float]:
-    """Return the samples of a measurement; empty where it was not taken."""
+    """Return the samples of a measurement; empty without one."""
     found = record.get("measurements", {}).get(name, {})
     if "runs" in found:
         return [value for value, times in found["runs"] for _ in range(times)]
@@ -153,7 +153,7 @@ def samples(record: Record, name: str) -> list[float]:
 
 
 def middle(record: Record, name: str) -> float | None:
-    """Return the median of a measurement; None where it was not taken."""
+    """Return the median of a measurement; None without one."""
     found = samples(record, name)
     return statistics.median(found) if found else None
 
@@ -163,7 +163,7 @@ def memory_peak(record: Record) -> float | None:
 
 
 def over_rounds(cell: Cell, value: Any) -> float | None:
-    """Return the median over the measured rounds of a function of a record; None unless the cell is ok and has one."""
+    """Return the median of value(record) over the measured rounds; None unless the cell is ok and has a value."""
     if cell.status != "ok":
         return None
     found = [one for record in cell.ok.values() if (one := value(record)) is not None]

@@ -38,7 +38,7 @@ def table(text: str, name: str) -> list[list[str]]:
 
 
 def word(label: str) -> str:
-    """Return a label as it is in addresses."""
+    """Return a label in the form of addresses."""
     return re.sub(r"[^a-z0-9.]+", "-", label.lower())
 
 
@@ -63,7 +63,7 @@ def share(fraction: float | None) -> str:
 
 
 def check(audit: Audit, folder: Path, paths: Sequence[Path], pages: dict[str, str]) -> None:
-    """Compare the pages by GPU and by backend, and the chart of the index; `pages`: label of a machine -> its page."""
+    """Check the pages by GPU and by backend, and the chart of the index; `pages` maps machine labels to pages."""
     found = dict(zip(pages, machines(paths), strict=True))
     for label, name in pages.items():
         text = (folder / name).read_text()
@@ -79,7 +79,7 @@ def check(audit: Audit, folder: Path, paths: Sequence[Path], pages: dict[str, st
 
 
 def check_run(audit: Audit, folder: Path, path: Path, name: str) -> None:
-    """Compare the rows of the page of a run file."""
+    """Check the rows of the page of a run file."""
     page.check(audit, path, (folder / name).read_text())
 
 
@@ -88,7 +88,7 @@ def _rate(machine: Machine, key: Key, work: str) -> float:
 
 
 def _rivals(machine: Machine, work: str) -> dict[str, list[Key]]:
-    """Return case -> the cells that compute it, of a kind of work."""
+    """Return case -> cells that compute it, for a kind of work."""
     found: dict[str, list[Key]] = {}
     for key in machine.figures["latency"]:
         if key[1] not in machine.approximate and work_of(machine.cells[key].case) == work:
@@ -97,7 +97,7 @@ def _rivals(machine: Machine, work: str) -> dict[str, list[Key]]:
 
 
 def _winners(machine: Machine, keys: Iterable[Key]) -> list[Key]:
-    """Return the fastest cell and those that tie with it; none where what reads fastest decides nothing."""
+    """Return the fastest cell and the cells that tie with it; none where the fastest figure decides nothing."""
     of = machine.figures["latency"]
     found = latency.fastest({key: (of[key].value, of[key].half) for key in keys})
     first = min(keys, key=lambda key: of[key].value)
@@ -143,7 +143,7 @@ def _check_backend(audit: Audit, where: str, rows: list[list[str]], machine: Mac
 
 
 def _check_pair(audit: Audit, text: str, found: dict[str, Machine]) -> None:
-    """Compare the chart of two machines; the first is the reference."""
+    """Check the chart of two machines, of which the first is the reference."""
     (home_label, home), (label, other) = found.items()
     name = f"speed-{word(label)}-against-{word(home_label)}"
     shown = {row[0]: row for row in table(text, name) if row[1] == "same backend"}

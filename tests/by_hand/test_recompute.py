@@ -1,4 +1,4 @@
-"""What attnbench prints of some run files, recomputed without it: recompute.py alone does it for more."""
+"""The output of attnbench on some run files, recomputed without attnbench; recompute.py has more files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A site of a few run files: its figures recomputed from raw lines, its links, and the folder that it is written to."""
+"""A site of a few run files: figures recomputed from raw lines, links, and the output folder."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from by_hand import audit, recompute, site
 
-NAMES = (  # two machines, of which one has two cards; then what is no time of a call
+NAMES = (  # two machines, one with two cards; then runs without times of calls
     "20261123-141253-default-nvidia-h200",
     "20261123-140542-default-nvidia-h100",
     "20261125-223921-paged-decode-nvidia-h100",
@@ -25,7 +25,7 @@ ADDRESS = re.compile(r'(?:href|src)="([^"]*)"')
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a site."""
+    """Return the folder of a site."""
     folder = tmp_path_factory.mktemp("made") / "site"
     audit.run("site", *map(recompute.path_of, NAMES), "--out", folder)
     return folder
@@ -50,7 +50,7 @@ def test_every_link_leads_to_a_page_of_the_site(made: Path) -> None:
     for name, text in pages.items():
         for address in map(unescape, ADDRESS.findall(text)):
             to, _, part = address.partition("#")
-            if address == "data:,":  # an icon without a picture
+            if address == "data:,":  # an empty icon
                 continue
             assert not to or (made / to).is_file(), f"{name}: {address}"
             assert not part or f'id="{part}"' in pages[to or name], f"{name}: {address}"
@@ -60,7 +60,7 @@ def test_every_link_leads_to_a_page_of_the_site(made: Path) -> None:
 
 
 def test_links_to_published_run_files_and_unlike_names(tmp_path: Path) -> None:
-    names = ("a.jsonl", "A!.jsonl")  # alike as parts of an address
+    names = ("a.jsonl", "A!.jsonl")  # equal as parts of an address
     lines = gzip.decompress(recompute.path_of(NAMES[2]).read_bytes())
     for name in names:
         (tmp_path / name).write_bytes(lines.replace(b"2026-11-25", b"2026-11-26") if "!" in name else lines)

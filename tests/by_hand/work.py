@@ -1,7 +1,7 @@
 """FLOPs and bytes of a case, counted over the rows of its scores (docs/paged.md).
 
-Query i of a sequence stands at key i + seqlen_k - seqlen_q. It sees the keys from `left` before to `right` after that,
-none after it if causal. Masks by name and steps of whole models are counted in tests/core.
+Query i of a sequence stands at key i + seqlen_k - seqlen_q. It sees the keys from `left` before to `right` after this
+key, none after it if causal. tests/core counts masks by name and steps of whole models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 
 
 def pairs(case: Case) -> int:
-    """Return the pairs of a query and a key that the mask leaves, of one head over the whole batch."""
+    """Return the number of visible pairs of query and key, for one head over the whole batch."""
     assert case.mask == case.step == "", "no definition here"
     return sum(number * seen(case, q, k)[0] for number, q, k in case.sequences)
 
@@ -26,7 +26,7 @@ def passes(case: Case) -> int:
 
 
 def flops(case: Case) -> float:
-    """Return the FLOPs of a call: q k and p v forward; q k, dout v, dq, dk and dv backward. 2 for each product."""
+    """Return the FLOPs of a call, 2 a product: q k and p v forward; q k, dout v, dq, dk and dv backward."""
     d, dv = case.headdim, case.headdim_v
     forward, backward = 2 * (d + dv), 2 * (3 * d + 2 * dv)
     each = {"fwd": forward, "bwd": backward, "fwd_bwd": forward + backward}[case.direction]
@@ -34,7 +34,7 @@ def flops(case: Case) -> float:
 
 
 def ideal_bytes(case: Case) -> int:
-    """Return the least bytes of a call: each operand that some query sees or is seen by once in each pass."""
+    """Return the least bytes of a call: in each pass once every operand that a visible pair needs."""
     of_q = of_k = rows_q = rows_k = 0
     for number, q, k in case.sequences:
         _, queries, keys = seen(case, q, k)
@@ -46,7 +46,7 @@ def ideal_bytes(case: Case) -> int:
     found = passes(case) * (of_q * d * size + of_k * (d if case.latent else d + dv) * of_cache)
     if case.direction != "bwd":
         found += rows_q * dv * of_result  # out
-    if case.append:  # keys and values of the queries are written
+    if case.append:  # writes of the queries' keys and values
         found += sum(number * q for number, q, _ in case.sequences) * case.nheads_k * (d + dv) * of_result
     if case.direction != "fwd":
         found += of_q * dv * (size + of_result)  # dout and out
@@ -55,7 +55,7 @@ def ideal_bytes(case: Case) -> int:
 
 
 def seen(case: Case, seqlen_q: int, seqlen_k: int) -> tuple[int, int, int]:
-    """Return of one sequence the pairs, the queries that see a key, and the keys that a query sees."""
+    """Return the visible pairs of one sequence, its queries that see a key, and its keys that a query sees."""
     left, right = case.window_size
     return _seen(seqlen_q, seqlen_k, left, 0 if case.causal else right)
 

@@ -1,4 +1,4 @@
-"""An interpreter for scripts that starts in no time: what it runs of attnbench is a fork of the tests' process."""
+"""An interpreter for scripts that starts at once: it runs attnbench in a fork of the tests' process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import in_process
 
-# Asks for a fork with its own arguments, folder, environment and streams
+# Requests a fork with its own arguments, folder, environment and streams
 PYTHON = """#!{python} -IS
 import json, os, socket, sys
 with socket.socket(socket.AF_UNIX) as asked:
@@ -30,9 +30,9 @@ with socket.socket(socket.AF_UNIX) as asked:
 
 @contextlib.contextmanager
 def python() -> Iterator[str]:
-    """Give the path of a program that scripts can call as an interpreter that has attnbench, and that runs it here.
+    """Yield the path of a program that scripts call as an interpreter with attnbench, and that runs it here.
 
-    Whatever it is called with is a command line of attnbench after that name, or else a success.
+    A call with the name attnbench runs the command line after it; any other call succeeds.
     """
     with tempfile.TemporaryDirectory() as folder:
         program, address = Path(folder, "python"), str(Path(folder, "address"))
@@ -54,13 +54,13 @@ class _Asked(socketserver.StreamRequestHandler):
 def _run(args: Sequence[str], folder: str, env: Mapping[str, str], *streams: str) -> int:
     """Run a command line in a fork, with files as stdout and stderr; return its exit code."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12: that there are threads
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads
         pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     code = 1
     try:
-        gc.freeze()  # a collection that looked at the modules would copy their pages
+        gc.freeze()  # a collection over the modules would copy their pages
         opened = [os.open(path, os.O_WRONLY | os.O_APPEND) for path in streams]
         code = in_process.run_with(args, Path(folder), env, [os.open(os.devnull, os.O_RDONLY), *opened])
     except BaseException:

@@ -1,9 +1,8 @@
-"""A command in the process of the tests: no interpreter starts and no module is imported again.
+"""Run a command in the process of the tests, without a new interpreter and without new imports.
 
-The command finds what it would find in a new process: its arguments, working directory, environment, warnings and
-streams, which are files. What it changes of this process is as before when it has ended. The workers of the simulated
-backend are objects of this process, unless they are told to crash or to hang; all others are forks of this process
-(forked_worker.py).
+The command has the environment of a new process: arguments, working directory, variables, warnings and streams, which
+are files. Its changes of this process are undone at its end. The workers of the simulated backend are objects of this
+process, unless they shall crash or hang; all others are forks of this process (forked_worker.py).
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from attnbench.backends import BACKENDS
 from attnbench.core.captured_stderr import captured_stderr
 from attnbench.run import device_probe, process, workers
 
-ENDS = re.compile("(crash|hang)@")  # in ATTNBENCH_FAKE: what ends a process
+ENDS = re.compile("(crash|hang)@")  # faults in ATTNBENCH_FAKE that end a process
 for name in ("attnbench.worker.measure_cell", "torch.fx.experimental.symbolic_shapes"):
-    importlib.import_module(name)  # else each fork that measures on a CPU does
+    importlib.import_module(name)  # otherwise each fork that measures on a CPU imports it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 
 def run(args: Sequence[str], folder: Path, env: Mapping[str, str], into: str | None = None) -> tuple[int, str, str]:
-    """Run a command line to its end; return its exit code and what it wrote to stdout and stderr.
+    """Run a command line to its end; return its exit code, stdout and stderr.
 
-    What it writes to stdout goes to the file `into`, if one is given.
+    stdout goes to the file `into`, if one is given.
     """
     with contextlib.ExitStack() as files:
         nothing = files.enter_context(open(os.devnull))
@@ -57,7 +56,7 @@ def run_with(args: Sequence[str], folder: Path, env: Mapping[str, str], descript
         mock.patch.dict(os.environ, env, clear=True),
         mock.patch.object(sys, "argv", ["attnbench", *args]),
         mock.patch.object(os, "_exit", _exit(os.getpid())),
-        mock.patch.object(process, "if_killed", return_value=None),  # a shell that waits for the end of this process
+        mock.patch.object(process, "if_killed", return_value=None),  # a shell that waits for this process
         mock.patch.object(workers, "WorkerProcess", Worker),
         mock.patch.object(device_probe, "WorkerProcess", Worker),
         forked_worker.workers(),
@@ -71,7 +70,7 @@ def run_with(args: Sequence[str], folder: Path, env: Mapping[str, str], descript
 
 
 class Simulated(worker_here.Here):
-    """A worker of this process whose stderr is its own."""
+    """A simulated worker in this process with its own stderr."""
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         with captured_stderr() as self._said:
@@ -82,7 +81,7 @@ class Simulated(worker_here.Here):
 
 
 class Worker:
-    """A worker that its first request makes one of this process or a fork."""
+    """A worker that becomes an object of this process or a fork at its first request."""
 
     def __init__(self, *given: Any) -> None:
         self._given, self.on_question = given, None
@@ -109,11 +108,11 @@ class Worker:
 
 @contextlib.contextmanager
 def _state_of_the_process() -> Iterator[None]:
-    """Restore after the block the working directory, signals, warnings, modules and where they are looked for."""
+    """Return a context that restores the working directory, signals, warnings, modules and sys.path at its end."""
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     folder, path, modules = os.open(".", os.O_RDONLY), [*sys.path], dict(sys.modules)
     with warnings.catch_warnings():
-        warnings.resetwarnings()  # pytest makes errors of them
+        warnings.resetwarnings()  # pytest turns warnings into errors
         for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
             warnings.simplefilter("ignore", kind)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -130,7 +129,7 @@ def _state_of_the_process() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _streams(descriptors: Sequence[int], encoding: str | None) -> Iterator[None]:
-    """In the block the standard streams and descriptors 0 to 2 are these, with an encoding or the usual one."""
+    """Return a context in which the standard streams and descriptors 0 to 2 are `descriptors`, in an encoding."""
     streams, kept = (sys.stdin, sys.stdout, sys.stderr), [os.dup(number) for number in range(3)]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -149,7 +148,7 @@ def _streams(descriptors: Sequence[int], encoding: str | None) -> Iterator[None]
 
 
 def _exit(pid: int) -> mock.Mock:
-    """Return an os._exit that ends a command and not this process; a fork of it ends as ever."""
+    """Return a replacement of os._exit that ends a command but not this process; a fork still ends."""
     end = os._exit
 
     def exit(code: int) -> NoReturn:

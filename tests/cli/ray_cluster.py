@@ -1,8 +1,8 @@
-"""A Ray cluster of several nodes on this machine, in a process of its own, which a test tells what to do.
+"""A Ray cluster of several nodes on this machine, in a separate process that takes commands from a test.
 
 python ray_cluster.py
 add NAME [ATTNBENCH_FAKE [GPUS]]     start a node of one CPU; the first is the head
-kill NAME                            end it as a power cut does
+kill NAME                            end it like a power cut
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 
 class Nodes:
-    """The cluster as a test sees it."""
+    """The test's side of the cluster."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
@@ -36,7 +36,7 @@ class Nodes:
 
 @contextmanager
 def nodes(*names: tuple[str, ...]) -> Iterator[tuple[Nodes, str]]:
-    """Give a cluster with these nodes, of (name, ATTNBENCH_FAKE, GPUs), and the address of its head."""
+    """Yield a cluster of nodes, each (name, ATTNBENCH_FAKE, GPUs), and the address of its head."""
     command = [sys.executable, str(Path(__file__))]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

@@ -1,5 +1,6 @@
-"""Run action.yml, the workflows of examples/github and the recipes for GitLab, Jenkins and Buildkite in bash, step by
-step, as far as that goes without a runner."""
+"""Run action.yml, the workflows of examples/github and the recipes for GitLab, Jenkins and Buildkite in bash.
+
+They run step by step, as far as possible without a runner."""
 
 from __future__ import annotations
 
@@ -14,15 +15,15 @@ import yaml
 from tool import Tool
 
 ROOT = Path(__file__).parent.parent.parent
-GITHUB_SHELL = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c")  # what `shell: bash` means there
+GITHUB_SHELL = ("bash", "--noprofile", "--norc", "-eo", "pipefail", "-c")  # the meaning of `shell: bash` on GitHub
 EXPRESSION = re.compile(r"\$\{\{\s*(.+?)\s*\}\}")
-WORKSPACE = ""  # of the runner; that of the Tool by default
+WORKSPACE = ""  # workspace of the runner; by default the Tool's folder
 MATRIX = "join(matrix.*, '-')"
 
 
 @dataclass
 class Job:
-    """The results of the action that a job of a workflow would see."""
+    """The results of an action or a job: outputs, steps that ran, and inputs of other actions."""
 
     code: int = 0
     log: str = ""
@@ -38,14 +39,14 @@ def action() -> dict[str, Any]:
 
 
 def workflow(name: str) -> dict[str, Any]:
-    """Return a workflow of examples/github. YAML 1.1, which PyYAML reads, takes the key `on` for true."""
+    """Return a workflow of examples/github. PyYAML reads YAML 1.1, in which the key `on` is true."""
     found: dict[Any, Any] = yaml.safe_load((ROOT / "examples" / "github" / f"{name}.yml").read_text())
     found["on"] = found.pop(True)
     return found
 
 
 def use_workflow(tool: Tool, name: str, job_name: str, known: dict[str, str], failing: str = "", **env: str) -> Job:
-    """Run the scripts of a job whose conditions hold, but that which installs attnbench.
+    """Run the scripts of a job whose conditions hold, except the installation of attnbench.
 
     An expression that is not in `known` is empty. The step called `failing` fails.
     """
@@ -72,7 +73,7 @@ def use_workflow(tool: Tool, name: str, job_name: str, known: dict[str, str], fa
 
 
 def use_action(tool: Tool, fake: str = "", matrix: str = "", **given: str) -> Job:
-    """Run every step whose condition holds. `inputs`, `steps` and `if` work as far as action.yml needs them."""
+    """Run every step of the action whose condition holds, with the `inputs`, `steps` and `if` that action.yml uses."""
     spec, job = action(), Job()
     assert {name.replace("_", "-") for name in given} <= {*spec["inputs"]}
     known = {f"inputs.{name}": str(said.get("default", "")) for name, said in spec["inputs"].items()}
@@ -141,14 +142,14 @@ def gitlab() -> tuple[list[str], dict[str, Any]]:
 
 
 def jenkins() -> tuple[list[str], dict[str, Any]]:
-    """Return the scripts in the Jenkinsfile; a backslash in them would be read by Groovy first."""
+    """Return the scripts in the Jenkinsfile, without backslashes, which Groovy would read first."""
     scripts = re.findall(r"sh '''\n(.+?)'''", (ROOT / "examples" / "jenkins" / "Jenkinsfile").read_text(), re.S)
     assert not any("\\" in script for script in scripts)
     return scripts, {}
 
 
 def buildkite() -> tuple[list[str], dict[str, Any]]:
-    """Return the scripts of the steps in the pipeline, as they are after it was uploaded, and the last step."""
+    """Return the scripts of the pipeline's steps, as after an upload, and the last step."""
     steps = yaml.safe_load((ROOT / "examples" / "buildkite" / "pipeline.yml").read_text())["steps"]
     scripts = ["\n".join(step["commands"]) for step in steps]
     assert not any(re.search(r"(?<!\$)\$(?!\$)", script.replace("$$", "")) for script in scripts), (
@@ -161,7 +162,7 @@ RECIPES = {"gitlab": gitlab, "jenkins": jenkins, "buildkite": buildkite}
 
 
 def use_recipe(tool: Tool, name: str, fake: str = "", **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the scripts of a recipe one after the other, each in a shell of its own, until one fails."""
+    """Run the scripts of a recipe one after the other, each in its own shell, until one fails."""
     scripts, _ = RECIPES[name]()
     for script in scripts:
         done = _bash(script, tool, tool.env(fake, **env))
@@ -171,7 +172,7 @@ def use_recipe(tool: Tool, name: str, fake: str = "", **env: str) -> subprocess.
 
 
 def with_program(tool: Tool, name: str, script: str) -> str:
-    """Write a program, and return a PATH on which it is found first."""
+    """Write a program, and return a PATH with its folder first."""
     (tool.folder / "bin").mkdir(exist_ok=True)
     tool.write(f"bin/{name}", script).chmod(0o755)
     return f"{tool.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"

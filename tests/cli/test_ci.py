@@ -27,7 +27,7 @@ BASE_REF = "refs/heads/${{ steps.pull.outputs.base }}"
 UPLOAD = "actions/upload-artifact"
 WORKFLOWS = ("attention", "attention-comment", "attention-baseline", "attention-site", "attention-run-file")
 PINNED = re.compile(r"uses: [\w-]+/[\w-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+\n")
-# `gh api` and `gh pr`: keeps what it was asked, and answers from answers.json through jq, as gh does
+# A stand-in for `gh api` and `gh pr`: it records requests, and answers from answers.json through jq, as gh does.
 GH = """#!{python}
 import json, pathlib, subprocess, sys
 here = pathlib.Path({folder!r})
@@ -51,7 +51,7 @@ def git(tool: Tool, *arguments: str) -> str:
 
 
 def commit(tool: Tool, *paths: str) -> str:
-    """Commit these paths, and return the commit."""
+    """Commit paths, and return the commit."""
     git(tool, "add", "--", *paths)
     git(tool, "-c", "user.name=a", "-c", "user.email=a", "commit", "--quiet", "--message", "a")
     return git(tool, "rev-parse", "HEAD")
@@ -63,7 +63,7 @@ def measure(tool: Tool, file: str, fake: str = "") -> None:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkout with mine.py, the run main.jsonl of its attention, and a baseline of that for the simulated GPU."""
+    """Return a checkout with mine.py, the run main.jsonl of its attention, and its baseline for the simulated GPU."""
     tool = Tool(tmp_path_factory.mktemp("measured"))
     tool.write("mine.py", "from attnbench.backends.fake import Fake as attention\n")
     git(tool, "init", "--quiet", "--initial-branch", "main")
@@ -83,7 +83,7 @@ def repository(measured: Path, tmp_path: Path) -> Tool:
 
 @pytest.fixture(scope="module")
 def python() -> Iterator[str]:
-    """An interpreter that starts in no time. Where it matters how the action starts its own, that is a new one."""
+    """Yield an interpreter that starts at once. Tests of how the action starts Python use a real one."""
     with forked.python() as program:
         yield program
 
@@ -108,7 +108,7 @@ def test_the_action_is_an_action() -> None:
 
 
 def test_the_action_passes_what_is_alike(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An earlier version that is installed in the runner's Python is not used."""
+    """The action passes a kernel that is alike, and does not use an older attnbench in the runner's Python."""
     (tmp_path / "earlier" / "attnbench").mkdir(parents=True)
     (tmp_path / "earlier" / "attnbench" / "__init__.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "earlier"))
@@ -137,7 +137,7 @@ def test_the_action_says_that_it_lies_in_the_checkout(use: Use, monkeypatch: pyt
 
 
 def test_the_action_runs_no_other_attnbench(use: Use, repository: Tool) -> None:
-    """A Python that answers with an attnbench from elsewhere is refused before anything is measured."""
+    """The action refuses, before any measurement, a Python with an attnbench from another place."""
     repository.write("python", "#!/bin/bash\necho 'attnbench 9 from /elsewhere/attnbench (Python 3.12.1)'\n").chmod(
         0o755
     )
@@ -170,9 +170,9 @@ def test_a_line_of_a_margin_becomes_no_option(use: Use) -> None:
 
 
 def test_the_action_in_a_hostile_checkout(use: Use, repository: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkout's packages replace nothing. Only the pull request's own kernel is loaded from it, in a worker.
+    """Packages of a hostile checkout replace none. Only the pull request's own kernel is loaded, in a worker.
 
-    A kernel beside packages that would stand in for torch and numpy is not measured.
+    A kernel beside packages named torch and numpy is not measured.
     """
     hostile(repository.folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(("", ".", "./")))
@@ -187,7 +187,7 @@ def test_the_action_in_a_hostile_checkout(use: Use, repository: Tool, monkeypatc
 
 
 def test_the_action_fails_on_a_wrong_result(use: Use) -> None:
-    """It does so even if the gate passes, and the gate's report is written."""
+    """The action fails on a wrong result even if the gate passes, and writes the gate's report."""
     job = use("wrong@8k", artifact="wrong", missing="pass")
     assert job.code == int(job.outputs["exit-code"]) in (1, 5), job.log
     assert Path(job.outputs["report"]).is_file()
@@ -214,7 +214,7 @@ echo "$*" >> agent.log
 
 @pytest.fixture
 def recipe(repository: Tool, python: str) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """The recipes, in the checkout of a change that brings its own baselines: of the kernel that it makes slower."""
+    """Return a function that runs a recipe in the checkout of a change with a slower kernel and its own baselines."""
     git(repository, "clone", "--quiet", "--bare", ".", "../origin.git")
     origin = (repository.folder.parent / "origin.git").as_uri()
     git(repository, "remote", "add", "origin", origin)
@@ -249,10 +249,7 @@ def recipe(repository: Tool, python: str) -> Callable[..., subprocess.CompletedP
 def test_a_recipe_judges_by_the_baselines_of_the_target(
     name: str, recipe: Callable[..., subprocess.CompletedProcess[str]], repository: Tool
 ) -> None:
-    """Where the gate is inconclusive, the job fails, which nothing in its definition takes for success.
-
-    It keeps no report that the change brought.
-    """
+    """A recipe judges by the target's baselines, drops the change's reports, and fails where the gate is undecided."""
     assert recipe(name, GATE_ENDS_WITH="3").returncode == 3
     assert not {"gate.md", "gate.xml"} & {path.name for path in repository.folder.iterdir()}
     git(repository, "checkout", "--quiet", "--", ".")
@@ -276,7 +273,7 @@ def test_a_jenkinsfile_takes_no_failure_for_success() -> None:
 
 
 def test_every_workflow_is_one() -> None:
-    """Permissions and time limits are stated, and what others wrote is pinned to a commit."""
+    """Every workflow is valid, has permissions and time limits, and pins the actions of others to a commit."""
     files = [*(ROOT / ".github" / "workflows").glob("*.yml"), *(ROOT / "examples" / "github").glob("*.yml")]
     assert {file.stem for file in files} == {"ci", "site", "release", *WORKFLOWS}
     for file in files:
@@ -294,7 +291,7 @@ def test_every_workflow_is_one() -> None:
 
 
 def test_no_checkout_keeps_credentials() -> None:
-    """A kernel, or what pip installs, could read them in .git/config."""
+    """No checkout keeps credentials, which a kernel or an installed package could read in .git/config."""
     for file in [*(ROOT / ".github" / "workflows").glob("*.yml"), *(ROOT / "examples" / "github").glob("*.yml")]:
         for job in yaml.safe_load(file.read_text())["jobs"].values():
             checkouts = [step for step in job["steps"] if step.get("uses", "").startswith("actions/checkout@")]
@@ -308,7 +305,7 @@ def test_only_jobs_that_run_no_kernel_may_write() -> None:
             writes = "write" in {**spec["permissions"], **job.get("permissions", {})}.values()
             assert not writes or job["runs-on"] == "ubuntu-latest"
             checkouts = [step.get("with", {}) for step in job["steps"] if "checkout" in step.get("uses", "")]
-            if writes:  # nothing of a pull request is checked out, but for the branch that it goes to
+            if writes:  # only the target branch is checked out, nothing of the pull request
                 assert all("repository" not in given for given in checkouts)
                 assert {given["ref"] for given in checkouts if "ref" in given} <= {BASE_REF}
     gate, comment = workflow("attention"), workflow("attention-comment")
@@ -318,7 +315,7 @@ def test_only_jobs_that_run_no_kernel_may_write() -> None:
 
 @pytest.fixture
 def artifacts(repository: Tool) -> Path:
-    """The folder that two artifacts were downloaded to: a run that is slower, and what is no run."""
+    """Return the folder of two downloaded artifacts: a slower run, and a file that is no run."""
     folder = repository.folder / "temp" / "artifacts"
     for name in ("attnbench-gpu-1", "attnbench-gpu-2 $(touch pwned)"):
         (folder / name).mkdir(parents=True)
@@ -329,7 +326,7 @@ def artifacts(repository: Tool) -> Path:
 
 
 def programs(tool: Tool, python: str, attnbench: str = "") -> str:
-    """Return a PATH with this attnbench, or a stand-in for it, and a stand-in for GitHub's `gh`."""
+    """Return a PATH with this attnbench or a stand-in, and a stand-in for GitHub's `gh`."""
     with_program(tool, "attnbench", attnbench or f'#!/bin/bash\nexec {python} -m attnbench "$@"\n')
     return with_program(tool, "gh", GH.format(python=sys.executable, folder=str(tool.folder)))
 
@@ -343,7 +340,7 @@ OURS = {"user": {"login": "github-actions[bot]"}, "body": "<!-- attnbench gate -
 FORGED = {"user": {"login": "mallory"}, "body": "<!-- attnbench gate -->", "id": 6}
 PULLS = [{"number": 1, "head": {"sha": "older"}}, {"number": 12, "head": {"sha": "abc"}, "base": {"ref": "main"}}]
 jq = pytest.mark.skipif(not shutil.which("jq"), reason="gh's --jq is run by jq")
-# 55 kB of markdown, in the file that the last option names
+# writes 55 kB of markdown to the file of the last option
 LONG_GATE = """#!/bin/bash
 file=${@: -1}
 printf '### attnbench gate: FAIL\\n\\n' > "${file#md=}"
@@ -355,7 +352,7 @@ Comment = Callable[..., tuple[Job, list[dict[str, Any]]]]
 
 @pytest.fixture
 def comment(repository: Tool, python: str) -> Comment:
-    """The workflow that comments on commit abc, with GitHub's answers; returns the job, and what it asked of GitHub."""
+    """Return a function that runs the comment workflow on commit abc and returns the job and its requests to GitHub."""
 
     def run(
         *,
@@ -395,7 +392,7 @@ def comment(repository: Tool, python: str) -> Comment:
 
 
 def status_of(asked: dict[str, Any]) -> tuple[str, dict[str, str]]:
-    """Return the commit that a status is of, and its fields."""
+    """Return the commit of a status, and the status' fields."""
     path, fields = asked["arguments"][3], [a for a in asked["arguments"][4:] if a != "-f"]
     return path.rpartition("/")[2], dict(field.split("=", 1) for field in fields)
 
@@ -403,7 +400,7 @@ def status_of(asked: dict[str, Any]) -> tuple[str, dict[str, str]]:
 @jq
 @pytest.mark.usefixtures("artifacts")
 def test_the_comment_on_a_pull_request(comment: Comment) -> None:
-    """The comment and the commit's status are the verdict of this job, and name the commit."""
+    """The comment and the commit's status have the verdict of this job, and name the commit."""
     job, (find, status, _, _, say) = comment()
     assert job.code == 0, job.log
     assert "head=mallory:$(touch pwned)" in find["arguments"]
@@ -428,7 +425,7 @@ def test_the_comment_on_a_pull_request(comment: Comment) -> None:
 def test_only_a_measurement_that_succeeded_can_pass(
     conclusion: str, state: str, comment: Comment, repository: Tool
 ) -> None:
-    """A job of a matrix that failed before it measured leaves no run file to be judged."""
+    """Only a successful measurement can pass, because a job of a matrix may fail before it writes a run file."""
     (repository.folder / "temp" / "artifacts" / "attnbench-gpu").mkdir(parents=True)
     shutil.copy(
         repository.folder / "main.jsonl", repository.folder / "temp" / "artifacts" / "attnbench-gpu" / "run.jsonl"
@@ -467,7 +464,7 @@ def test_a_commit_without_a_verdict_replaces_the_comment_of_an_earlier_one(
 @jq
 @pytest.mark.parametrize("title", ["attention of #12", "attention of #13", "forged #1", "forged"])
 def test_two_pull_requests_of_one_commit_have_a_comment_each(title: str, comment: Comment) -> None:
-    """The title of the run tells which one it is of, among those that GitHub says have this commit as their last."""
+    """Pull requests of one commit have a comment each, chosen by the run's title among those that GitHub names."""
     pulls = [*PULLS, {"number": 13, "head": {"sha": "abc"}, "base": {"ref": "release"}}]
     job, asked = comment(action="requested", title=title, pulls=pulls, earlier=False)
     assert job.code == 0, job.log
@@ -509,7 +506,7 @@ def test_a_long_comment_is_cut_with_a_word(comment: Comment, repository: Tool) -
 
 @pytest.fixture
 def propose(repository: Tool, artifacts: Path, python: str) -> Callable[[], str]:
-    """The workflow that proposes a baseline, of a run that is slower; returns the text of the pull request."""
+    """Return a function that runs the baseline workflow on a slower run and returns the pull request's text."""
     shutil.rmtree(artifacts / "attnbench-gpu-2 $(touch pwned)")
     git(repository, "init", "--quiet", "--bare", "../origin")
     git(repository, "remote", "add", "origin", "../origin")
@@ -540,10 +537,10 @@ def test_the_baseline_is_proposed(propose: Callable[[], str], repository: Tool) 
 def test_another_kernel_is_meant_where_its_file_changed_on_main(
     committed: bool, propose: Callable[[], str], repository: Tool, artifacts: Path
 ) -> None:
-    """A kernel that differs from that of the baseline though no commit since then changed it is not comparable."""
+    """Another kernel is intended only if a commit since the baseline changed its file; else it is not comparable."""
     baseline = repository.folder / "baselines" / "main" / "simulated-gpu.jsonl"
     measured_at = git(repository, "rev-parse", "--short=12", "HEAD^")
-    # the simulated device records no commit
+    # added here, because the simulated device records no commit
     baseline.write_text(baseline.read_text().replace('"python":', f'"git":"{measured_at}","python":', 1))
     commit(repository, "baselines")
     repository.write("mine.py", "# faster\nfrom attnbench.backends.fake import Fake as attention\n")
@@ -567,7 +564,7 @@ OF_METHOD_1 = ROOT / "results" / "20261121-175359-first-call-nvidia-h200.jsonl"
 
 @pytest.fixture
 def adds(tool: Tool, python: str) -> Callable[..., Job]:
-    """The check of a pull request that adds files, by name with their content, to a repository with one run file."""
+    """Return the check of a pull request that adds files (name -> content) to a repository with one run file."""
     git(tool, "init", "--quiet", "--initial-branch", "main")
     (tool.folder / "results").mkdir()
     shutil.copy(ROOT / "results" / "20261126-135725-several-gpus-nvidia-h200.jsonl.gz", tool.folder / "results")

@@ -1,4 +1,4 @@
-"""`attnbench ab` as a black box, with two interpreters of which one is slower."""
+"""`attnbench ab` as a black box, with two interpreters, one of them slower."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AXES = ("--device", "fake", "--seqlen", "1k", *SMALL)
 
 @pytest.fixture
 def interpreters(tool: Tool) -> Tool:
-    """A folder with three Pythons: ./same, ./slow and ./stuck."""
+    """Return a folder with three Pythons: ./same, ./slow and ./stuck."""
     for name, script in (("same", ""), ("slow", "speed=0.9"), ("stuck", "hang@1k")):
         tool.write(name, f'#!/bin/sh\nATTNBENCH_FAKE={script} exec {sys.executable} "$@"\n').chmod(0o755)
     return tool
@@ -36,7 +36,7 @@ def test_the_slower_interpreter_fails_and_gate_reproduces_it(interpreters: Tool,
 
 
 def test_a_gate_that_escalates_ends_as_the_turns_say(interpreters: Tool) -> None:
-    """One round a side is judged by nothing; with the two interpreters that measured them it is a regression."""
+    """A gate of one round a side decides nothing alone; escalated with both interpreters it finds a regression."""
     for name, script in (("base", ""), ("now", "speed=0.9")):
         interpreters("run", *AXES, "-b", "fake", "--out", f"{name}.jsonl", fake=script)
     gate = ("gate", "base.jsonl", "now.jsonl", "-f", "table", "-f", "json=gate.json")

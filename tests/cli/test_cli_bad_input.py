@@ -1,4 +1,4 @@
-"""Every mistake a person can make: one line that starts with "attnbench: ", exit code 2, nothing written."""
+"""Every wrong input gives one line that starts with "attnbench: ", exit code 2, and no written file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ BAD_OPTIONS = {
     "--layout=sbhd": '--layout: unknown layout \'sbhd\'; did you mean "bshd" or "bhsd"?',
     "--dropout=lots": "--dropout: 'lots' is not a number; write 0.1, or none",
     "--tokens=4k --batch=2": "--batch and --tokens both set the batch size",
-    # what says nothing, or the opposite of something else
+    # options without effect, or that contradict others
     "--seqlen=1k --seqlen=4k": "--seqlen is given twice, and one value would win silently; give it once, with commas",
     "--peak=bf16=1 --peak=bf16=2": "--peak bf16= is given twice",
     "--peak=bf16=1,bf16=2": "--peak: bf16 is given twice",
@@ -60,7 +60,7 @@ BAD_OPTIONS = {
     "--suite=packed.jsonl.gz": "packed.jsonl.gz is a run file, not a suite; --resume packed.jsonl.gz continues",
     "--backend=sdpa-flush": "no backend 'sdpa-flush'; did you mean \"sdpa-flash\"?",
     "--backend=!fake": "'fake,!fake' leaves no backend",
-    # what would win or lose silently
+    # options that would win or lose silently
     "--device=cpu": "--device is given twice, and one value would win silently; give it once",
     "--causal --full": "--causal and --full say the opposite; give one of them",
     "--no-sink --sink": "--no-sink and --sink say the opposite",
@@ -258,7 +258,7 @@ def test_bad_words_for_the_other_commands(tool: Tool, args: list[str], says: str
 
 
 def paths_of_commands() -> dict[str, list[str]]:
-    """Return a command line for each parameter that takes paths, with an empty one; its other arguments are "x"."""
+    """Return for each parameter of paths a command line with an empty path; other arguments are "x"."""
     found = {}
     todo: list[tuple[list[str], Any]] = [([], get_command(command_line()))]
     while todo:
@@ -293,7 +293,7 @@ def test_a_newer_run_file(tool: Tool) -> None:
 
 
 def test_a_read_only_folder(tool: Tool) -> None:
-    """Root may write anywhere; for root the test uses /proc, where no file can be created."""
+    """A read-only folder is an error. Root may write anywhere, so for root the test uses /proc."""
     check(tool, *FAKE, "--out", "/proc/run.jsonl", says="cannot write /proc/run.jsonl: ")
 
 

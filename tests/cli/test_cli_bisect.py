@@ -1,4 +1,4 @@
-"""`attnbench bisect` as a black box, with interpreters that the build leaves in the worktrees."""
+"""`attnbench bisect` as a black box, with interpreters that the build creates in the worktrees."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHAT = ("bisect", "good..", "--python", "v/py", "-b", "fake", "--device", "fake"
 
 @pytest.fixture
 def repository(tool: Tool) -> Tool:
-    """A folder with a repository of three commits, of which the second makes Python's simulated kernel slower."""
+    """Return a folder with a repository of three commits; the second makes Python's simulated kernel slower."""
     git = ("git", "-C", tool.folder, "-c", "user.name=a", "-c", "user.email=a@b")
     subprocess.run([*git, "init", "--quiet"], check=True)
     for speed in ("1.0", "0.97", "0.97 "):
@@ -34,7 +34,7 @@ def test_the_slow_commit_is_found_by_interpreters_that_were_built(repository: To
     done = repository(*WHAT, "--build", build, "--out", "d", "-f", "json=found.json")
     assert done.out.splitlines()[-1].startswith("FOUND: ")
     assert '"speed 0.97" of 20' in done.out
-    assert "+3.07% (+3.07% to +3.07%" in done.out  # of 1 / 0.97, as 5 us of a call are the same
+    assert "+3.07% (+3.07% to +3.07%" in done.out  # less than 1 / 0.97, because 5 us of a call stay the same
     found = json.loads((repository.folder / "found.json").read_text())
     assert [step["verdict"] for step in found["steps"]] == ["slow"] * 3
     assert found["left"] == [found["found"]]

@@ -66,10 +66,10 @@ def test_sizes_under_unlike_limits_stand_apart_with_their_limits(tool: Tool) -> 
         "forward, Simulated GPU: 256k tokens in 4 GiB with fake (memory stops the next)",
         "forward, Simulated GPU: 512k tokens in 4 GiB of each device with fake (memory stops the next)",
         "with fake (more than 1s a call stops the next)",
-        "heads 16, forward, 4 GiB of each device, 10s a call at most",  # titles
+        "heads 16, forward, 4 GiB of each device, 10s a call at most",  # titles of tables
         "heads 16, forward, all memory, 1s a call at most",
         "Over several devices, 4 GiB of each device, 10s a call at most",
-        "tokens in 4 GiB, fake",  # of the reasons
+        "tokens in 4 GiB, fake",  # part of the reasons
     )
     for text in told:
         assert text in " ".join(shown.split()), text
@@ -122,7 +122,7 @@ def test_a_slow_call_stops_it_and_is_not_tried(tool: Tool) -> None:
 
 
 def test_a_forecast_by_a_short_call_is_outdated_by_a_longer_one(tool: Tool) -> None:
-    """A tenth of a second before each call: 4 times the length is forecast to take 16 times as long."""
+    """A longer call replaces the forecast by a shorter one: with 0.1 s before each call, 4 x the length is not 16 x."""
     tool.write("mine.py", OWN)
     options = ("--nheads", "1", "--headdim", "16", "--pass", "fwd", "--call-limit", "1s", "--out", "a.jsonl")
     (of,) = found(tool, "capacity", "--device", "cpu", "-b", "./mine.py:starts_slowly", *options)
@@ -161,9 +161,9 @@ def test_a_search_goes_on_where_it_was_interrupted(tool: Tool) -> None:
         tool.write("part.jsonl", "".join(lines[:kept]))
         assert found(tool, "capacity", "--resume", "part.jsonl") == whole
         assert len((tool.folder / "part.jsonl").read_text().splitlines()) <= len(lines) + 2
-    assert found(tool, "capacity", "part.jsonl", "whole.jsonl") == whole  # each search once
+    assert found(tool, "capacity", "part.jsonl", "whole.jsonl") == whole  # each search counts once
     tool.write("part.jsonl", "".join(lines[:4]))
-    assert found(tool, "capacity", "part.jsonl", "whole.jsonl") == whole  # without what ended in the other file only
+    assert found(tool, "capacity", "part.jsonl", "whole.jsonl") == whole  # not those ended in the other file
     before = (tool.folder / "whole.jsonl").read_text()
     assert found(tool, "capacity", "--resume", "whole.jsonl") == whole
     assert (tool.folder / "whole.jsonl").read_text() == before
@@ -199,17 +199,17 @@ def test_a_dry_run_measures_nothing(tool: Tool) -> None:
 
 
 def test_a_cpu(tool: Tool) -> None:
-    """A kernel that is silently wrong from some length on does not fit there; one that takes all is out of memory."""
+    """On a CPU a kernel does not fit where it is silently wrong; one that takes all memory is out of memory."""
     tool.write("own.py", OWN)
     small = ("--device", "cpu", "--memory", "1g", "--pass", "fwd", "--nheads", "1")
     wrong, hungry = found(tool, "capacity", "-b", "./own.py:overflows,./own.py:hungry", *small, code=5)
     assert (wrong["fits"], wrong["limit"]) == (896, "wrong")
     assert hungry["limit"] == "memory"
-    assert 768 <= hungry["fits"] <= 1024  # of 1 MiB each
+    assert 768 <= hungry["fits"] <= 1024  # 1 MiB each
 
 
 def test_what_the_process_takes_for_itself_is_not_of_the_limit(tool: Tool) -> None:
-    """The next size that the grid has takes a tenth more than what fits, and the check some beside that."""
+    """Memory of the process itself is not part of the limit: the next size takes a tenth more than the fitting one."""
     small = ("--device", "cpu", "--memory", "256m", "--pass", "fwd", "--nheads", "1", "--headdim", "16")
     (of,) = found(tool, "capacity", "-b", "sdpa-math", *small)
     assert 0.6 * 2**28 < of["bytes"] < 2**28

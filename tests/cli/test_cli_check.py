@@ -1,4 +1,4 @@
-"""`attnbench check` as a person uses it: own functions on the CPU, and every ending on the simulated device."""
+"""`attnbench check` as a person uses it: own functions on the CPU, and every status on the simulated device."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def mine(tool: Tool) -> Tool:
 
 
 def small_cases(tool: Tool, direction: str, *lengths: int) -> tuple[str, ...]:
-    """Return the options that check a small causal case of each length: wrong results of the simulated device."""
+    """Return the options that check a small causal case of each length, for wrong results of the simulated device."""
     sizes = ("--seqlen", ",".join(map(str, lengths)), "--headdim", "64", "--nheads", "2", "--batch", "1")
     options = (*sizes, "--dtype", "fp32", "--causal", "--pass", direction, "--out", "wrong.jsonl")
     tool("run", "--device", "fake", "-b", "fake", *options, fake=" ".join(f"wrong@{n}" for n in lengths), code=5)
@@ -67,7 +67,7 @@ def small_cases(tool: Tool, direction: str, *lengths: int) -> tuple[str, ...]:
 
 
 def entries(out: str) -> dict[str, str]:
-    """Return the rows of the table: the case, its entries."""
+    """Return case -> entries of the rows of the table."""
     lines = out.splitlines()
     (start,) = [i for i, line in enumerate(lines) if line.startswith("case ")]
     width = re.search("fp32|bf16", lines[start]).start()  # type: ignore[union-attr]
@@ -176,7 +176,7 @@ SOME = ("80x203 d64 causal, heads 6/2", "1x203 d64 causal, heads 6/2")  # length
     ],
 )
 def test_a_wrong_function_and_in_which_cases(mine: Tool, file: str, function: str, wrong: set[str]) -> None:
-    """A usual run does not see them: a mask aligned top-left is right where there are as many queries as keys."""
+    """Check finds wrong functions that a usual run passes: a top-left mask is right for as many queries as keys."""
     mine.write("others.py", OTHERS)
     options = ("--device", "cpu", "--dtype", "fp32", "--pass", "fwd", "--headdim", "64", "--causal")
     out = mine("check", f"./{file}.py:{function}", *options, code=5).out
@@ -233,7 +233,7 @@ def test_a_failure_shows_its_place(mine: Tool) -> None:
     line = MINE.splitlines().index("    return q @ k") + 1
     assert f'  File "{mine.folder}/mine.py", line {line}, in broken' in out
     assert "return q @ k" in out
-    assert "worker" not in out  # no frames of attnbench's own
+    assert "worker" not in out  # no frames of attnbench itself
     assert "broken FAILS in 1 of 1 case" in out
 
 
@@ -284,7 +284,7 @@ def test_a_crash_and_a_hang_cost_one_row_each(mine: Tool) -> None:
 
 
 def test_the_advice_of_a_run_with_a_wrong_result_checks_the_same_cells_again(mine: Tool) -> None:
-    """Lengths that check does not try, on which a function is wrong, give the command that does."""
+    """After a run with a wrong result the advice is a command that checks the same cells, with lengths of the run."""
     mine.write(
         "at_96.py",
         "from mine import right\n"

@@ -29,7 +29,7 @@ def statuses(path: Path) -> list[str]:
 
 
 def cluster_run(tool: Tool, *words: str, code: int) -> Result:
-    """Run the command to its end in a process of its own: Ray leaves threads and handlers of signals behind."""
+    """Run the command to its end in a separate process, because Ray leaves threads and signal handlers behind."""
     with tool.start(*RUN, *words) as process:
         out, err = process.communicate(timeout=150)
     assert process.returncode == code, err
@@ -43,7 +43,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 90) -> None:
         time.sleep(0.1)
 
 
-# Ray gives GPUs that are not there; the simulated device is measured in their place.
+# Ray offers GPUs that do not exist; the simulated device is measured instead.
 EACH_GPU = """
 import sys
 from pathlib import Path
@@ -65,7 +65,7 @@ print(*sorted(path.name for path in Path("gpus").iterdir()), found[0].node.model
 
 
 def test_a_cluster_that_asks_for_a_token(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One of three nodes is slow and has two GPUs, one is wrong; later these two die, and one comes back."""
+    """A cluster with a token works: of three nodes one is slow, with two GPUs, one is wrong; both die, one returns."""
     needs_ray()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
@@ -97,11 +97,11 @@ def each_gpu_is_measured_once_by_a_child_that_sees_it_alone(tool: Tool, address:
     command = [sys.executable, "-c", EACH_GPU, address, *SMALL]
     done = subprocess.run(command, cwd=tool.folder, env=tool.env(), capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1:] == ["beta-gpu0.jsonl beta-gpu1.jsonl H100 0"], done.stderr
-    assert (tool.folder / "seen").read_text().split()[-2:] == ["0", "1"]  # the first tell their nodes' versions
+    assert (tool.folder / "seen").read_text().split()[-2:] == ["0", "1"]  # the first ones report their nodes' versions
 
 
 def one_comes_back_and_one_stays_away(tool: Tool, cluster: Nodes, at: tuple[str, ...]) -> None:
-    """Both hang at a job; what they measured before is kept, and the one that is back goes on with the rest."""
+    """Two nodes that hang at a job keep their earlier measurements, and the one that returns measures the rest."""
     options = (*at, "--seqlen", "1k,2k,8k", "--patience", "10s", "--timeout", "100s")
     with tool.start(*RUN, *options, "--out", "runs") as process:
         files = [tool.folder / "runs" / f"{name}.jsonl" for name in ("beta", "gamma")]
@@ -121,10 +121,10 @@ def one_comes_back_and_one_stays_away(tool: Tool, cluster: Nodes, at: tuple[str,
 
 
 def test_ctrl_c_stops_the_children_and_keeps_the_files(tool: Tool, tmp_path_factory: Any) -> None:
-    """No process of Ray imports from the working directory."""
+    """Ctrl-C stops the children and keeps the files, and no process of Ray imports from the working directory."""
     needs_ray()
     tool.write("pydantic.py", f"open({str(tool.folder / 'ran')!r}, 'w')\nraise ImportError\n")
-    start = tmp_path_factory.mktemp("scripts") / "attnbench.py"  # as pip's script, whose folder Python has on its path
+    start = tmp_path_factory.mktemp("scripts") / "attnbench.py"  # like pip's script, whose folder is on Python's path
     start.write_text("import sys\nsys.path.pop(0)\nfrom attnbench.cli import main\nmain()\n")
     options = ("--seqlen", "1k,8k", "--out", "runs", "--timeout", "100s")
     with tool.start(*RUN, *options, command=(sys.executable, str(start)), fake="hang@8k") as process:
@@ -164,7 +164,7 @@ def test_without_ray_a_line_says_how_to_get_it(tool: Tool, monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def units(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the run files of four units, none of which stands out."""
+    """Return a folder with the run files of four units, none of which stands out."""
     tool = Tool(tmp_path_factory.mktemp("four"))
     for name in ("n1", "n2", "n3", "n4"):
         options = ("--device", "fake", "-b", "fake", *SMALL, "--seqlen", "2k,4k", "--out", f"units/{name}.jsonl")
@@ -212,7 +212,7 @@ def test_a_report_on_files_from_anywhere(tool: Tool) -> None:
     assert "n3 stands out of 3 units" in " ".join(done.out.split())
     assert (tool.folder / "page.html").read_text().count("<circle") == 3
     assert "No outlier can be named among 2 units" in tool("cluster", "report", "n1.jsonl", "n3.jsonl", code=3).out
-    for name in ("n1", "n2", "n3"):  # as jobs of Slurm write them: a folder a node, and one name
+    for name in ("n1", "n2", "n3"):  # as from jobs of Slurm: a folder for each node, and one name
         (tool.folder / name).mkdir()
         (tool.folder / f"{name}.jsonl").rename(tool.folder / name / "run.jsonl")
     assert "n3/run stands out of 3 units" in " ".join(tool("cluster", "report", "n1", "n2", "n3", code=1).out.split())

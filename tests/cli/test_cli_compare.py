@@ -17,7 +17,7 @@ CPU_RUN = "20261127-041123-default-amd-epyc-2-cores"
 
 @pytest.fixture(scope="module")
 def slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first run as if at 500 W and half the speed."""
+    """Return the first run changed to 500 W and half the speed."""
     header, *lines = b"".join(run_file.lines(A)).splitlines()
     run = json.loads(header)
     run["environment"]["power_limit_w"] = 500.0

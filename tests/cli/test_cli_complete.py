@@ -1,4 +1,4 @@
-"""A Tab in a shell completes the values of options: at once, and without importing anything heavy."""
+"""A Tab in a shell completes the values of options, at once and without heavy imports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HEAVY = ("pydantic", "rich", "yaml", "msgspec", "numpy", "pandas", "torch")
 
 
 def tab(tool: Tool, *words: str) -> list[str]:
-    """Return what bash is offered for the last of the words after `attnbench`."""
+    """Return a function that gives bash's completions of the last word after `attnbench`."""
     line = "\n".join(("attnbench", *words))
     return tool(_ATTNBENCH_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(words))).out.split()
 
@@ -42,7 +42,7 @@ def test_backends_in_lists_and_left_out(tool: Tool, command: str) -> None:
     assert tab(tool, command, "--backend", "eager,tri") == ["eager,triton"]
     if command == "run":
         assert tab(tool, command, "-b", "sdpa-*,!sdpa-m") == ["sdpa-*,!sdpa-math"]
-        assert tab(tool, command, "-b", "'!sdpa-m") == ["!sdpa-math"]  # an open quote, as one types it in bash
+        assert tab(tool, command, "-b", "'!sdpa-m") == ["!sdpa-math"]  # an open quote, as in bash
         assert "flex,flex" not in tab(tool, command, "-b", "flex,f")
 
 
@@ -93,7 +93,7 @@ def test_a_tab_with_odd_variables_prints_nothing(tool: Tool, given: dict[str, st
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")
 def test_in_bash_itself(tmp_path: Path) -> None:
-    """The script that --install-completion installs, called as bash calls it at a Tab."""
+    """The script of --install-completion works, called as bash calls it at a Tab."""
     program = tmp_path / "attnbench"
     program.write_text(f"#!{sys.executable}\nfrom attnbench.cli import main\nmain()\n")
     program.chmod(0o755)
@@ -112,7 +112,7 @@ OFFERED = ("run --s", "run --suite q", "run -b e", "report -m l", "gate -m l", "
 
 
 def test_nothing_heavy_is_imported() -> None:
-    """A Tab may take 0.2 s, of which Python and typer take 0.05; pydantic or rich alone would take 0.06 or more."""
+    """A Tab imports nothing heavy: it may take 0.2 s, Python and typer take 0.05, pydantic or rich 0.06 or more."""
     tabs = [{"_ATTNBENCH_COMPLETE": "complete_zsh", "_TYPER_COMPLETE_ARGS": "attnbench run --suite q"}]
     for words in OFFERED:
         line = ["attnbench", *words.split()]

@@ -1,4 +1,4 @@
-"""`attnbench doctor` as a person sees it, on this machine's CPU and simulated."""
+"""`attnbench doctor` as a person uses it, on this machine's CPU and on the simulated device."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_in_files_and_for_a_page(tool: Tool) -> None:
 
 
 def test_a_cpu(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever this machine is like: every check is there, and the figure or why there is none."""
+    """On any CPU every check has a figure, or the reason why it has none."""
     monkeypatch.setattr(doctor, "QUICK_SECONDS", 4.0)
     monkeypatch.setattr(aa_test, "Policy", lambda: worker_here.SHORT)
     done = tool("doctor", "--quick", "--device", "cpu", code=None)
@@ -62,7 +62,7 @@ def test_a_cpu(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
     levels = {line.split()[0] for line in out.splitlines()[3:] if line and line[0] != " "}
     for check in ("software", "GPU", "load", "CPU governor", "container limit", "resolution"):
         assert f" {check} " in out
-    assert (" A/A test " in out) != ("not known" in out)  # a busy machine has too few turns for it
+    assert (" A/A test " in out) != ("not known" in out)  # a busy machine has too few turns
     assert levels & {"ok"}
     assert ("Smallest difference that can be told apart here: " in out) != ("not known" in out)
     worst = "unfit to measure." if code == 3 else "with warnings." if "warning" in levels else "fit to measure."

@@ -1,4 +1,4 @@
-"""How a command ends: signals at any time, and standard streams that are closed, full or of another encoding."""
+"""The end of a command: signals at any time, and standard streams that are closed, full or of another encoding."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ posix = pytest.mark.skipif(sys.platform != "linux", reason="signals and /dev")
 
 
 def in_shell(tool: Tool, line: str, **env: str) -> tuple[int, str, str]:
-    """Run a line of bash in which $A is the command; return the exit code, standard output and error."""
+    """Run a line of bash in which $A is the command; return the exit code, stdout and stderr."""
     text = line.replace("$A", shlex.join(COMMAND))
     done = subprocess.run(
         ["bash", "-c", text], cwd=tool.folder, env={**tool.env(), **env}, capture_output=True, text=True, timeout=120
@@ -45,7 +45,7 @@ def in_shell(tool: Tool, line: str, **env: str) -> tuple[int, str, str]:
 
 @posix
 def test_ends_of_children_that_the_shell_ignores_are_told(tool: Tool) -> None:
-    """Python takes each for a good one then."""
+    """Crashed children are reported even if the shell ignores SIGCHLD, by which Python takes each end for a success."""
     ignoring = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execvp(sys.argv[1], sys.argv[1:])"
     )
@@ -78,7 +78,7 @@ def test_a_full_disk_behind_standard_output_is_exit_code_2(measured: Tool, comma
 @posix
 @pytest.mark.parametrize("where", CANNOT)
 def test_a_standard_output_that_takes_nothing_is_exit_code_2(measured: Tool, where: str) -> None:
-    """As the exit code of a process: Python itself ends with 120 where it cannot write what is left."""
+    """A stdout that takes nothing is exit code 2 of the process; Python itself would end with 120."""
     code, _, err = in_shell(measured, f"$A report run.jsonl {where}")
     assert (code, err) == (2, f"attnbench: cannot write: {CANNOT[where]}\n")
 
@@ -86,7 +86,7 @@ def test_a_standard_output_that_takes_nothing_is_exit_code_2(measured: Tool, whe
 @posix
 @pytest.mark.parametrize("where", ["", "=/dev/fd/3 3>&1 >/dev/null"])
 def test_an_output_that_does_not_block_is_waited_for(measured: Tool, where: str) -> None:
-    """Whoever shares a pipe or a terminal may have set its flag."""
+    """A non-blocking output is waited for; any process that shares a pipe or a terminal may have set the flag."""
     line = f"{shlex.join(COMMAND)} report run.jsonl -f html{where}"
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -102,7 +102,7 @@ def test_an_output_that_does_not_block_is_waited_for(measured: Tool, where: str)
 
 @posix
 def test_what_the_system_takes_a_part_of_is_exit_code_2_whatever_buffers(measured: Tool) -> None:
-    """With PYTHONUNBUFFERED, as in most images of containers, Python ignores that a part was left."""
+    """A partial write is exit code 2, also with PYTHONUNBUFFERED, with which Python ignores it."""
     code, _, err = in_shell(measured, "ulimit -f 1; $A report run.jsonl -f html > page.html", PYTHONUNBUFFERED="1")
     assert (code, err) == (EXIT_CANNOT_WRITE, "attnbench: cannot write: File too large\n")
 
@@ -115,7 +115,7 @@ def test_an_error_after_output_that_cannot_be_written_keeps_its_exit_code(
         print("text")
         raise UserError("why")
 
-    with open("/dev/full", "w") as full:  # which would fail when it is closed, as Python does at its end: 120
+    with open("/dev/full", "w") as full:  # closing it fails, and Python would end with 120
         monkeypatch.setattr(sys, "stdout", full)
         assert command(prints_and_fails) == EXIT_BAD_INPUT
 
@@ -150,7 +150,7 @@ def test_all_streams_closed_harm_no_file(tool: Tool) -> None:
 @posix
 @pytest.mark.parametrize("command", ["run --help", "gate run.jsonl other.jsonl"])
 def test_a_reader_that_has_seen_enough_ends_a_command_by_sigpipe(measured: Tool, command: str) -> None:
-    """The reader is gone before the command begins, so that all output is cut."""
+    """A command ends by SIGPIPE when its reader has gone, here before the command begins."""
     closed = "exec 3> >(:); wait $!"
     code, _, err = in_shell(measured, f"{closed}; $A {command} >&3")
     assert code == 128 + signal.SIGPIPE, err
@@ -161,7 +161,7 @@ def test_a_reader_that_has_seen_enough_ends_a_command_by_sigpipe(measured: Tool,
 def test_characters_that_an_encoding_lacks_are_question_marks(
     measured: Tool, tmp_path: Path, encoding: str, form: str
 ) -> None:
-    """The markdown of a gate begins with an emoji."""
+    """Characters that an encoding lacks become question marks, such as the emoji of a gate's markdown."""
     same = str(shutil.copy(measured.folder / "run.jsonl", tmp_path / "same.jsonl"))
     shown, plain = (
         measured("gate", same, "run.jsonl", "-f", form, code=None, **of) for of in ({"PYTHONIOENCODING": encoding}, {})
@@ -180,7 +180,7 @@ def test_an_absurd_width_is_no_width(measured: Tool, command: str) -> None:
 
 @pytest.mark.parametrize("epoch", ["", "9" * 17])
 def test_a_time_of_the_build_that_is_none_is_no_fault(measured: Tool, epoch: str) -> None:
-    """In a new interpreter, which imports numpy.f2py."""
+    """A build time that is no time is no fault, in a new interpreter, which imports numpy.f2py."""
     with measured.start("gate", "run.jsonl", "run.jsonl", SOURCE_DATE_EPOCH=epoch) as process:
         out, err = process.communicate(timeout=120)
     usual = measured("gate", "run.jsonl", "run.jsonl", code=None)
@@ -192,7 +192,7 @@ def test_a_time_of_the_build_that_is_none_is_no_fault(measured: Tool, epoch: str
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
 )
 def test_a_signal_that_comes_while_modules_are_imported(tool: Tool, number: int, code: int) -> None:
-    """Python itself needs some time before the first line of ours, so this test begins there."""
+    """A signal during imports ends a command; the test begins after Python's own start."""
     program = tool.write(
         "program.py",
         "import os, sys\n"
@@ -247,7 +247,7 @@ def test_nohup_is_respected(tool: Tool) -> None:
 
 @pytest.fixture
 def command(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], int]:
-    """Run main() with a function as its only command; return the exit code."""
+    """Return a function that runs main() with a function as its only command and returns the exit code."""
 
     def run(what: Callable[[], None]) -> int:
         monkeypatch.setattr(sys, "argv", ["attnbench", "suites"])
@@ -363,7 +363,7 @@ def test_an_error_while_an_error_is_handled_is_no_regression_and_no_traceback(
 @posix
 @pytest.mark.parametrize(("option", "kib"), [("-v", 120_000), ("-d", 60_000)])
 def test_a_limit_that_numpy_does_not_fit_is_no_regression_and_no_wait(measured: Tool, option: str, kib: int) -> None:
-    """OpenBLAS would end the process with 1 or wait forever. What needs no numpy goes on."""
+    """A limit that numpy does not fit is an error, not OpenBLAS's exit code 1 or endless wait; the rest works."""
     attnbench = f"ulimit {option} {kib}; $A"
     code, _, err = in_shell(measured, f"{attnbench} gate run.jsonl run.jsonl")
     assert (code, err.count("\n")) == (EXIT_BAD_INPUT, 1)

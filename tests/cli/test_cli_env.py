@@ -113,7 +113,7 @@ def test_the_matrix_needs_no_gpu_and_no_library(tool: Tool) -> None:
 
 
 def test_pips_refusal_is_one_line(tool: Tool) -> None:
-    """Without an index and without wheels pip finds nothing."""
+    """A refusal of pip is one line; without an index and wheels pip finds nothing."""
     (tool.folder / "none").mkdir()
     data = str(tool.folder / "data")
     options = ("--no-index", "--find-links", "none")
@@ -126,7 +126,7 @@ def test_pips_refusal_is_one_line(tool: Tool) -> None:
 
 
 def test_documents_overwrite_no_file_that_becomes_one_during_the_run_and_no_interpreter(tool: Tool) -> None:
-    """The same file by a link to nothing yet, and by two ways to a folder."""
+    """Documents overwrite no interpreter, and no file that a link or another path to its folder makes the same."""
     (tool.folder / "link.md").symlink_to("new.jsonl")
     (tool.folder / "real").mkdir()
     (tool.folder / "other").symlink_to("real")

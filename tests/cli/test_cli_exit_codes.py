@@ -1,4 +1,4 @@
-"""The exit code of every command, for each that docs/ci.md names, and what the last lines say of it."""
+"""Every exit code of every command in docs/ci.md, and the last lines of the output."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Wrong(A):
 
 BUSY, REFUSED = "busy=0.98", "measure all the same with --allow-busy"
 
-# (the command, ATTNBENCH_FAKE, exit code, what the last line of stdout or stderr has)
+# (command, ATTNBENCH_FAKE, exit code, part of the last line of stdout or stderr)
 CASES: Sequence[tuple[str, str, int, str]] = (
     ("gate ok.jsonl ok.jsonl", "", 0, "PASS: "),
     ("gate ok.jsonl slow.jsonl", "", 1, "FAIL: 2 results regressed"),
@@ -240,7 +240,7 @@ def test_every_command_has_a_case() -> None:
 
 
 def commands_of_codes(file: str) -> dict[int, set[str]]:
-    """Return the commands that a document's table names in brackets, by exit code."""
+    """Return exit code -> commands that a document's table names in brackets."""
     texts: dict[int, str] = {}
     code = 0
     for line in (Path(__file__).parents[2] / file).read_text().splitlines():
@@ -253,7 +253,7 @@ def commands_of_codes(file: str) -> dict[int, set[str]]:
 
 @pytest.mark.parametrize("file", ["attnbench/core/errors.py", "docs/ci.md"])
 def test_the_documents_say_what_the_codes_mean(file: str) -> None:
-    """Each names the codes that are tried here, the same commands for each, and those that are tried."""
+    """The documents have exactly the exit codes that are tested here, each with the same commands."""
     found = commands_of_codes(file)
     assert {code for *_, code, _ in CASES} <= found.keys()
     for code in (1, 3, 4, 5):

@@ -1,4 +1,4 @@
-"""A fault costs the record of its job only. What was measured before is kept, and --resume measures the rest."""
+"""A fault costs the record of its job only: earlier measurements are kept, and --resume measures the rest."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_an_interrupted_run_is_a_shorter_run(tool: Tool) -> None:
     assert 0 < len(before.records) < 6
     assert f"Interrupted; what was measured is kept. Go on with the {6 - len(before.records)} job" in out
     assert "  attnbench run --resume run.jsonl\n" in out
-    assert "TFLOP/s" in out  # the tables of what there is
+    assert "TFLOP/s" in out  # the tables of the existing records
     assert not alive(workers)
     tool("run", "--resume", "run.jsonl")
     after = tool.stored()
@@ -159,7 +159,7 @@ def f(q, k, v, causal=False, softmax_scale=None):
 
 @linux
 def test_a_killed_parent_leaves_no_child_of_a_worker_and_no_folder(tool: Tool) -> None:
-    """A kernel that starts a compiler, and --fresh-caches: what only attnbench would have ended and deleted."""
+    """A killed parent leaves no child of a worker (a compiler of a kernel) and no folder of --fresh-caches."""
     tool.write("mine.py", CHILD)
     temporary = tool.folder / "tmp"
     temporary.mkdir()
@@ -185,14 +185,14 @@ def wait_for_text(file: Path, process: subprocess.Popen[str]) -> str:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The text of a complete run file."""
+    """Return the text of a complete run file."""
     tool = Tool(tmp_path_factory.mktemp("finished"))
     tool.fake(*LENGTHS)
     return (tool.folder / "run.jsonl").read_text()
 
 
 def shorten(tool: Tool, records: int, rest: str = "") -> list[str]:
-    """Cut run.jsonl after its first records, append `rest`, and return the lines that were kept."""
+    """Cut run.jsonl after its first records, append `rest`, and return the kept lines."""
     lines = (tool.folder / "run.jsonl").read_text().splitlines(keepends=True)[: records + 1]
     tool.write("run.jsonl", "".join(lines) + rest)
     return lines

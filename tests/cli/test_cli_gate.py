@@ -1,4 +1,4 @@
-"""`attnbench gate` as a black box: exit codes, what it prints and writes, and its error lines."""
+"""`attnbench gate` as a black box: exit codes, output, written files, and error lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tool import FAKE, SMALL, Tool
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Tool:
-    """A folder to read only: a.jsonl and same.jsonl are alike, slow.jsonl has half the speed."""
+    """Return a folder to read only: a.jsonl and same.jsonl are alike, slow.jsonl has half the speed."""
     tool = Tool(tmp_path_factory.mktemp("runs"))
     for name, script in (("a", ""), ("same", ""), ("slow", "speed=0.5")):
         tool(*FAKE, "--seqlen", "1k,2k", *SMALL, "--rounds", "5", "--out", f"{name}.jsonl", fake=script)
@@ -36,7 +36,7 @@ def test_slower_is_a_regression(runs: Tool) -> None:
     assert answer.partition(" at worst fake ")[2].startswith(
         {1024: "1k", 2048: "2k"}[jobs[0]["case"]["shape"]["seqlen_k"]]
     )
-    assert len(jobs) == 5  # a round each
+    assert len(jobs) == 5  # one round each
     assert out.splitlines()[-1] == "FAIL: 2 results regressed"
     assert runs("gate", "slow.jsonl", "a.jsonl", "-m", "latency").out.splitlines()[-1] == "PASS: 2 results improved"
     assert "PASS" in runs("gate", "a.jsonl", "slow.jsonl", "-m", "latency", "--margin", "150%").out

@@ -1,4 +1,4 @@
-"""`--help`: it is there at once, lists every command, and shows no types. `-m help` is the same in all commands."""
+"""`--help` is fast, lists every command and shows no types; `-m help` is the same in all commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_the_help_of_the_program_lists_every_command_with_its_whole_first_senten
 
 
 def every_command() -> list[tuple[str, ...]]:
-    """Return the words of each command and of each command within a command."""
+    """Return the words of each command and subcommand."""
     program: Any = typer.main.get_command(command_line())
     found: list[tuple[str, ...]] = []
     for name, command in program.commands.items():
@@ -53,7 +53,7 @@ def test_the_metrics_are_listed_and_refused_alike_in_all_commands(tool: Tool) ->
 
 
 def test_the_help_of_the_program_imports_neither_rich_nor_a_library_for_data() -> None:
-    """rich alone takes 90 ms of the 250 that --help may take."""
+    """The program's help imports neither rich, 90 ms of the 250 ms that --help may take, nor a library for data."""
     code = """
 import sys
 from attnbench.cli import main

@@ -49,7 +49,7 @@ def test_what_is_no_run(tool: Tool) -> None:
 
 
 def test_a_run_counts_once_however_often_it_is_given(tool: Tool) -> None:
-    """A copy, or a file beside its folder, would look like a machine without noise."""
+    """A run counts once, although a copy or a file beside its folder is given; copies would look like no noise."""
     runs = [str(path) for path in sorted(EXPERIMENT.glob("alike-*.jsonl"))[:10]]
     copy = tool.folder / "copy.jsonl.gz"
     copy.write_bytes(gzip.compress(Path(runs[0]).read_bytes()))

@@ -10,7 +10,7 @@ from tool import Tool
 
 pytest.importorskip("torch")
 
-importlib.import_module("torch._inductor.analysis.profile_analysis")  # else the profiler imports it in each fork
+importlib.import_module("torch._inductor.analysis.profile_analysis")  # otherwise the profiler imports it in each fork
 ON_CPU = ("profile", "--device", "cpu", "--seqlen", "256")
 MINE = """
 import torch

@@ -66,7 +66,7 @@ def test_a_cpu(tool: Tool) -> None:
 
 
 def test_too_few_heads_are_a_skip_of_their_case_alone(tool: Tool) -> None:
-    """The backend is asked without a worker for a dry run of `run`, and in one for that of `capacity`."""
+    """Too few heads skip only their case; `run --dry-run` asks the backend without a worker, `capacity` in a worker."""
     options = ("-b", "ulysses-sdpa", "--device", "cpu", "--ranks", "1,4", "--nheads", "2", "--pass", "fwd", "--dry-run")
     planned = json.loads(tool("run", *options, "--seqlen", "256", "--headdim", "64", "--causal", "--json").out)
     skips = {job["case"].get("ranks", 1): job.get("skip") for job in planned}
@@ -76,7 +76,7 @@ def test_too_few_heads_are_a_skip_of_their_case_alone(tool: Tool) -> None:
     }
     for found in (skips, searched):
         assert found[1] is None
-        assert "2 are no multiple of 4" in found[4]
+        assert "2 is no multiple of 4" in found[4]
 
 
 def test_ab_refuses_ranks(tool: Tool) -> None:

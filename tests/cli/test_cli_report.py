@@ -1,4 +1,4 @@
-"""`attnbench report` and what a person sees: formats, files, widths, colours, and how fast it starts."""
+"""`attnbench report`: formats, files, widths, colours, and the time to start."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Tool:
-    """A folder with run.jsonl, to be read only: two lengths, two headdims, both masks, one length wrong."""
+    """Return a folder to read only, with run.jsonl: two lengths, two headdims, both masks, one length wrong."""
     tool = Tool(tmp_path_factory.mktemp("measured"))
     tool.fake("--seqlen", "1k,4k", "--pass", "fwd", script="wrong@1k", code=5)
     return tool
@@ -78,7 +78,7 @@ def test_one_call_writes_several_formats_to_files(measured: Tool, tmp_path: Path
     formats = ("md", "csv", "json", "html", "table", "bmf", "github-action-benchmark", "pytest-benchmark", "parquet")
     wanted = [word for name in formats for word in ("-f", f"{name}={tmp_path / name}")]
     done = measured("report", *wanted, "run.jsonl")
-    assert done.out == measured("report", "run.jsonl").out  # the table, as nothing else is printed
+    assert done.out == measured("report", "run.jsonl").out  # the table, because nothing else is printed
     assert sorted(done.err.split("\n")[:-1]) == sorted(f"{name}: {tmp_path / name}" for name in formats)
     for name in ("md", "csv", "json", "bmf"):
         assert (tmp_path / name).read_text() == measured("report", "-f", name, "run.jsonl").out
@@ -148,7 +148,7 @@ def test_figures_are_drawn_as_pictures(measured: Tool, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a limit of address space")
 def test_a_picture_that_a_limit_of_memory_forbids_is_one_line(measured: Tool, tmp_path: Path) -> None:
-    """The renderer wants more address space than the limit, and ends the process that it is in."""
+    """A picture that a limit of memory forbids is one line; the renderer exceeds the limit and ends its process."""
     pytest.importorskip("vl_convert")
     (picture := tmp_path / "latency.svg").write_text("the old one")
     words = shlex.join([*COMMAND, "report", "run.jsonl", "--figure", "latency", "--svg", str(picture)])
@@ -162,7 +162,7 @@ def test_a_picture_that_a_limit_of_memory_forbids_is_one_line(measured: Tool, tm
 
 @pytest.fixture(scope="module")
 def odd_reason(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A run file with a lone surrogate, which no encoding has, an escape sequence and a command to GitHub's runner."""
+    """Return a run file whose reason has a lone surrogate, an escape sequence and a command to GitHub's runner."""
     tool = Tool(tmp_path_factory.mktemp("odd"))
     tool.fake("--seqlen", "1k", *SMALL, script="error@1k", code=1)
     header, record = (tool.folder / "run.jsonl").read_text().splitlines()
@@ -184,7 +184,7 @@ def test_a_reason_of_odd_characters_ends_no_format(tool: Tool, format: str, odd_
 
 @pytest.mark.parametrize("format", ["md", "html", "csv"])
 def test_a_failing_cell_in_every_format(tool: Tool, format: str) -> None:
-    """With the traceback, whose markup does no harm."""
+    """A failing cell is shown in every format with its traceback, whose markup is escaped."""
     tool.fake("--seqlen", "1k", *SMALL, script="error@1k", code=1)
     out = tool("report", "run.jsonl", "--cell", "fake", "-f", format).out
     assert "RuntimeError: scripted error" in out
@@ -221,7 +221,7 @@ app([], standalone_mode=False)
 
 
 def seconds(command: list[str], tool: Tool) -> float:
-    """CPU seconds of a command."""
+    """Return the CPU seconds of a command."""
 
     def spent() -> float:
         usage = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -234,9 +234,9 @@ def seconds(command: list[str], tool: Tool) -> float:
 
 @pytest.mark.parametrize("args", [["--help"], ["report", "run.jsonl"]])
 def test_it_is_there_at_once(measured: Tool, args: list[str]) -> None:
-    """Under 0.4 s, or, where the machine is slow or busy, twice what an empty command of typer and rich takes.
+    """A command starts in 0.4 CPU seconds, or in twice an empty command of typer and rich on a slow machine.
 
-    One try of several is enough, since other work may share the machine.
+    One try of several suffices, because other work may share the machine.
     """
     empty = [sys.executable, "-c", EMPTY]
     assert any(
@@ -260,7 +260,7 @@ def test_a_pipe_gets_plain_lines(tool: Tool) -> None:
     assert [line[:5] for line in jobs] == ["[1/3]", "[2/3]", "[3/3]"]
     assert any("fake 2k d128 full fwd  FAIL RuntimeError: scripted error" in line for line in jobs)
     assert "suite default: 3 jobs" in result.err
-    assert "forecast " in result.err  # in the header; simulated seconds are not compared with it
+    assert "forecast " in result.err  # in the header; simulated seconds are not compared with the forecast
 
 
 @pytest.mark.parametrize("columns", [50, 80, 200])
@@ -274,14 +274,14 @@ def test_every_width_shows_every_figure(measured: Tool, columns: int) -> None:
 
 
 def test_a_terminal_gets_colours_and_a_line_that_lives(tool: Tool) -> None:
-    options = ("--seqlen", "1k-8k", *SMALL, "--timeout", "1s")  # in which the line is drawn several times
+    options = ("--seqlen", "1k-8k", *SMALL, "--timeout", "1s")  # long enough to draw the line several times
     code, said = tool.terminal(*FAKE, *options, fake="hang@2k")
     assert code == 0
     assert f"{ESCAPE}[?25l" in said  # the cursor is hidden,
-    assert said.rindex(f"{ESCAPE}[?25h") > said.rindex(f"{ESCAPE}[?25l")  # and there again at the end
+    assert said.rindex(f"{ESCAPE}[?25h") > said.rindex(f"{ESCAPE}[?25l")  # and shown again at the end
     assert "/4]" in said
     assert f"{ESCAPE}[31mTIMEOUT" in said
-    assert "[4/4] fake" not in said  # no line a job
+    assert "[4/4] fake" not in said  # no line for each job
     assert " left" in said
 
 

@@ -1,4 +1,4 @@
-"""`attnbench run`: what it measures and writes, and which files it does not touch."""
+"""`attnbench run`: its measurements, its output, and the files that it must not touch."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_sizes_reach_the_cases(tool: Tool, options: str, names: list[str], expec
     ("options", "field", "expected"),
     [
         ("--causal", "causal", {True}),
-        ("--full", "causal", {None}),  # the default is left out of the file
+        ("--full", "causal", {None}),  # the file leaves the default out
         ("--pass fwd_bwd", "direction", {"fwd_bwd"}),
     ],
 )
@@ -277,7 +277,7 @@ def test_suites_are_listed_and_shown_to_be_copied(tool: Tool) -> None:
 
 
 def test_a_round_is_measured_again(tool: Tool) -> None:
-    """The last record of a job counts, so the file stays one of the same run."""
+    """A round that is measured again stays in the file of the run, because the last record of a job counts."""
     stored = tool.fake("--seqlen", "1k,2k", *SMALL, "--rounds", "3")
     jobs = len(stored.header["plan"])
     tool("run", "--resume", "run.jsonl", "--again", "1")

@@ -1,4 +1,4 @@
-"""The command that measures a cell again: given to attnbench, it plans that cell, and nothing else."""
+"""The command that measures a cell again plans exactly this cell."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def cases(**axes: Any) -> list[Case]:
 
 
 class StopError(Exception):
-    """Ends a command where it would begin to measure."""
+    """Raised where a command would begin to measure."""
 
 
 def asked(command: str, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Case, ...], list[str]]:
-    """The cases and the backends that an `attnbench run` asks for on a GPU, without starting anything."""
+    """Return the cases and the backends that an `attnbench run` requests on a GPU, without starting anything."""
     requests: list[Any] = []
 
     def stop(request: Any, _progress: object) -> None:
@@ -51,7 +51,7 @@ def asked(command: str, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[Case, ..
 
 
 def planned(tool: Tool, command: str) -> list[dict[str, Any]]:
-    """The jobs that a command plans."""
+    """Return the jobs that a command plans."""
     name, *words = shlex.split(command)
     assert name == "attnbench"
     return json.loads(tool(*words, "--dry-run", "--json").out)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""`attnbench step` as a black box, on the simulated device: planned, measured, shown again, refused."""
+"""`attnbench step` as a black box on the simulated device: plan, measurement, report, refusals."""
 
 from __future__ import annotations
 

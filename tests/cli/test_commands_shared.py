@@ -1,4 +1,4 @@
-"""What several commands share."""
+"""Behaviour that several commands share."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ READ = {"capacity": "capacity", "claims": "claims", "step": "step"} | dict.fromk
 
 @pytest.mark.parametrize(("command", "kind"), READ.items())
 def test_every_command_that_reads_run_files_takes_a_folder(tool: Tool, command: str, kind: str) -> None:
-    """It shows what it shows of the files in it."""
+    """Every command that reads run files takes a folder, with the output for the files in it."""
     there = sorted(RESULTS.glob(f"*-{kind}-*.jsonl.gz"))[:2]
     (tool.folder / "here").mkdir()
     for file in there:
@@ -48,7 +48,7 @@ def test_every_command_that_reads_run_files_takes_a_folder(tool: Tool, command: 
 
 @pytest.mark.parametrize(("command", "kind"), READ.items())
 def test_what_cannot_be_read_is_in_what_is_shown(tmp_path: Path, command: str, kind: str) -> None:
-    """JSON lines of another program in a folder are no damage."""
+    """The output reports unreadable files; JSON lines of another program in a folder are not damage."""
     content = [*lines(next(RESULTS.glob(f"*-{kind}-nvidia-h100.jsonl.gz")))]
     (tmp_path / "0.jsonl").write_bytes(b"".join([*content[:40], b"lost\n"]))
     if command == "compare":

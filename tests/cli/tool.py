@@ -1,4 +1,4 @@
-"""The attnbench command as a black box: started in an empty folder, seen through its output, exit code and files."""
+"""The attnbench command as a black box: started in an empty folder, tested by output, exit code and files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Stored:
-    """The content of a run file, parsed here and not by attnbench."""
+    """The content of a run file, parsed without attnbench."""
 
     header: dict[str, Any]
     records: list[dict[str, Any]]
@@ -70,9 +70,9 @@ class Tool:
     def __call__(
         self, *args: str | Path, code: int | None = 0, fake: str = "", into: str | None = None, **env: str
     ) -> Result:
-        """Run the command to its end in this process, check the exit code (None: any), and return what it printed.
+        """Run the command to its end in this process, check the exit code (None: any), and return the output.
 
-        `into` is a file that standard output goes to instead.
+        `into` is a file for standard output.
         """
         found, out, err = in_process.run([*map(str, args)], self.folder, self.env(fake, **env), into)
         assert "Traceback" not in err, err
@@ -88,7 +88,7 @@ class Tool:
         preexec_fn: Any = None,
         **env: str,
     ) -> Iterator[subprocess.Popen[str]]:
-        """Give the running process. If it still runs at the end of the block, it is killed."""
+        """Yield the running process, and kill it if it still runs at the end of the block."""
         process = subprocess.Popen(
             [*command, *map(str, args)],
             cwd=self.folder,
@@ -133,7 +133,7 @@ class Tool:
         raise AssertionError("the run never began")
 
     def terminal(self, *args: str, fake: str = "", **env: str) -> tuple[int, str]:
-        """Run the command on a pseudo-terminal; return the exit code and everything that was written there."""
+        """Run the command on a pseudo-terminal; return the exit code and the text on the terminal."""
         parent, child = pty.openpty()
         fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 80, 0, 0))
         environment = self.env(fake, TERM="xterm-256color", **env)
@@ -168,7 +168,7 @@ def children(pid: int) -> list[int]:
 
 
 def alive(pids: list[int], wait: float = 5.0) -> list[int]:
-    """Return those of the processes that still run after at most `wait` seconds; zombies do not run."""
+    """Return the processes that still run after at most `wait` seconds; zombies do not run."""
     end = time.monotonic() + wait
     while True:
         left = []

@@ -14,7 +14,7 @@ from interpreted_triton import INTERPRET
 
 @pytest.fixture(autouse=True)
 def _as_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Multiply float32 exactly, as a worker does; tests/conftest.py restores that after each test."""
+    """Multiply float32 exactly, as in a worker; tests/conftest.py restores the setting after each test."""
     if INTERPRET:
         monkeypatch.setenv("TRITON_INTERPRET", "1")
     torch.set_float32_matmul_precision("highest")

@@ -1,4 +1,4 @@
-"""Few cases that hold every pair of features that many cases have."""
+"""Choose few cases that contain every pair of features of many cases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pairs import cover
 
 
 def _features(case: Case) -> frozenset[tuple[str, object]]:
-    """Return what can matter for a call: each field that differs from its default, and kinds of sizes."""
+    """Return the features that can matter to a call: each field that differs from its default, and kinds of sizes."""
     s = case.shape
     own = ("shape", "lengths", "window_size", "mask")
     found = {(f.name, getattr(case, f.name)) for f in fields(case) if f.name not in own}
@@ -26,33 +26,33 @@ def _features(case: Case) -> frozenset[tuple[str, object]]:
     return frozenset(found)
 
 
-_NUMBERS: dict[object, int] = {}  # of each feature that was met
+_NUMBERS: dict[object, int] = {}  # the number of each feature found so far
 _MOST = 256
 
 
 @cache
 def _pairs(case: Case, backend: str) -> int:
-    """Return the pairs of features of a case and its backend, a bit each."""
+    """Return the pairs of features of a case and its backend, one bit for each pair."""
     features = {*_features(case), ("backend", backend)}
     numbers = [_NUMBERS.setdefault(feature, len(_NUMBERS)) for feature in features]
     assert len(_NUMBERS) <= _MOST
     having = sum(1 << number for number in numbers)
-    return sum((having >> number + 1) << number * _MOST for number in numbers)  # with each feature of a larger number
+    return sum((having >> number + 1) << number * _MOST for number in numbers)  # pairs with features of larger numbers
 
 
 def _cost(case: Case) -> float:
-    """Return a measure of the time that a case takes where kernels are interpreted: of its pairs, and a call's."""
+    """Return an estimate of a case's time with interpreted kernels, from its pairs and a constant for the call."""
     pairs = sum(of.number * of.seqlen_q * of.seqlen_k for of in case.sequences) * case.shape.nheads
     return pairs * (1 + 2 * case.has_backward) + 4000
 
 
 def every_pair(cases: Mapping[str, Case]) -> dict[str, Case]:
-    """Return few and small ones of the cases, in their order, that have each pair of features that one of them has."""
+    """Return few and small cases, in their order, that together have every pair of features of all cases."""
     chosen = every_pair_of_several({("", name): case for name, case in cases.items()})
     return {name: case for (_, name), case in chosen.items()}
 
 
 def every_pair_of_several(cases: Mapping[tuple[str, str], Case]) -> dict[tuple[str, str], Case]:
-    """Return the same of cases by backend and name; a backend is a feature, and may share pairs of others."""
+    """Return such cases by backend and name; a backend is a feature, and backends may share pairs of other features."""
     pairs = {key: _pairs(case, key[0]) for key, case in cases.items()}
     return {key: cases[key] for key in cover(pairs, lambda key: _cost(cases[key]))}

@@ -1,7 +1,7 @@
-"""The contract of backends: the same tests for each backend of the map, so a new line there is tested without more.
+"""The contract of backends: the same tests for each backend of the map, so that a new entry is tested at once.
 
-A backend that cannot run here is skipped with its own reason. ATTNBENCH_REQUIRE=eager,triton makes that a failure, so
-that a machine that must test a backend does not silently stop doing so.
+A backend that cannot run here is skipped with its reason. ATTNBENCH_REQUIRE=eager,triton turns such a skip into a
+failure, so that a machine that must test a backend does not silently stop.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ MASKED = {
         ("dilated:3", "decode", "fp16", "fwd", False),
     )
 }
-BLOCKS = Shape(1, 136, 200, 2, 1, 32, 32)  # of random:P, which has blocks of 128
+BLOCKS = Shape(1, 136, 200, 2, 1, 32, 32)  # for random:P, which has blocks of 128
 MASKED["mask-random"] = Case(BLOCKS, "fp16", "fwd_bwd", mask="random:0.3")
 MASKED["mask-random-aligned"] = Case(Shape(1, 144, 144, 1, 1, 32, 32), "fp32", "fwd_bwd", True, mask="random:0.1")
 MASKED["mask-random-causal"] = Case(BLOCKS, "fp16", "bwd", True, mask="random:0.1")
@@ -256,7 +256,7 @@ DROPOUT["dropout-softcap"] = Case(SHAPES["square"], "bf16", "fwd_bwd", softcap=2
 
 @functools.cache
 def broad() -> Sequence[Case]:
-    """Return cases of every kind, whether or not a backend can run them."""
+    """Return cases of every kind, even if no backend can run them."""
     heads = ((12, 3, 1, 1), (128, 1, 8, 80), (12, 3, 64, 64), (12, 3, 192, 128), (128, 1, 192, 128), (128, 1, 576, 512))
     lengths = ((1, 1, 1), (64, 1, 2**17), (3, 17, 100), (3, 100, 17), (1, 2**20, 2**20))
     kinds = (("bf16", "fwd"), ("fp16", "bwd"), ("fp32", "fwd_bwd"), ("fp8", "fwd"), ("fp8", "bwd"))
@@ -277,7 +277,7 @@ def broad() -> Sequence[Case]:
 
 
 def is_cached(case: Case) -> bool:
-    """Whether the keys of a case may lie in a cache."""
+    """Return whether the keys of a case may be in a cache."""
     plain = case.direction == "fwd" and not case.dropout_p and case.shape.nheads_k == 1
     return plain and case.shape.seqlen_q <= case.shape.seqlen_k
 
@@ -287,7 +287,7 @@ def sizes(case: Case) -> tuple[int, int]:
 
 
 def unlike(case: Case) -> bool:
-    """Whether a batch of the case may be ragged, with sequences of one token."""
+    """Return whether a batch of the case may be ragged, with sequences of one token."""
     return case.shape.batch > 1 and sizes(case) != (1, 1) and not case.dropout_p
 
 
@@ -300,13 +300,13 @@ def name(request: pytest.FixtureRequest) -> str:
 def backend(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Backend:
     if name != OWN:
         return load(name, BACKENDS[name])
-    monkeypatch.syspath_prepend(tmp_path)  # both are undone with the test
+    monkeypatch.syspath_prepend(tmp_path)  # both are undone after the test
     monkeypatch.setitem(sys.modules, "own_attention", None)
     (tmp_path / "own_attention.py").write_text(OWN_SOURCE)
     return load(name, f"{tmp_path}/own_attention.py:attention")
 
 
-_WHY_NOT: dict[str, str | None] = {}  # of each backend; found once, since thousands of tests ask
+_WHY_NOT: dict[str, str | None] = {}  # by backend, computed once for thousands of tests
 
 
 def why_not(backend: Backend) -> str | None:
@@ -356,10 +356,10 @@ def test_probe_gives_a_version_or_a_reason(backend: Backend) -> None:
 
 
 def test_answers_are_pure(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a backend says of any case on any device is a line, a memory or patterns, and the same when asked again."""
+    """For any case on any device a backend's answers (a line, a workspace, patterns) are valid and repeatable."""
     simulated, patterns = getattr(backend, "simulated", False), set[object]()
     for device in DEVICES:
-        monkeypatch.setenv("TRITON_INTERPRET", "1" if device.kind == "cpu" else "0")  # so that each may run
+        monkeypatch.setenv("TRITON_INTERPRET", "1" if device.kind == "cpu" else "0")  # so that each device may run
         for case in (*CASES.values(), *broad()):
             reason = backend.unsupported(case, device)
             assert reason is None or is_one_line(reason), f"{reason!r} for {case} on {device.name}"
@@ -381,7 +381,7 @@ def test_answers_are_pure(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_pure_functions_import_nothing_heavy() -> None:
-    """They import neither torch nor the library: a broken installation must not matter before the probe."""
+    """Pure functions import neither torch nor the library, so that a broken installation matters only to the probe."""
     code = """
 import sys
 before = set(sys.modules)
@@ -406,9 +406,9 @@ for name, spec in BACKENDS.items():
 
 
 def taken(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
-    """Parametrize a test by backends and the cases that they do not refuse here.
+    """Parametrize a test by backends and the cases that they accept here.
 
-    On a GPU these are all cases, on a CPU those that have every pair of features: thousands take many minutes there.
+    These are all cases on a GPU. On a CPU, where thousands would take many minutes, they have every pair of features.
     """
     chosen = (lambda cases: cases) if ON_GPU else every_pair
     with pytest.MonkeyPatch.context() as patch:
@@ -418,7 +418,7 @@ def taken(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
         pairs = [
             pytest.param(name, case, id=f"{name}-{key}")
             for name, backend in backends.items()
-            if name not in SEVERAL  # with one rank they are another backend: tests/worker/test_ranks.py
+            if name not in SEVERAL  # with one rank these are another backend; see tests/worker/test_ranks.py
             if not getattr(backend, "simulated", False)
             for key, case in chosen({k: c for k, c in cases.items() if not backend.unsupported(c, DEVICE)}).items()
         ]
@@ -447,20 +447,20 @@ def prepared_or_skip(backend: Backend, case: Case, given: Inputs) -> tuple[Prepa
 @pytest.mark.skipif(ON_GPU, reason="operators are seen on a CPU")
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_what_a_backend_copies_for_a_layout_is_in_its_launch(direction: str) -> None:
-    """Eager attention multiplies matrices of one head: heads that are not contiguous are copied first."""
+    """Copies for a layout are in the launch: eager attention first copies heads that are not contiguous."""
 
     def copies(layout: str) -> int:
         case = Case(SHAPES["gqa"], "fp32", direction, layout=layout)
         prepared = load("eager", BACKENDS["eager"]).prepare(case, inputs.make(case, "cpu", seed=0))
         return sum(bool(re.search("aten::(clone|copy_|cat)", name)) for name in operator_names(prepared.launch))
 
-    assert copies("native") == copies("bhsd")  # of scalars alone
+    assert copies("native") == copies("bhsd")  # copies of scalars only
     assert copies("bshd") > copies("native")
     assert copies("packed") > copies("native")
 
 
 def test_inputs_that_are_not_views_of_one_tensor_are_packed_and_named() -> None:
-    """As those of a check with other values of v: the results must follow what the launch reads."""
+    """Inputs that are not views of one tensor, as of a check with other values of v, are packed and named."""
     case = Case(SHAPES["gqa"], "fp32", "fwd_bwd", layout="packed")
     given = inputs.make(replace(case, layout="native"), "cpu", seed=0)
     prepared = load("eager", BACKENDS["eager"]).prepare(case, given)
@@ -477,10 +477,10 @@ def test_declared_kernels_run_and_results_follow_the_inputs(backend: Backend, ca
 
 
 def operators_of_launches(backend: Backend, case: Case) -> list[str]:
-    """Return the operators of a launch on inputs that were changed in place: the results must follow.
+    """Return the operators of a launch on inputs that were changed in place, which the results must follow.
 
-    A backend that copies inputs in `prepare` must therefore name the copies in `reads`, and one that returns stored
-    results fails. `canonical` gives views only: what it computed would not be timed.
+    So a backend that copies inputs in `prepare` must name the copies in `reads`, and one that returns stored results
+    fails. `canonical` must return views only, because its computations would not be timed.
     """
     given = inputs.make(case, DEVICE.kind, seed=0)
     prepared, raw = prepared_or_skip(backend, case, given)
@@ -535,7 +535,7 @@ def test_dropout(backend: Backend, case: Case) -> None:
 @pytest.mark.usefixtures("able")
 @taken(CASES)
 def test_results(backend: Backend, case: Case) -> None:
-    """Every case that a backend takes has right names, shapes, dtypes and values; no input changes."""
+    """Results of every accepted case have the right names, shapes, dtypes and values, and no input changes."""
     given = inputs.make(case, DEVICE.kind, seed=0)
     before = inputs.clone(given)
     check = judge.make_check(case, given, 0, backend)
@@ -543,7 +543,7 @@ def test_results(backend: Backend, case: Case) -> None:
     results = prepared.canonical(raw)
     factors = {f"descale_{name}" for name, t in results.items() if t.dtype.itemsize == 1}
     assert set(results) - factors - {"selected"} == set(judge.expected_results(case))
-    accuracy = check.check_first(results)  # shapes and dtypes too
+    accuracy = check.check_first(results)  # checks shapes and dtypes too
     assert accuracy.ok, accuracy.problem()
     assert check.fp8_problem(prepared, accuracy) is None
     if case.has_backward:

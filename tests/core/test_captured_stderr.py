@@ -1,4 +1,4 @@
-"""What is written to file descriptor 2 is kept, also where what is tried fails."""
+"""Output to file descriptor 2 is captured, even if the captured code fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The values that are stored: their identity and their way through JSON."""
+"""Stored values: their identity, and their conversion to and from JSON."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_whole_number_and_its_float_are_one_case() -> None:
 
 
 def test_keys_of_stored_results_do_not_change() -> None:
-    """If this fails, no stored baseline is found any more: correct the hashing, not the test."""
+    """Keys of stored results do not change. If this fails, baselines are lost: correct the hashing, not the test."""
     assert PLAIN.key == "176fd8747c40b182"
     assert RICH.key == "8f3fddf53a845ac4"
 
@@ -139,7 +139,7 @@ def test_nan_and_infinity_through_json() -> None:
     ],
 )
 def test_a_value_of_another_type_is_reported_with_its_place(place: str, value: object, said: str) -> None:
-    """A damaged file may hold it; if it were accepted, the error would come much later."""
+    """A value of another type, as in a damaged file, is reported with its place, not accepted until a later error."""
     data = through_json(rich_record())
     *above, last = place.split(".")
     inside = data
@@ -151,14 +151,14 @@ def test_a_value_of_another_type_is_reported_with_its_place(place: str, value: o
 
 
 def test_a_record_of_an_older_version_can_be_read() -> None:
-    """Only the fields without a default must be there."""
+    """A record of an older version can be read, if it has all fields without a default."""
     data = through_json(rich_record())
     least = {name: data[name] for name in ("case", "backend", "round", "status")}
     assert from_json(Record, least) == Record(RICH, "triton", 2, "ok")
 
 
 def test_every_field_of_a_record_survives() -> None:
-    """No field of this record is at its default, so a new field that from_json does not read fails here."""
+    """Every field of a record survives JSON; none is at its default, so a new field that is not read fails here."""
     rich = replace(
         rich_record(), reason="r", forecast=Forecast(1.0, 0.1, 5), seconds=2.0, resumable=True, stderr="tail",
         approximation=Approximation("few keys", 0.4, 0.8, rows=64, heads=4),
@@ -209,4 +209,4 @@ def test_accuracy_and_its_problem() -> None:
         "dq is off by 0.5 where 0.002 is allowed (eager: 0.001)"
     )
     assert not Accuracy({"out": error(float("nan"))}, 1, 1).ok
-    assert not Accuracy({"out": error(0.0)}, 1, 1, ("out",)).ok  # right where it was compared, not everywhere
+    assert not Accuracy({"out": error(0.0)}, 1, 1, ("out",)).ok  # right where compared, but not everywhere

@@ -1,4 +1,4 @@
-"""Limits of control groups of both versions: the strictest counts, and the page cache is free memory."""
+"""Limits of control groups of both versions: the strictest limit counts, and the page cache is free memory."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def level_1(stat: str, limit: int) -> dict[str, str]:
 
 
 CACHE, SLAB = f"anon {GIB}\nactive_file {4 * GIB}", f"slab_reclaimable {5 * GIB}\nslab_unreclaimable {GIB}"
-NOT_SHOWN = f"cache 0\nhierarchical_memory_limit {3 * GIB}\ntotal_inactive_file 0"  # the limit is of another level
+NOT_SHOWN = f"cache 0\nhierarchical_memory_limit {3 * GIB}\ntotal_inactive_file 0"  # the limit of another level
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What git says of the working directory, and that nothing which that configures is run."""
+"""Git's state of the working directory, without running anything that the directory configures."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout with one commit, which is the working directory."""
+    """Return a checkout with one commit that is the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "none"))
     (tmp_path / "file.py").write_text("1\n")
@@ -45,7 +45,7 @@ def test_the_commit_and_whether_files_differ(folder: Path) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_the_branch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job of CI has checked out a commit, and says in a variable of which branch."""
+    """The branch comes from a variable where a job of CI has checked out a commit."""
     for name in ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME"):
         monkeypatch.delenv(name, raising=False)
     git("switch", "--quiet", "-c", "feature/tiles")
@@ -60,14 +60,14 @@ def test_the_branch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def spy(folder: Path) -> Path:
-    """Return a program that leaves `ran` in a folder."""
+    """Return a program that writes a file `ran` to a folder."""
     program = folder / "program"
     program.write_text(f"#!/bin/sh\ntouch {folder}/ran\ncat\n")
     program.chmod(0o755)
     return program
 
 
-# some names would be cut or changed by a careless way to read or to set them
+# names that a careless reader or writer would cut or change
 @pytest.mark.parametrize(
     "key",
     [
@@ -80,7 +80,7 @@ def test_nothing_that_a_folder_configures_is_run(folder: Path, key: str) -> None
     (folder / ".gitattributes").write_bytes(os.fsencode(f"* filter={key.split('.', 1)[1].rpartition('.')[0]}\n"))
     (folder / "file.py").write_text("3\n")
     subprocess.run(["git", "status"], capture_output=True)
-    assert (folder / "ran").exists()  # a plain call does run it
+    assert (folder / "ran").exists()  # an unprotected call runs it
     (folder / "ran").unlink()
     (folder / "file.py").write_text("4\n")
     commit = checkout.commit_and_branch()[0] or ""
@@ -92,11 +92,11 @@ def test_nothing_that_a_folder_configures_is_run(folder: Path, key: str) -> None
 
 
 def test_a_copy_of_a_clean_checkout_with_a_filter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Git knows no more that its files are unchanged; another file that was changed is known."""
+    """In a copy of a clean checkout with a filter git cannot know that files are unchanged, but knows changed ones."""
     git("config", "filter.upper.clean", "tr a-z A-Z")
     (folder / "data").mkdir()
     (folder / "data/big file.bin").write_text("content\n")
-    os.utime(folder / "data/big file.bin", (1, 1))  # git does not trust the time of a file as new as its index
+    os.utime(folder / "data/big file.bin", (1, 1))  # git does not trust the time of a file that is as new as its index
     (folder / ".gitattributes").write_text("*.bin filter=upper\n*.txt filter=of-nobody\n")
     (folder / "note.txt").write_text("1\n")
     git("add", ".gitattributes", "data", "note.txt")
@@ -144,7 +144,7 @@ def test_nothing_that_a_submodule_configures_is_run(folder: Path) -> None:
 
 
 def test_a_checkout_that_git_does_not_trust_says_what_to_do(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own way to try it
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own switch for this test
     assert checkout.commit_and_branch()[0] is None
     assert f"git config --global --add safe.directory {folder}" in checkout.what_is_not_known()
     (odd := folder.with_name("it's; odd")).mkdir()

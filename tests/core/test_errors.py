@@ -1,4 +1,4 @@
-"""What an error line suggests for a word that is not known."""
+"""The suggestion of an error line for an unknown word."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ DTYPES = ("bf16", "fp16", "fp32", "fp8")
 @pytest.mark.parametrize(
     ("word", "known", "found"),
     [
-        ("sped", ("throughput", "speedup", "spread"), ["speedup"]),  # the beginning of a word counts as the word
+        ("sped", ("throughput", "speedup", "spread"), ["speedup"]),  # the beginning of a word counts as a match
         ("llama", ("llama-3.1-8b", "gemma-2-9b"), ["llama-3.1-8b"]),
         ("bf15", DTYPES, ["bf16"]),
-        ("fp64", DTYPES, []),  # another number is another thing
+        ("fp64", DTYPES, []),  # a word with another number is no match
         ("nope", ("hopper", "ampere"), []),
         ("Page_Size", ("page-size", "batch"), ["page-size"]),
         ("sbhd", ("bshd", "bhsd", "packed"), ["bshd", "bhsd"]),

@@ -17,7 +17,7 @@ side = st.none() | st.integers(0, 30)
 
 
 def mask(seqlen_q, seqlen_k, causal, window_size):
-    """Return the pairs that the mask leaves, by its definition in flash-attn's documentation."""
+    """Return the mask of visible pairs by its definition in flash-attn's documentation."""
     offset = seqlen_k - seqlen_q
     left, right = window_size
     return {
@@ -58,7 +58,7 @@ def test_flops_by_convention():
     assert flops(c, "fa") == 4 * 64 * 1024 * 1024 / 2
     windowed = replace(c, window_size=(0, None))
     assert flops(windowed) == 4 * 64 * 1024
-    assert flops(windowed, "fa") == flops(c, "fa")  # the window changes nothing
+    assert flops(windowed, "fa") == flops(c, "fa")  # the window has no effect
     assert flops(replace(windowed, causal=False, window_size=(0, 0)), "fa") == 4 * 64 * 1024
     decode = case(1, 4096, headdim=64, headdim_v=64, causal=True)
     assert flops(decode) == 2 * flops(decode, "fa") == 4 * 64 * 4096
@@ -109,7 +109,7 @@ def test_one_exp_for_each_pair_and_head_and_again_in_the_backward():
     [
         (64, 4096, 1e12, "exp"),  # 256 FLOPs for each exp, and 1000 FLOPs in its time
         (512, 4096, 1e12, "compute"),
-        (64, 4096, 0.0, "compute"),  # not known
+        (64, 4096, 0.0, "compute"),  # an unknown rate
         (64, 1, 1e12, "memory"),
     ],
 )

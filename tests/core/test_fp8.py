@@ -1,4 +1,4 @@
-"""fp8: the rounding and its error, the form of results, and which backends support it."""
+"""fp8: the rounding and its error, the form of results, and the backends that support it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_quantize_uses_the_whole_range() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_rounding_costs_what_three_bits_of_mantissa_cost(dtype: torch.dtype) -> None:
-    """The error is uniform within half a step, and a step is 1/8 to 1/16 of the value: 2.6 % root mean square."""
+    """Rounding to 3 bits of mantissa costs 2.6 % in root mean square: half a step, of 1/8 to 1/16 of the value."""
     t = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).to(dtype)
     before = t.clone()
     small, descale = fp8.quantize(t)
@@ -75,7 +75,7 @@ def test_the_error_is_against_the_inputs_before_they_were_rounded(given: Inputs)
     assert given.q.dtype == torch.bfloat16
     check = judge.ResultCheck(CASE, given, 0)
     exact = check.check_first({"out": out_of(given).bfloat16()})
-    assert exact.errors["out"].relative < 0.003  # one rounding to bf16
+    assert exact.errors["out"].relative < 0.003  # the error of one rounding to bf16
     operands, descale = fp8.quantize_inputs(given)
     wide = Inputs(**{name: t.float() * descale[name] for name, t in operands.items()})
     found = check.check_first({"out": out_of(wide).bfloat16()})
@@ -104,7 +104,7 @@ def test_an_e4m3_result_needs_its_scale(given: Inputs) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(BACKENDS) - TAKE_IT))
 def test_other_backends_refuse_fp8(name: str) -> None:
-    """No backend computes an fp8 case in bf16."""
+    """Other backends refuse fp8; none computes an fp8 case in bf16."""
     reason = load(name, BACKENDS[name]).unsupported(replace(CASE, causal=False), HOPPER)
     assert reason is not None
     assert "no fp8" in reason
@@ -132,7 +132,7 @@ def test_where_triton_supports_fp8(
 
 
 def test_a_cpu_has_no_ceiling_in_e4m3() -> None:
-    """torch may multiply e4m3 by plain loops on a CPU, and a reading would take minutes."""
+    """A CPU has no ceiling in e4m3, because torch may use plain loops, and a measurement would take minutes."""
     with pytest.raises(RuntimeError, match="a CPU has no units for e4m3"):
         ceiling.matmul_launch(1024, torch.device("cpu"), torch.float8_e4m3fn)
     assert environment._matmul_rates(torch.device("cpu"), ["fp8"], 1024) == {}
@@ -142,7 +142,7 @@ BACKWARD = Case(Shape(1, 96, 128, 4, 2, 32, 32), "fp8", "bwd", causal=True)
 
 
 def backward_of(given: Inputs) -> dict[str, torch.Tensor]:
-    """Return the results of a backward in float32, of the operands as they are."""
+    """Return the results of a backward in float32 for the given operands."""
     leaves = [getattr(given, name).float().requires_grad_() for name in "qkv"]
     out = attend(*leaves, scale=BACKWARD.softmax_scale, right=0, dtype=torch.float32)[0]
     grads = torch.autograd.grad(out, leaves, given.values["dout"].float())
@@ -150,7 +150,7 @@ def backward_of(given: Inputs) -> dict[str, torch.Tensor]:
 
 
 def in_8_bits(given: Inputs) -> tuple[Inputs, dict[str, torch.Tensor]]:
-    """Return the inputs as they are after rounding, and the copies in e4m3 and e5m2."""
+    """Return the rounded inputs, and the copies in e4m3 and e5m2."""
     operands, descale = fp8.quantize_inputs(given)
     return Inputs(**{name: t.float() * descale[name] for name, t in operands.items()}), operands
 
@@ -162,7 +162,7 @@ def test_a_scale_of_gradients_leaves_a_margin() -> None:
 
 
 def test_a_backward_has_the_error_of_its_operands() -> None:
-    """Gradients in e5m2 are right; those of other operands, or of a wrong kernel, are not."""
+    """A backward's error shows its operands: gradients in e5m2 pass, those of other operands or a wrong kernel fail."""
     given = inputs.make(BACKWARD, "cpu", seed=0)
     check = judge.ResultCheck(BACKWARD, given, 0)
     wide, operands = in_8_bits(check.inputs)

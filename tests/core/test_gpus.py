@@ -1,4 +1,4 @@
-"""The table of peak rates: the entry for each name that drivers report, and that its figures are consistent."""
+"""The table of peak rates: the entry for each name from drivers, and the consistency of figures."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ NAMES = [
 
 UNKNOWN = [
     ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4864),
-    ("NVIDIA A100-SXM4-40GB", 4864),  # a MIG slice that reports the name of the whole GPU
+    ("NVIDIA A100-SXM4-40GB", 4864),  # a MIG slice, which reports the name of the whole GPU
     ("NVIDIA H100 80GB HBM3 MIG 3g.40gb", 40448),
     ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376),
     ("NVIDIA GeForce RTX 5090 D", 32607),
-    ("NVIDIA GeForce RTX 3080", 20480),  # no product of NVIDIA's
+    ("NVIDIA GeForce RTX 3080", 20480),  # not a product of NVIDIA
     ("NVIDIA H20-3e", 143771),
-    ("NVIDIA H20", 143771),  # the 141 GB version, whose figures are not known here
-    ("AMD Instinct MI250X / MI250", 65520),  # may be either
+    ("NVIDIA H20", 143771),  # the 141 GB version, whose figures are not known
+    ("AMD Instinct MI250X / MI250", 65520),  # could be either
     ("AMD Instinct MI300X", 24560),  # one CPX partition
     ("cpu", 0),
     ("", 0),
@@ -111,7 +111,7 @@ def test_figures_are_consistent():
         assert all(1e12 < rate < 1e16 for rate in gpu.peak_flops.values())
         assert 1e11 < gpu.bandwidth < 1e13
         if gpu.name == "GB10":
-            assert set(gpu.peak_flops) == {"fp32"}  # no source for its tensor rates
+            assert set(gpu.peak_flops) == {"fp32"}  # its tensor rates have no source
             continue
         assert {"fp16", "fp32"} <= set(gpu.peak_flops)
         assert gpu.memory is None or 0 < gpu.memory[0] < gpu.memory[1]
@@ -123,9 +123,9 @@ def test_figures_are_consistent():
 
 
 def test_peaks_are_rates_a_cycle_at_one_clock_that_there_is():
-    """Peak = multiprocessors * FLOP per multiprocessor and cycle * clock; a rate with sparsity would be of twice that.
+    """Peaks = multiprocessors * FLOP per multiprocessor and cycle * clock, at one plausible clock.
 
-    Tensor rates of some are printed for a clock below the boost clock, that of fp32.
+    A rate with sparsity would need twice the clock. Some tensor rates are printed for a clock below fp32's boost clock.
     """
     for gpu in GPUS:
         clocks = {dtype: clock for dtype in gpu.peak_flops if (clock := clock_of_peak(gpu, dtype))}
@@ -135,7 +135,7 @@ def test_peaks_are_rates_a_cycle_at_one_clock_that_there_is():
 
 
 def test_clocks_by_hand():
-    """Peak = multiprocessors * FLOP per multiprocessor and cycle * clock."""
+    """Clocks of peaks, by hand: peak = multiprocessors * FLOP per multiprocessor and cycle * clock."""
     known = {gpu.name: gpu for gpu in GPUS}
     assert clock_of_peak(known["H100 SXM"], "bf16") == pytest.approx(1.830e9, rel=1e-3)
     assert clock_of_peak(known["H100 SXM"], "fp8") == pytest.approx(1.830e9, rel=1e-3)

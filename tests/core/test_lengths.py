@@ -27,7 +27,7 @@ def test_a_pattern_has_as_many_tokens_as_the_dense_batch(pattern: str, batch: in
         assert asked is not None
         found = asked.resolve(batch, mean)
         if not found:
-            assert mean < 4  # rounded to sequences that are all alike
+            assert mean < 4  # rounding makes all sequences alike
             continue
         keys = [k for _, k in each(found)]
         assert (len(keys), sum(keys), min(keys) >= 1) == (batch, batch * mean, True)

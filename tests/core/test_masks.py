@@ -1,4 +1,4 @@
-"""Masks by name: their definitions by hand, their counts against brute force, and what is refused."""
+"""Masks by name: definitions by hand, counts against brute force, and refusals."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnbench.core.flops import flops, ideal_bytes
 
 
 def keys_seen(text: str, place: int, seqlen_k: int, right: int | None = 0, left: int | None = None) -> list[int]:
-    """Return the keys that a query at a place sees."""
+    """Return the keys that a query at `place` sees."""
     mask = masks.find(text)
     blocks = mask.kept_blocks(seqlen_k)
     return [
@@ -85,7 +85,7 @@ def test_counts_match_brute_force(text: str, seqlen_q: int, more: int, left: int
 
 
 def test_counting_takes_no_time_that_grows_with_the_keys() -> None:
-    """A stored case may name any number of them."""
+    """The time to count does not grow with the keys, of which a stored case may have any number."""
     n = 2**40
     pairs = n * (n + 1) // 2
     assert masks.count_pairs("dilated:2", n, n, True, (None, None)) == pairs - n * n // 4
@@ -144,7 +144,7 @@ def test_what_is_no_mask(text: str, said: str) -> None:
 
 @pytest.mark.parametrize(("name", "why"), [("zero.py", "it is not a plain file"), ("\ud800.py", "a file cannot have")])
 def test_a_mask_in_what_is_no_file(tmp_path: Path, name: str, why: str) -> None:
-    """Such as a link to a device, which has no end."""
+    """A mask in a path that is no regular file is refused, for example a link to a device, which has no end."""
     (tmp_path / "zero.py").symlink_to("/dev/zero")
     with pytest.raises(UserError, match=f"cannot read .*: {why}"):
         masks.parse_masks(f"{tmp_path / name}:f")
@@ -157,7 +157,7 @@ def test_a_mask_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_mask_is_named_by_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a run goes on in any folder, and one file has one name; signs in the name of a folder mean nothing."""
+    """A mask is named by its whole path, so that a run can resume in any folder; special characters are allowed."""
     (folder := tmp_path / "a@b:c").mkdir()
     (folder / "mine.py").write_text("def f(): ...")
     monkeypatch.chdir(folder)

@@ -1,4 +1,4 @@
-"""The table of models is complete, and says where its figures are from."""
+"""The table of models is complete, and its figures have sources."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ def test_brackets_of_a_file_name_no_parameters(file: str) -> None:
 
 
 def test_a_huge_file_of_python_is_not_read(tmp_path: Path) -> None:
-    """Such as a sparse one, which takes no room on the disk and all memory."""
+    """A huge Python file is not read; a sparse one takes no room on the disk but all memory."""
     with (path := tmp_path / "huge.py").open("wb") as file:
         file.truncate(MOST_OF_SOURCE + 1)
     with pytest.raises(UserError, match=r"huge\.py has more than 16 MiB"):

@@ -1,4 +1,4 @@
-"""Keys in pages: where they lie, and what a paged or latent case is."""
+"""Keys in pages: their places, and the definition of paged and latent cases."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_key_has_a_place_of_its_own(lengths: list[int], page_size: int, se
 
 
 def test_bytes_of_a_batch_that_no_memory_holds_are_counted() -> None:
-    """A run file can name it: the sequences are not looked at one by one."""
+    """Bytes of a batch beyond any memory, which a run file can name, are counted without visiting each sequence."""
     many = replace(DECODE, shape=replace(DECODE.shape, batch=2**47))
     assert flops.input_bytes(many) == pytest.approx(2**47 / 3 * flops.input_bytes(DECODE))
 
@@ -69,7 +69,7 @@ def test_inputs_are_caches_and_latent_values_a_part_of_the_keys(dtype: Any) -> N
 
 
 def test_bytes_are_those_of_the_cache() -> None:
-    """q and out in bf16; k and v one time, of the dtype of the cache, and of latent rows the one row of each token."""
+    """Bytes are q and out in bf16, and k and v once in the dtype of the cache; latent rows have one row a token."""
     q_and_out = 2 * 3 * 8 * (64 + 64)
     assert flops.ideal_bytes(DECODE) == flops.ideal_bytes(replace(DECODE, page_size=0)) == q_and_out + 2 * 2 * 300 * 128
     assert flops.ideal_bytes(replace(DECODE, cache_dtype="fp8")) == q_and_out + 2 * 300 * 128
@@ -80,7 +80,7 @@ def test_bytes_are_those_of_the_cache() -> None:
 
 
 def test_what_is_appended_is_apart_and_comes_to_its_place() -> None:
-    """Before a launch other numbers are in those places, so that a kernel which does not write them is wrong."""
+    """New keys have other values in the cache before a launch, so that a kernel that does not append them is wrong."""
     lengths = run_lengths([(3, 40), (1, 17), (16, 16)])
     case = Case(Shape(*sizes_of(lengths), 4, 2, 32, 16), "fp16", "fwd", True, lengths=lengths, page_size=16)
     whole, made = inputs.make(case, "cpu", 0), inputs.make(replace(case, append=True), "cpu", 0)

@@ -1,4 +1,4 @@
-"""Tensors in the memory of another process: the same values, strides and overlaps, in whatever layout."""
+"""Tensors in the memory of another process have the same values, strides and overlaps, in every layout."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_inputs_of_any_layout_are_the_same_in_both_processes(layout: str) -> Non
 
 
 def test_a_change_of_one_tensor_is_no_change_of_its_neighbour() -> None:
-    """Autograd refuses a backward whose saved tensors were changed: results are copied beside inputs that it saved."""
+    """A change of one tensor leaves its neighbours unchanged for autograd, which refuses changed saved tensors."""
     described, _ = Arena(CPU).place({"x": torch.ones(4), "y": torch.zeros(4)})
     found = Mapped(CPU).tensors(described)
     x = found["x"].requires_grad_()

@@ -1,4 +1,4 @@
-"""A case of a single key: its gradients are exactly 0, and a right kernel is called right."""
+"""A case of a single key has gradients of exactly 0, and a right kernel passes its check."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from attnbench.worker.measure_cell import CellMeasurer
 
 
 def test_a_single_key_is_right() -> None:
-    """The rounding of a kernel that computes dq and dk is not 0."""
+    """A single key is right although the rounding of a kernel that computes dq and dk is not 0."""
 
     def sdpa(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
         del causal

@@ -48,7 +48,7 @@ def test_interval_uses_the_ranks_of_the_binomial(confidence):
             assert (lo, hi) == (1, n)
         else:
             assert miss(lo) <= allowed
-            assert lo + 1 > n / 2 or miss(lo + 1) > allowed  # a shorter interval misses too often
+            assert lo + 1 > n / 2 or miss(lo + 1) > allowed  # a shorter interval would miss too often
 
 
 def test_relative_halfwidth():

@@ -1,4 +1,4 @@
-"""A step of a whole model: how it is spelled, its FLOPs and bytes counted by hand, and what no case can be."""
+"""A step of a whole model: its text form, FLOPs and bytes by hand, and invalid steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_model_is_spelled_so_that_it_reads_back(name: str) -> None:
         SMALL.format("prefill") + " heads=3",
         SMALL.format("prefill") + " taken=2",
         " " + SMALL.format("prefill"),
-        SMALL.format("prefill").replace("2/2", "1/1000000000000"),  # what counts layers would not end
+        SMALL.format("prefill").replace("2/2", "1/1000000000000"),  # a loop over layers would not end
         SMALL.format("prefill") + f" experts={10**400} taken=1",
         SMALL.format("prefill") + f" windows={10**400}",
     ],
@@ -91,7 +91,7 @@ def test_bytes_are_those_of_weights_and_cache() -> None:
 
 
 def test_published_sizes_give_the_published_parameters() -> None:
-    """Llama 3.1 8B has 8.03 billion parameters, DeepSeek-V3 671 billion, gpt-oss-20b 20.9 billion."""
+    """Published sizes give the published parameters: Llama 3.1 8B 8.03e9, DeepSeek-V3 671e9, gpt-oss-20b 20.9e9."""
     for name, billions in (("llama-3.1-8b", 8.03), ("deepseek-v3", 671.0), ("gpt-oss-20b", 20.9)):
         step = whole_step(models()[name])
         assert (step.weights(heads(models()[name])) + step.outside) / 1e9 == pytest.approx(billions, rel=0.005)

@@ -1,4 +1,4 @@
-"""Text that others read (terminals, CI's runners), and names that a pattern selects."""
+"""Text for terminals and CI's runners, and the selection of names by patterns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_what_cannot_be_seen_is_a_space() -> None:
     ("name", "pattern", "is_fit"),
     [
         ("fa2", "fa*", True),
-        ("f[m=64]", "f[m=64]", True),  # as a glob it would mean one letter
+        ("f[m=64]", "f[m=64]", True),  # as a glob it would match one letter
         ("f[m=64]", "f*", True),
         ("fm", "f[m=64]", True),
         ("f[m=128]", "f[m=64]", False),

@@ -281,12 +281,12 @@ def test_loading_with_parameters(own: str) -> None:
     assert backends.load("s", f"{own}:Sized[factor=0.5]").fn(1, 2, 3, **case) == 0.5
     said = backends.load("f", f"{own}:function[facter=2]").probe().reason
     assert said == "function has no parameter 'facter'; did you mean \"factor\"?"
-    assert "is given by each case" in str(backends.load("f", f"{own}:function[causal=True]").probe().reason)
+    assert "comes from each case" in str(backends.load("f", f"{own}:function[causal=True]").probe().reason)
     with pytest.raises(
         TypeError, match=r"missing a required argument: 'factor'; give Sized\[factor=...\], or an object"
     ):
         backends.load("s", f"{own}:Sized")
-    with pytest.raises(TypeError, match="made already"):
+    with pytest.raises(TypeError, match="is an object already"):
         backends.load("m", f"{own}:made[factor=2]")
 
 

@@ -65,7 +65,7 @@ def test_out_may_lose_what_the_sums_over_its_keys_do(monkeypatch: pytest.MonkeyP
     assert holds(1.0)
     assert check.notes == ()
     assert holds(1 - lost)
-    assert check.notes == ("on hard inputs out is too small, by no more than long sums on tensor cores are",)
+    assert check.notes == ("on hard inputs out is too small, by no more than long sums on tensor cores explain",)
     assert not holds(1 - 2 * lost)
     assert not holds(1 + lost)
     assert not holds(1 - lost * (torch.arange(32) < 16))

@@ -9,7 +9,7 @@ from measuring_device import MeasuringDevice, case
 from right_attention import attention
 from torch import Tensor
 
-TODO = 'it is right on (batch, nheads, seqlen, headdim) tensors: if it takes those, add own.order = "bhsd" to its file'
+TODO = 'it is right on (batch, nheads, seqlen, headdim) tensors: if it takes them, add own.order = "bhsd" to its file'
 
 
 def heads_first(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:

@@ -107,7 +107,7 @@ class NoGradientOfKeys(Linformer):
 FAULTS = {
     "a selection that is not its own": (renamed(lambda chosen: (chosen + 1) % 4), CASE, "it selected a candidate"),
     "a block twice": (renamed(lambda chosen: chosen.repeat_interleave(2, -1)), CASE, "a candidate twice"),
-    "no such block": (renamed(lambda chosen: chosen + 4), CASE, "and there are 4, counted from 0"),
+    "no such block": (renamed(lambda chosen: chosen + 4), CASE, "but there are 4, counted from 0"),
     "no selection": (selects(lambda all: {n: t for n, t in all.items() if n != "selected"}), CASE, "does not name"),
     "no softmax scale": (NoScale(), CAUSAL, "out is off"),
     "a definition that disagrees": (OtherProjection(), CASE, "out is off"),
@@ -155,7 +155,7 @@ def test_another_number_of_blocks_than_the_definition_selects(kept: int, monkeyp
     check = judge.make_check(LONG, given, 0, BlockTopk())
     assert check.check_first(named).ok
     blocks = "1 candidate" if kept == 1 else f"{kept} candidates"
-    assert f"it selected {blocks} for one query, and its definition selects 4" in check.check_first(wrong).problem()
+    assert f"it selected {blocks} for one query, but its definition selects 4" in check.check_first(wrong).problem()
     assert "out is off" in check.check_first({**wrong, "selected": named["selected"]}).problem()
 
 
@@ -227,8 +227,8 @@ SELECTIONS = {
     "right": (lambda chosen: chosen, ""),
     "in another order": (lambda chosen: chosen.flip(-1), ""),
     "more room": (lambda chosen: torch.nn.functional.pad(chosen, (1, 2), value=-1), ""),
-    "one alone": (lambda chosen: chosen[..., :1], "it selected 1 candidate for one query, and its definition selects"),
-    "one too few, for one query": (replaced(-1, lambda _: -1), "for one query, and its definition selects"),
+    "one alone": (lambda chosen: chosen[..., :1], "it selected 1 candidate for one query, but its definition selects"),
+    "one too few, for one query": (replaced(-1, lambda _: -1), "for one query, but its definition selects"),
     "the first twice": (replaced(-1, lambda of_query: of_query[..., 0]), "it selected a candidate twice for one query"),
 }
 HIDDEN = {

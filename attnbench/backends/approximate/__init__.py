@@ -1,3 +1,3 @@
-"""Approximations of attention: docs/approximate.md. `Approximate` is the base of a backend that is one."""
+"""Approximations of attention (docs/approximate.md). `Approximate` is the base class of their backends."""
 
 from attnbench.backends.approximate.base import Approximate as Approximate

@@ -1,6 +1,6 @@
-"""Shared by approximate backends: defaults of core/backend.py's ApproximateBackend, and helpers for what they compute.
+"""Code that approximate backends share: defaults of core/backend.py's ApproximateBackend, and helper functions.
 
-Methods that leave keys out keep as many as FlashAttention's appendix E.6 (arXiv 2205.14135): an eighth, at most 256.
+Methods that leave keys out keep an eighth of them, at most 256, as FlashAttention's appendix E.6 (arXiv 2205.14135).
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
 
 COMPRESSION, MOST_KEPT = 8, 256
 KEPT = f"an eighth of the keys, at most {MOST_KEPT}"
-CHUNK = 2**25  # scores that a definition computes at once
-COPIES = 64  # of k and v, whose gradients take memory
-# A query that sees no key would need a rule of its own in each definition.
+CHUNK = 2**25  # most scores that a definition computes at once
+COPIES = 64  # most copies of k and v in a definition: each takes memory for its gradient
+# Each definition would need a rule for a query that sees no key.
 APPROXIMATE_LIMITS = replace(TORCH_LIMITS, unequal_causal=False, empty_rows=False)
 
 
 class Approximate(BackendBase):
     """Defaults for a method that selects nothing.
 
-    One that attends to pairs of a query and a key has `attended`; its definition is softmax over those.
+    A method that attends to some pairs of query and key overrides `attended`; its definition is softmax over the pairs.
     """
 
     exact = False
-    what = ""  # what it computes in the place of attention, as a part of a sentence
+    what = ""  # what the method computes, as a noun phrase for a sentence
     limits = APPROXIMATE_LIMITS
 
     def definition(self, case: Case, q: Tensor, k: Tensor, v: Tensor, selected: Tensor | None) -> Tensor:
-        """Return softmax over the pairs attended to, some rows at a time; a backward computes these again."""
+        """Return softmax attention over the pairs of `attended`, some rows at a time; a backward recomputes them."""
         import torch
         from torch.utils.checkpoint import checkpoint
 
@@ -54,7 +54,7 @@ class Approximate(BackendBase):
         step = max(1, CHUNK // len(k))
         parts = zip(q.split(step), torch.arange(len(q), device=q.device).split(step), strict=True)
         again = partial(checkpoint, attend, use_reentrant=False, preserve_rng_state=False)
-        # Gradients of one k that all parts read would be added up, and rounded, part after part: those of copies are
+        # If all parts read one k, autograd would add and round its gradients part by part. The gradients of copies are
         # summed at once.
         copies = [t.expand(min(COPIES, -(-len(q) // step)), *t.shape).unbind() for t in (k, v)]
         turns = itertools.cycle(zip(*copies, strict=True))
@@ -64,7 +64,7 @@ class Approximate(BackendBase):
         return None
 
     def selected_count(self, case: Case) -> int | None:
-        return None  # what has scores must say it, else the check calls its launches wrong
+        return None  # must be overridden beside `scores`: the check finds launches wrong without it
 
     def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
         return selected  # one choice for all query heads of a key head
@@ -74,7 +74,7 @@ class Approximate(BackendBase):
 
 
 def kept_keys(case: Case) -> int:
-    """Return how many keys a method keeps of a case's."""
+    """Return how many keys of a case a method keeps."""
     return max(1, min(MOST_KEPT, case.shape.seqlen_k // COMPRESSION))
 
 
@@ -102,7 +102,7 @@ def block_means(t: Tensor, block: int) -> Tensor:
 
 
 def in_selected_blocks(selected: Tensor, rows: Tensor, keys: int, block: int) -> Tensor:
-    """Return which of the keys lie in the blocks that these rows of `selected` (..., kept) name, -1 for none."""
+    """Return (rows, keys), True where a key lies in a block that a row of `selected` (..., kept) names; -1 is none."""
     import torch
 
     blocks = -(-keys // block)
@@ -112,7 +112,7 @@ def in_selected_blocks(selected: Tensor, rows: Tensor, keys: int, block: int) ->
 
 
 def gathered(t: Tensor, heads: Tensor, places: Tensor) -> Tensor:
-    """Return rows of t (heads, rows, ...) at places of heads, both (...) or such that they broadcast.
+    """Return the rows of t (heads, rows, ...) at `places` of `heads`, two index tensors that broadcast.
 
     The gradient of a row that is taken several times is summed in float32, as kernels sum; torch's indexing rounds the
     sum each time.

@@ -1,9 +1,8 @@
-"""`block-topk`: attention of blocks of queries to the blocks of keys whose means they score highest.
+"""`block-topk`: each block of queries attends to the blocks of keys with the highest scores of block means.
 
 The block-sparse heads of MInference (Jiang et al., arXiv 2407.02490, algorithm 3): q and k are averaged over blocks of
-64 tokens, and each block of queries attends to the blocks of keys of the largest products. Under a causal mask it
-attends to its own block, too. A query head selects for itself. The blocks selected are gathered, and torch's SDPA
-attends to them.
+64 tokens, and each block of queries attends to the blocks of keys with the largest products. Under a causal mask it
+attends to its own block, too. Each query head selects its own blocks. They are gathered for one call of torch's SDPA.
 """
 
 from __future__ import annotations
@@ -33,14 +32,14 @@ BLOCK = 64
 
 
 def kept_blocks(case: Case) -> int:
-    """Return to how many blocks of keys a block of queries attends, where so many are not after it."""
+    """Return how many blocks of keys a block of queries attends to; fewer where a causal mask hides the others."""
     return min(-(-case.shape.seqlen_k // BLOCK), max(1, kept_keys(case) // BLOCK) + case.causal)
 
 
 def block_scores(case: Case, q: Tensor, k: Tensor) -> Tensor:
     """Return the scores of blocks, (..., query blocks, key blocks), of q and k (..., seqlen, headdim).
 
-    Under a causal mask a block's own has infinity, and those after it minus infinity.
+    Under a causal mask the score of a block's own block is infinity, and that of later blocks is minus infinity.
     """
     import torch
 
@@ -59,7 +58,7 @@ class BlockTopk(Approximate):
 
     def workspace(self, case: Case) -> Workspace:
         s, kept = case.shape, kept_blocks(case)
-        # The keys and values of each block of queries, and its mask as bytes and in the dtype.
+        # The gathered keys and values of each block of queries, and its mask as bool and in the dtype.
         per_query = (kept * (s.headdim + s.headdim_v) + kept * BLOCK) * ITEMSIZE[case.dtype] + kept * BLOCK
         copies = 2 if case.has_backward else 1
         return Workspace(s.batch * s.nheads * s.seqlen_q * per_query * copies, "the blocks selected", passes=2.0)
@@ -95,7 +94,7 @@ class BlockTopk(Approximate):
             q = q.unflatten(1, (s.nheads_k, group))
             with torch.no_grad():
                 best = block_scores(case, q, k[:, :, None]).topk(kept, dim=-1)
-                selected = best.indices  # where fewer are seen, also hidden ones, which the mask leaves out
+                selected = best.indices  # hidden blocks too, where fewer are seen: the mask excludes them
                 named = selected.masked_fill(best.values.isneginf(), -1) if case.causal else selected
             mask = None
             if case.causal or s.seqlen_k % BLOCK:

@@ -1,7 +1,7 @@
 """`linformer`: softmax over projected keys (Wang et al., "Linformer", arXiv 2006.04768, equation 7).
 
 Keys and values are multiplied by one matrix E (projected, seqlen_k), shared by all heads (the paper's "key-value
-sharing"), and attention is that of the projected ones. E is not learnt: its entries are normal with variance 1 /
+sharing"), and attention is computed over the projected ones. E is not learnt: its entries are normal, of variance 1 /
 seqlen_k, so that a projected key is as large as a key. A trained model has a smaller error.
 """
 
@@ -64,7 +64,7 @@ class Linformer(Approximate):
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (batch, nheads, seqlen, headdim)
             every = e.expand(*k.shape[:2], -1, -1)  # a 2-d factor would make torch copy k and v
-            rows = q.reshape(s.batch, s.nheads_k, -1, s.headdim)  # of all query heads of a key head, as none is masked
+            rows = q.reshape(s.batch, s.nheads_k, -1, s.headdim)  # no mask, so all query heads of a key head are rows
             out = scaled_dot_product_attention(rows, every @ k, every @ v, scale=case.softmax_scale)
             return out.reshape(*q.shape[:3], s.headdim_v)
 

@@ -2,14 +2,14 @@
 
 Checked against fla-core 0.6.0.
 
-Two of the paper's three branches, each with half the weight, which is the gate of a layer that has learnt nothing:
+It has two of the paper's three branches, each with the weight 1/2, the gate of an untrained layer:
 
 - compression: attention to the means of the blocks of 64 keys that lie before the query;
-- selection: attention to 16 blocks of keys, the first, the query's own and the one before it, and those that have most
-  probability in the first branch, added up over the query heads of a key head, which must be 16 or more.
+- selection: attention to 16 blocks of keys: the first, the query's own, the one before it, and the blocks of the most
+  probability in the compression branch, summed over the query heads of a key head, of which there must be 16 or more.
 
-The third, a sliding window, is left out: fla takes it from flash-attn 2. What is called are the parts of fla's
-`parallel_nsa`, in its order, because it does not return what it selected.
+The third branch, a sliding window, is left out: fla takes it from flash-attn 2. The backend calls the parts of fla's
+`parallel_nsa`, in the same order, because `parallel_nsa` does not return the selection.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 BLOCK, SELECTED = 64, 16
-LEAST_GROUP = 16  # query heads of a key head
+LEAST_GROUP = 16  # least number of query heads of a key head
 GATE = 0.5
 
 
 def compressed(case: Case, q: Tensor, k: Tensor) -> Tensor:
-    """Return the probabilities of blocks that lie before each query, q (seqlen, headdim): (seqlen, blocks)."""
+    """Return the probabilities (seqlen, blocks) of the blocks before each query, for q (seqlen, headdim)."""
     import torch
 
     scores = q @ block_means(k, BLOCK).T * case.softmax_scale
@@ -51,7 +51,7 @@ class Nsa(Approximate, Library):
     distributions: ClassVar = ("fla-core", "flash-linear-attention")
     install = "pip install fla-core"
     min_version = "0.6.0"
-    starts_compiler = True  # its kernels are tuned for 40 s in a first forward, and longer in a backward
+    starts_compiler = True  # a first forward tunes its kernels for 40 s, a backward for longer
     forward_kernels = "parallel_nsa_fwd_kernel"
     backward_kernels = "parallel_nsa_bwd_kernel"
     limits: ClassVar = Limits(headdim=(16, 256), empty_rows=False)

@@ -1,11 +1,11 @@
-"""`reformer`: attention among near neighbours by hashing (Kitaev et al., "Reformer", arXiv 2001.04451, section 2).
+"""`reformer`: attention to keys of similar hashes (Kitaev et al., "Reformer", arXiv 2001.04451, section 2).
 
 A query or key x has the bucket argmax [xR, -xR] of a random matrix R. Queries and keys are sorted, each by bucket and
 within a bucket by position, and queries are cut into chunks of m. In the paper keys are the queries, normalised, so
-that a chunk attends to itself and to the chunk before it. Here q and k are apart, as the case has them: a chunk attends
-to the m keys before the place of its first query among the sorted keys, and to the m keys from there on, which is the
-same where q and k are alike. As in the paper every query attends to its own position too, so that none is left without
-a key. One round of hashing; the paper takes up to eight and adds them up.
+that a chunk attends to itself and to the chunk before it. Here q and k differ, as in the case: a chunk attends to the m
+keys before the place of its first query among the sorted keys, and to the m keys from there on. Both rules agree where
+q equals k. As in the paper every query attends to its own position too, so that each has a key. There is one round of
+hashing; the paper sums up to eight.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SEED = 2001
 
 
 def chunk_of(case: Case) -> int:
-    """Return how many queries are one chunk."""
+    """Return the number of queries in a chunk."""
     return max(1, kept_keys(case) // 2)
 
 
 def bucket_scores(case: Case, x: Tensor) -> Tensor:
-    """Return the scores of the buckets of x (..., headdim), (..., buckets): on average half a chunk is in each."""
+    """Return the bucket scores (..., buckets) of x (..., headdim). A bucket holds half a chunk on average."""
     import torch
 
     number = 2 * max(1, min(MOST_BUCKETS // 2, case.shape.seqlen_k // chunk_of(case)))
@@ -56,7 +56,8 @@ class Reformer(Approximate):
     def workspace(self, case: Case) -> Workspace:
         s = case.shape
         tokens = s.batch * s.nheads * s.seqlen_q
-        # Scores, masked ones, with the query's own, and their softmax; the keys and values of two chunks for each.
+        # For each query four rows of scores over two chunks (plain, masked, with its own position, softmax), and the
+        # keys and values of two chunks.
         per_token = 4 * 2 * chunk_of(case) + 4 * (s.headdim + s.headdim_v)
         return Workspace(tokens * per_token * ITEMSIZE[case.dtype] * (2 if case.has_backward else 1), "scores", 3.0)
 
@@ -71,7 +72,7 @@ class Reformer(Approximate):
     def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
         import torch
 
-        s = case.shape  # selected: the buckets of the group's queries, head after head, and of the keys
+        s = case.shape  # `selected` has the buckets of the group's queries, head by head, then of the keys
         return torch.cat([selected[head * s.seqlen_q : (head + 1) * s.seqlen_q], selected[-s.seqlen_k :]])
 
     def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
@@ -81,11 +82,11 @@ class Reformer(Approximate):
         m, keys = chunk_of(case), torch.arange(len(k), device=k.device)
         of_q, of_k = selected[:, 0].split([len(q), len(k)])
         at = positions(case, torch.arange(len(q), device=k.device))
-        place_q = of_q * len(k) + at  # by bucket, then by position
+        place_q = of_q * len(k) + at  # sorts by bucket, then by position
         place_k = of_k * len(k) + keys
         rank_k = place_k.argsort().argsort()
         order = place_q.argsort(stable=True)
-        first = order[order.argsort()[rows] // m * m]  # of the chunk of each row
+        first = order[order.argsort()[rows] // m * m]  # first query of the chunk of each row
         start = (place_k < place_q[first][:, None]).sum(-1, keepdim=True)
         own = at[rows][:, None]
         seen: Tensor = ((rank_k >= start - m) & (rank_k < start + m)) | (keys == own)
@@ -109,7 +110,7 @@ class Reformer(Approximate):
                 start = torch.searchsorted(place_k[key_heads[:, 0]], place_q[:, ::m].contiguous())
                 slots = start[..., None] + steps  # (batch * nheads, chunks, 2 m)
                 keys = order_k[key_heads[..., None], slots.clamp(0, s.seqlen_k - 1)]
-                short = -s.seqlen_q % m  # the last query once more, so that chunks are whole
+                short = -s.seqlen_q % m  # repeats the last query to fill the last chunk
                 rows = torch.cat([order_q, order_q[:, -1:].expand(-1, short)], dim=1)
                 own = at_q[rows]
                 by_chunk = own.view(*slots.shape[:2], m, 1)

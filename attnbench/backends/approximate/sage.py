@@ -1,12 +1,12 @@
 """`sage`: attention with q k^T in int8 (Zhang et al., "SageAttention", arXiv 2410.02367). Checked against 1.0.6, 2.2.0.
 
-k less its mean over the tokens, which changes no probability, and q are rounded to int8 with one scale for each block
-of 64 keys and of 128 queries; probabilities and v are fp16, and their products are summed in fp16 within a block of
-keys. Forward only. Rounding is in the call. What is called is the Triton kernel of all versions, which 2.x has under
-a name of its own; its CUDA kernels, with v in e4m3, are not.
+q and k are rounded to int8, k after its mean over the tokens is subtracted, which changes no probability. There is one
+scale for each block of 64 keys and of 128 queries. Probabilities and v are fp16, and their products are summed in fp16
+within a block of keys. It is forward only, and the time of a call includes the rounding. The backend calls the Triton
+kernel that all versions have, in 2.x under another name, and none of the CUDA kernels, which have v in e4m3.
 
-1.0.6 subtracts the mean from its caller's k, in place, so the mean is taken off here for it. It does not mask keys
-beyond the last of a block where the mask is not causal, so that the keys must be whole blocks.
+1.0.6 would subtract the mean from the caller's k in place, so the backend subtracts it first. Without a causal mask it
+does not mask the keys behind the last one, so the keys must be whole blocks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KERNEL_OF_2 = "sageattn_qk_int8_pv_fp16_triton"
 
 
 def rounded(t: Tensor, block: int) -> Tensor:
-    """Return t (..., seqlen, headdim) as int8 holds it, with one scale for each block of tokens, rounded in float32."""
+    """Return t (..., seqlen, headdim) rounded to int8 and back, with one float32 scale for each block of tokens."""
     import torch
 
     blocks = in_blocks(t.to(torch.promote_types(t.dtype, torch.float32)), block)
@@ -78,7 +78,7 @@ class Sage(Approximate, Library):
         import sageattention
 
         of_2 = getattr(sageattention, KERNEL_OF_2, None)
-        causal = case.causal and case.shape.seqlen_q > 1  # which takes as many queries as keys
+        causal = case.causal and case.shape.seqlen_q > 1  # its causal kernel takes as many queries as keys
         options = {"tensor_layout": "NHD", "is_causal": causal, "sm_scale": case.softmax_scale}
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (batch, seqlen, nheads, headdim)

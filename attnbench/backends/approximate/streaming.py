@@ -1,10 +1,11 @@
-"""`streaming`: the first keys and the last ones (Xiao et al., "StreamingLLM", arXiv 2309.17453, section 3).
+"""`streaming`: attention to the first and the last keys (Xiao et al., "StreamingLLM", arXiv 2309.17453, section 3).
 
-Each query attends to the first four keys, its attention sinks, and to a window of those up to its own position, as an
-approximation of causal attention. The paper counts positions within what is kept, which only rotary embeddings see.
+As an approximation of causal attention, each query attends to the first four keys, its attention sinks, and to a window
+of keys that ends at its own position. The paper counts positions within the kept keys, which matters to rotary
+embeddings only.
 
-Blocks of queries are the heads of one call of torch's SDPA, each with the keys that one of its queries sees, and a
-mask.
+Blocks of queries are the heads of one call of torch's SDPA, each with a mask and with the keys that any of its queries
+sees.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 SINKS = 4
-BLOCK = 128  # queries
+BLOCK = 128  # queries of a block
 
 
 def sinks_and_window(case: Case) -> tuple[int, int]:
@@ -57,7 +58,7 @@ class Streaming(Approximate):
         sinks, window = sinks_and_window(case)
         group = s.nheads // s.nheads_k
         block = min(BLOCK, s.seqlen_q)
-        # Keys of a block: the sinks, and from before the first of its first query to the last of its last one.
+        # Keys of a block: the sinks, and the keys from the window of its first query to the position of its last one.
         at = positions(case, torch.arange(-(-s.seqlen_q // block) * block, device=device)).view(-1, block, 1)
         near = torch.arange(window + block, device=device) + at[:, :1, 0] - window
         first = torch.arange(sinks, device=device).expand(len(at), -1)

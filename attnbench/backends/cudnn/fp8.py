@@ -4,9 +4,9 @@ Checked against nvidia-cudnn-frontend 1.32.0 and its samples (test/python/sdpa/f
 bf16 from Blackwell on (cuDNN 9.13). Each row of the output is a mean of rows of v, so no value is larger than the
 largest of v. With v's own scale for the output nothing is therefore clipped, and little precision is lost.
 
-In the backward dout, the gradient of the scores ("dP") and dq, dk and dv are e5m2. The scale of dP is of the largest
-that there can be, those of dq, dk and dv of what a first backward gives, with a margin. Probabilities in it are exp(s -
-lse) times 448, so that those of long sequences without a mask fall below e4m3's range (docs/backends.md).
+In the backward dout, the gradient of the scores ("dP") and dq, dk and dv are e5m2. The scale of dP comes from its
+largest possible value, the scales of dq, dk and dv from a first backward, with a margin. The backward multiplies
+exp(s - lse) by 448; in long sequences without a mask these probabilities fall below e4m3's range (docs/backends.md).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class CudnnFp8(Cudnn):
         if not newer and case.causal and s.seqlen_q != s.seqlen_k:
             return "its causal mask in fp8 is not bottom-right aligned when seqlen_q != seqlen_k, before Blackwell"
         if newer and max(d, d_v) > 128 and (d, d_v) != (192, 128):
-            return f"headdim {d} with headdim_v {d_v}: on Blackwell to 128, or 192-128"
+            return f"headdim {d} with headdim_v {d_v}: on Blackwell up to 128, or 192-128"
         return None
 
     def signature(self, case: Case, device: Device) -> Signature:
@@ -88,7 +88,7 @@ class CudnnFp8(Cudnn):
         def backward(kept: Tensors) -> dict[str, Tensor]:
             return {**kept, **run_backward({**given, **kept})}
 
-        first = backward(kept)  # with gradients as they are
+        first = backward(kept)  # with scales of 1 for dq, dk and dv
         factors = {}
         for name in GRADIENTS:
             scale = given[f"scale_{name}"].fill_(fp8.gradient_scale(first[name]))
@@ -104,7 +104,7 @@ class CudnnFp8(Cudnn):
 
 
 def fp8_refusal(case: Case, device: Device) -> str | None:
-    """Return why cuDNN's attention in fp8, by whichever library, refuses a case; None where it may take it."""
+    """Return why cuDNN's attention in fp8 refuses a case, whichever library calls it; None where it may accept it."""
     if not _is_blackwell(device) and case.shape.seqlen_q == 1:
         return "cuDNN's fp8 takes no single query before Blackwell"
     if _is_blackwell(device) and case.has_backward:
@@ -120,9 +120,9 @@ def _is_blackwell(device: Device) -> bool:
 
 
 def in_8_bits(found: Signature, case: Case, device: Device) -> Signature:
-    """Return a signature whose kernels say in their names that they multiply 8 bits, as those of Hopper do.
+    """Return a signature that requires operands of 8 bits in the names of the kernels, which Hopper's names show.
 
-    Errors alone cannot tell: those of a result in 8 bits are large with any operands.
+    The size of the error cannot tell: a result in 8 bits has a large error whatever the operands are.
     """
     if device.capability is None or _is_blackwell(device):
         return found
@@ -131,7 +131,7 @@ def in_8_bits(found: Signature, case: Case, device: Device) -> Signature:
 
 
 def _forward_scales(descale: Tensors, out_dtype: torch.dtype) -> dict[str, Tensor]:
-    """Return the factors of the forward by cuDNN's names, (1, 1, 1, 1). Probabilities are scaled by 448.
+    """Return the factors of the forward by cuDNN's names, (1, 1, 1, 1) each. Probabilities are scaled by 448.
 
     An e4m3 output has the scale of v, a bf16 output none.
     """
@@ -142,7 +142,7 @@ def _forward_scales(descale: Tensors, out_dtype: torch.dtype) -> dict[str, Tenso
 
 
 def _backward_scales(descale: Tensors, largest_dp: float) -> dict[str, Tensor]:
-    """Return the further factors of the backward, (1, 1, 1, 1); those of dq, dk and dv are 1."""
+    """Return the additional factors of the backward, (1, 1, 1, 1) each; the factors of dq, dk and dv are 1."""
     of_dp = descale["v"].new_full((1, 1, 1, 1), fp8.E5M2_MAX / largest_dp)
     found = {"descale_o": descale["v"].view(1, 1, 1, 1), "descale_dout": descale["dout"].view(1, 1, 1, 1)}
     found |= {"scale_dp": of_dp, "descale_dp": 1 / of_dp}
@@ -201,7 +201,7 @@ def backward_graph(case: Case, operands: Tensors, scales: Tensors) -> Callable[[
 
 
 def _amax_outputs(graph: Graph, **symbols: Any) -> None:
-    """Declare the largest absolute values, one each, as the outputs that a node must have."""
+    """Declare the outputs of the largest absolute values, (1, 1, 1, 1) each, without which a node is refused."""
     import torch
 
     for name, symbol in symbols.items():

@@ -1,4 +1,4 @@
-"""`cudnn`: cuDNN's attention as graphs of cudnn-frontend, forward and backward; in fp8 it is in cudnn_fp8.py.
+"""`cudnn`: cuDNN's attention as graphs of cudnn-frontend, forward and backward; fp8.py has the graphs in fp8.
 
 Checked against nvidia-cudnn-frontend 1.32.0 and its samples (50_sdpa_forward, 51_sdpa_backward).
 `prepare` validates, plans and builds the graphs and allocates their workspace; a launch allocates the outputs and
@@ -7,16 +7,17 @@ cuDNN's causal mask is aligned top-left unless bottom-right is set, which needs 
 ragged batch lie one after the other, and a graph sees each tensor as (batch, nheads, longest seqlen, headdim), with the
 offset at which each sequence begins and a padding mask that ends it (test/python/sdpa/fp16.py).
 
-Of a cache of pages a graph sees k and v as (pages, nheads_k, page_size, headdim), the page table as (batch, 1, most
-pages of one, 1), and a padding mask (samples/python/53_sdpa_decode_with_paged_caches, cudnn/sdpa/graph_analyzer.py).
+In a cache of pages a graph sees k and v as (pages, nheads_k, page_size, headdim), the page table as (batch, 1, most
+pages of a sequence, 1), and a padding mask (samples/python/53_sdpa_decode_with_paged_caches,
+cudnn/sdpa/graph_analyzer.py).
 
 A sink is (1, nheads, 1, 1) in float32, and so is its gradient (test/python/sdpa/fp16.py; frontend 1.14, cuDNN 9.13);
-the log-sum-exp counts it. ALiBi's slopes are those of its paper, and its bias is slope * (key - query), aligned
-top-left and with a causal mask alone (include/cudnn_frontend/utils/attn_score_modifiers.h, _sdpa_validate.py).
+the log-sum-exp includes it. ALiBi has the slopes of its paper and the bias slope * (key - query), aligned top-left, and
+needs a causal mask (include/cudnn_frontend/utils/attn_score_modifiers.h, _sdpa_validate.py).
 
-Its `block_mask` is not wired up: it hides whole tiles of 128 x 128 and none of their pairs, only the forward of the
-"unified" node takes it, before cuDNN 9.21 without any other mask, and 9.19 plans no graph with it on an H200. Nor are
-the frontend's modules block_sparse_attention and flex_attention.
+`block_mask` is not wired up: it hides whole tiles of 128 x 128 and no single pairs, only the forward of the "unified"
+node takes it, before cuDNN 9.21 without any other mask, and 9.19 plans no graph with it on an H200. The frontend's
+modules block_sparse_attention and flex_attention are not wired up either.
 """
 
 from __future__ import annotations
@@ -100,11 +101,10 @@ class Cudnn(Library):
     def probe(self) -> Probe:
         """Return the versions of the frontend and of cuDNN, which comes with torch.
 
-        torch is imported first, so that its cuDNN is loaded. Without torch the frontend loads the system's, and the
-        process would have two: on the host of an H200 with cuDNN 9.14 all six fp8 cells were wrong; with torch's 9.19
-        they are right.
+        torch is imported first, so that its cuDNN is loaded. Otherwise the frontend loads the system's, the process has
+        two, and results can be wrong: fp8 with 9.14 beside torch's 9.19.
         """
-        if installed_version(self.distributions):  # else importing torch would take seconds for nothing
+        if installed_version(self.distributions):  # the import of torch takes seconds
             import torch  # noqa: F401
         found = super().probe()
         if not found.usable:
@@ -165,16 +165,16 @@ class Cudnn(Library):
 
 
 class Packing:
-    """Where the sequences of a ragged batch lie in its tensors, which graphs read from tensors of their own."""
+    """The lengths and offsets of the sequences of a ragged batch, in the tensors from which graphs read them."""
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.case, self.device = case, device
-        self.strides: set[tuple[str, int]] = set()  # of a token, by side, for which a graph wants offsets
+        self.strides: set[tuple[str, int]] = set()  # (side, elements of a token) of the offsets that graphs read
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the lengths, (batch, 1, 1, 1), and the offsets in elements, (batch + 1, 1, 1, 1), by their names.
 
-        A side is "q" (of q, out, dq and dout) or "k" (of k, v, dk and dv).
+        A side is "q" (for q, out, dq and dout) or "k" (for k, v, dk and dv).
         """
         starts = dict(zip("qk", cu_seqlens(self.case, self.device), strict=True))
         starts = {side: t.long().view(-1, 1, 1, 1) for side, t in starts.items()}
@@ -237,21 +237,21 @@ class Graph:
         return self.symbols[name]
 
     def plain_input(self, name: str, t: Tensor) -> Any:
-        """Declare an input that has neither heads nor sequences, as lengths and offsets are."""
+        """Declare an input without heads or sequences, such as lengths and offsets."""
         self.symbols[name] = self.graph.tensor(
             dim=list(t.shape), stride=list(t.stride()), data_type=_data_type(self.cudnn, t.dtype), name=name
         )
         return self.symbols[name]
 
     def plain_output(self, name: str, like: Tensor) -> Any:
-        """Declare an output that a node is given, with the shape and dtype of `like`, contiguous."""
+        """Declare an output to pass to a node, with the shape and dtype of `like`, contiguous."""
         self.outputs[name] = (tuple(like.shape), like.dtype)
         return self.plain_input(name, like).set_output(True)
 
     def output(
         self, name: str, symbol: Any, shape: tuple[int, int, int, int], dtype: torch.dtype, *, by_head: bool = False
     ) -> None:
-        """Declare an output. `shape` is that in memory, contiguous; `by_head` is as in `input`."""
+        """Declare an output. `shape` is its contiguous shape in memory; `by_head` is as in `input`."""
         import torch
 
         dim, stride = self._as_seen(name, torch.empty(shape, device="meta"), by_head)
@@ -261,7 +261,7 @@ class Graph:
         self._place(name, stride)
 
     def _as_seen(self, name: str, t: Tensor, by_head: bool) -> tuple[list[int], list[int]]:
-        """Return shape and strides of a tensor as the graph sees it. The batch's stride is not read with offsets."""
+        """Return shape and strides of a tensor as the graph sees it. With offsets it ignores the batch's stride."""
         seen = t if by_head else t.transpose(1, 2)
         dim, stride = list(seen.shape), list(seen.stride())
         if self.packing:
@@ -286,7 +286,7 @@ class Graph:
     def build(self) -> Callable[[Tensors], dict[str, Tensor]]:
         """Plan and build the graph, and return its launch, which takes inputs and returns outputs by name.
 
-        What the graph has not declared is left out of the inputs.
+        The launch ignores inputs that the graph has not declared.
 
         Raises Unsupported where cuDNN refuses the graph.
         """
@@ -343,7 +343,7 @@ def forward_graph(case: Case, inputs: Inputs, packing: Packing | None = None) ->
 
 
 def _prepare_paged(case: Case, inputs: Inputs) -> Prepared:
-    """Return the call of a paged case. Queries have offsets where the sequences have unlike numbers of them."""
+    """Return the call of a paged case. Queries have offsets where their number differs between sequences."""
     s, table = case.shape, inputs.page_table
     assert table is not None
     like = case.has_like_queries
@@ -379,7 +379,7 @@ def _sink(inputs: Inputs) -> Tensors:
 
 
 def _reads(given: Tensors) -> Tensors:
-    """Return the copies that a launch reads: Prepared.reads."""
+    """Return the copies that a launch reads, for Prepared.reads."""
     return {name: t.view(-1) for name, t in given.items() if name == "sink"}
 
 
@@ -390,7 +390,7 @@ def _sink_options(graph: Graph, inputs: Inputs) -> dict[str, Any]:
 
 
 def alibi_refusal(case: Case) -> str | None:
-    """Return why cuDNN's ALiBi, with a causal mask aligned top-left alone, is not that of the case."""
+    """Return why cuDNN's ALiBi, which is causal and aligned top-left, is not the case's; None where it is."""
     if not case.causal or case.shape.seqlen_q == 1:
         return "its ALiBi is causal only, with more queries than one"
     return None if case.has_equal_lengths else "its ALiBi is aligned top-left, so that seqlen_q must equal seqlen_k"
@@ -407,7 +407,7 @@ def backward_graph(
     assert inputs.dout is not None
     stats = torch.empty(stats_shape(case), device="meta")
     out = torch.empty(s.batch, s.seqlen_q, s.nheads, s.headdim_v, device="meta", dtype=dtype)
-    totals = {"max_total_seq_len_q": s.seqlen_q, "max_total_seq_len_kv": s.seqlen_k}  # the workspace is of these sizes
+    totals = {"max_total_seq_len_q": s.seqlen_q, "max_total_seq_len_kv": s.seqlen_k}  # they size the workspace
     of_sink = {"dSink_token": graph.plain_output("dsink", _sink(inputs)["sink"])} if case.sink else {}
     dq, dk, dv = graph.graph.sdpa_backward(
         name="sdpa_backward",
@@ -430,13 +430,13 @@ def backward_graph(
 
 
 def stats_shape(case: Case) -> tuple[int, int, int, int]:
-    """Return the shape of the log-sum-exp in memory: by heads, but by tokens where sequences are packed."""
+    """Return the shape of the log-sum-exp in memory: heads before tokens, in packed sequences tokens before heads."""
     s = case.extent
     return (1, s.seqlen_q, s.nheads, 1) if case.is_ragged else (s.batch, s.nheads, s.seqlen_q, 1)
 
 
 def _side(name: str) -> str:
-    """Return whether a tensor has the sequences of the queries, "q", or those of the keys, "k"."""
+    """Return "q" for a tensor with the sequences of the queries, "k" for one with those of the keys."""
     return "k" if name in ("k", "v", "dk", "dv") else "q"
 
 
@@ -449,7 +449,7 @@ def _handle() -> Any:
 
 
 def mask_options(case: Case, cudnn: Any, prefix: str = "diagonal_band_") -> dict[str, Any]:
-    """Return the mask options of an sdpa node. cuDNN's left bound counts the diagonal, window_size does not."""
+    """Return the mask options of an sdpa node. cuDNN's left bound includes the diagonal, window_size does not."""
     left, right = effective_window(case)
     if left is None and right is None:
         return {}

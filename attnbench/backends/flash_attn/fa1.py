@@ -1,10 +1,10 @@
 """`fa1`: flash-attn 1.x (Dao-AILab/flash-attention), the version for Turing GPUs. Checked against the source of 1.0.9.
 
 Its interface takes variable lengths: tensors (total, nheads, headdim), which are views of the inputs here, and
-cumulative lengths. Its causal mask is aligned top-left (bottom-right since 2.1). It has no grouped heads, takes headdim
+cumulative lengths. Its causal mask is aligned top-left (2.1 changed that). It has no grouped heads, takes headdim
 up to 128, and has a backward for headdim above 64 on compute capability 8.0 and 9.0 only
 (csrc/flash_attn/fmha_api.cpp). Its dropout repeats its bits every 2 keys in each 8 (csrc/flash_attn/src/philox.cuh
-divides the offset of a lane by 4), which the check calls wrong.
+divides the offset of a lane by 4), so the check finds it wrong.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class FlashAttention1(Library):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from flash_attn.flash_attn_interface import flash_attn_unpadded_func
 
-        causal = case.causal and case.shape.seqlen_q > 1  # aligned top-left, a single query would see only one key
+        causal = case.causal and case.shape.seqlen_q > 1  # aligned top-left: a single query would see one key only
         plan = functools.partial(varlen_options, case, inputs.q.device)
         attention = functools.partial(
             flash_attn_unpadded_func,

@@ -1,9 +1,9 @@
 """`fa2`: flash-attn 2.x (Dao-AILab/flash-attention). Checked against the source of 2.8.3.post1.
 
-Its causal mask is aligned bottom-right (since 2.1) and a query that sees no key gets 0. 2.6 is the oldest version
-accepted, because softcap came with it. Ragged batches are calls of flash_attn_varlen_func. A cache of pages is read
-by flash_attn_with_kvcache, which splits the keys and can append to the cache, where the sequences have as many queries
-each, else by flash_attn_varlen_func. PyPI has only its source; FLASH_ATTN_CUDA_ARCHS=90 builds for one architecture.
+Its causal mask is aligned bottom-right, and the output of a query that sees no key is 0. The oldest version accepted is
+2.6, the first with softcap. flash_attn_varlen_func computes ragged batches. Where all sequences have the same number of
+queries, flash_attn_with_kvcache reads a cache of pages; it splits the keys and can append to the cache. Otherwise
+flash_attn_varlen_func reads it. PyPI has only its source; FLASH_ATTN_CUDA_ARCHS=90 builds for one architecture.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class FlashAttention2(Library):
         if case.softcap and case.dropout_p:
             return "softcap and dropout exclude each other"
         if case.append and not case.has_like_queries:
-            return "it appends as many keys to each sequence"
+            return "it appends the same number of keys to each sequence"
         return super().unsupported(case, device)
 
     def signature(self, case: Case, device: Device) -> Signature:

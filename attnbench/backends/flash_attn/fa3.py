@@ -4,13 +4,13 @@ Checked against the source at commit 0251105 (2026-08). Its causal mask is align
 only, takes one descale factor per (batch entry, key head) and writes bf16. Older builds return (out, lse), newer ones
 out alone.
 
-A cache of pages is read by flash_attn_with_kvcache, with the schedule that get_scheduler_metadata makes of the lengths,
-which a model needs once a step. Queries and cache have one dtype. MLA (latent rows) is its option `qv`: v is the first
-512 columns of a row and k the last 64, and q is split as they are.
+flash_attn_with_kvcache reads a cache of pages, with the schedule that get_scheduler_metadata makes from the lengths,
+once a step. Queries and cache have one dtype. MLA (latent rows) uses the option `qv`: v is the first 512 columns of a
+row and k the last 64, and q is split in the same way.
 
-It is built from source, and switches of the build leave features out (FLASH_ATTENTION_DISABLE_FP16=TRUE, ...). What is
-left out is in the module flash_attn_config that setup.py writes. A call for it raises an error, except where v is wider
-than the kernel that runs: that is computed wrongly, so it is refused here. A head dim that is left out runs in the next
+It is built from source, and switches of the build leave features out (FLASH_ATTENTION_DISABLE_FP16=TRUE, ...). The
+module flash_attn_config, which setup.py writes, lists them. A call of a missing feature raises an error, but a v wider
+than the kernel that runs gives wrong results, so the backend refuses it. A head dim that is left out runs in the next
 larger one.
 """
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 CACHED = "out = flash_attn_with_kvcache(\n    q, k_cache, v_cache, cache_seqlens=seqlens_k, page_table=page_table"
-HEADDIMS = (64, 96, 128, 192, 256)  # of its kernels
+HEADDIMS = (64, 96, 128, 192, 256)  # head dims of its kernels
 SLOWER_WITHOUT = (
     "HDIM96",
     "HDIM192",
@@ -51,8 +51,8 @@ SLOWER_WITHOUT = (
     "PACKGQA",
     "CLUSTER",
     "SPLIT",
-)  # what runs all the same, but slower
-LATENT_K, LATENT_V = 64, (256, 512)  # the most columns that are key alone, and how many are value, of latent rows
+)  # switches that leave a case correct but slower
+LATENT_K, LATENT_V = 64, (256, 512)  # latent rows: most columns of the key alone; least and most columns of the value
 
 
 class FlashAttention3(Library):
@@ -94,12 +94,12 @@ class FlashAttention3(Library):
     )
     forward_kernels = "FlashAttnFwdSm90"
     backward_kernels = "FlashAttnBwdSm90"
-    left_out: frozenset[str] = frozenset()  # of the installed build, by its switches; known once it is probed
+    left_out: frozenset[str] = frozenset()  # features that the installed build lacks, by switch; set by `probe`
 
     def probe(self) -> Probe:
-        """Return the version, with a hash of the compiled code and what was left out that makes other cases slower.
+        """Return the probe. Its version has a hash of the compiled code and the lacking features that cost speed.
 
-        The version alone does not tell: it is 3.0.0 for builds of many commits.
+        The version alone is not enough: builds of many commits are 3.0.0.
         """
         found = super().probe()
         if not found.usable:
@@ -175,7 +175,7 @@ def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepa
 
 
 def _schedule(case: Case, page_table: Tensor) -> dict[str, Any]:
-    """Return the lengths as flash_attn_with_kvcache takes them, and its schedule for them."""
+    """Return the arguments of flash_attn_with_kvcache for the lengths, and the schedule that it plans for them."""
     from flash_attn_interface import get_scheduler_metadata
 
     s, device = case.shape, page_table.device
@@ -236,7 +236,7 @@ def _headdim_refusal(case: Case) -> str | None:
 
 
 def left_out_of_build() -> frozenset[str]:
-    """Return what the installed build leaves out: "FP16" for FLASH_ATTENTION_DISABLE_FP16. Empty if it does not say."""
+    """Return the features that the installed build lacks, "FP16" for FLASH_ATTENTION_DISABLE_FP16; empty if unknown."""
     try:
         flags = importlib.import_module("flash_attn_config").CONFIG["build_flags"]
         return frozenset(flag.partition("DISABLE_")[2] for flag, is_set in flags.items() if is_set is True) - {""}
@@ -269,7 +269,7 @@ def build_refusal(case: Case, left_out: frozenset[str]) -> str | None:
     largest = max(d, d_v) if case.has_backward else d
     if largest > max(built, default=0):
         switch = f"HDIM{min(n for n in HEADDIMS if n >= largest)}"
-        return f"this build leaves out headdim {largest} and what is above ({_variable(switch)})"
+        return f"this build leaves out headdim {largest} and above ({_variable(switch)})"
     kernel = min(n for n in built if n >= d)
     if d_v > kernel and (kernel > 64 or "HDIMDIFF64" in left_out):
         switch = "HDIMDIFF64" if kernel == 64 else "HDIM64"
@@ -282,7 +282,7 @@ def _variable(switch: str) -> str:
 
 
 def _is_local(case: Case) -> bool:
-    """Return whether it runs its kernel for windows: not where the window has no effect or is a causal mask."""
+    """Return whether the kernel for windows runs: where the window has an effect and is no causal mask."""
     left, right = effective_window(case)
     keys = max(case.pages) * case.page_size if case.is_paged else case.shape.seqlen_k
     if left is not None and left < keys - 1:
@@ -291,7 +291,7 @@ def _is_local(case: Case) -> bool:
 
 
 def _compiled_code(distributions: tuple[str, ...]) -> str | None:
-    """Return the first digits of the SHA-256 of the extension as its wheel states it; None where that is not known."""
+    """Return the first digits of the SHA-256 of the extension, as its wheel states it; None where it is not known."""
     for name in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             for file in importlib.metadata.files(name) or ():

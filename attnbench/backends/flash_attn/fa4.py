@@ -1,11 +1,11 @@
 """`fa4`: flash-attn-4 (flash_attn.cute), written in CuTe DSL. Checked against 4.0.0b36.
 
-It compiles on the first call. It shares the namespace `flash_attn` with flash-attn 2; where it alone is installed,
+It compiles on the first call. It shares the namespace `flash_attn` with flash-attn 2; without flash-attn 2 beside it,
 `import xformers.ops` fails. An open side of a window is None, as in attnbench, its causal mask is aligned
-bottom-right, and it returns (out, lse). Its call for variable lengths reads a cache of pages, too. It does not split
-the keys of a sequence, for which it has no kernel on Hopper (num_splits is 1). Its `learnable_sink` is a natural
-logarithm that softmax_scale does not multiply (softmax.py, apply_learnable_sink). ALiBi is a function of scores, a
-mask by name a function of pairs beside lists of blocks (fa4_compiled.py).
+bottom-right, and it returns (out, lse). Its call for variable lengths reads a cache of pages, too. The backend does not
+split the keys of a sequence (num_splits is 1), because Hopper has no kernel for it. `learnable_sink` is a natural
+logarithm that softmax_scale does not multiply (softmax.py, apply_learnable_sink). ALiBi is a function of scores, and a
+mask by name is a function of pairs beside lists of blocks (fa4_compiled.py).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class FlashAttention4(Library):
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if masks.is_own(case.mask):
-            return "its mask_mod is a function in CuTe DSL, not one of tensors"
+            return "its mask_mod must be a function in CuTe DSL, not of tensors"
         refusal = super().unsupported(case, device) or hopper_refusal(case, device) or _blackwell_refusal(case, device)
         return refusal or (_page_refusal(case, device) if case.is_paged else None)
 
@@ -101,7 +101,7 @@ class FlashAttention4(Library):
         planned = plan() if plan else {}
         pairs = None
         if case.mask:
-            tables = [*options.get("aux_tensors", ()), *planned.pop("aux_tensors", ())]  # the score_mod reads the first
+            tables = [*options.get("aux_tensors", ()), *planned.pop("aux_tensors", ())]  # score_mod reads the first
             options |= {"causal": False, "window_size": (None, None), "mask_mod": mask_mod(case)}
             options["aux_tensors"] = tables or None
             pairs = functools.partial(pairs_of_lists, planned["block_sparse_tensors"])
@@ -127,7 +127,7 @@ def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepa
 
 
 def _lengths(case: Case, device: torch.device) -> dict[str, Any]:
-    """Return the lengths of a paged case, in which the queries have offsets where they are not as many each."""
+    """Return the lengths of a paged case; the queries have offsets where their number differs between sequences."""
     lengths = {"seqused_k": seqlens_k(case, device), "max_seqlen_k": case.shape.seqlen_k}
     if not case.has_like_queries:
         lengths |= {"cu_seqlens_q": cu_seqlens(case, device)[0], "max_seqlen_q": case.shape.seqlen_q}
@@ -135,7 +135,7 @@ def _lengths(case: Case, device: torch.device) -> dict[str, Any]:
 
 
 def _page_refusal(case: Case, device: Device) -> str | None:
-    """Return why a cache of pages is refused: by interface.py, or as a head dim that the library does not test."""
+    """Return why a cache of pages is refused, by interface.py or because the library does not test the head dims."""
     major = device.capability[0] if device.capability else HOPPER
     if major == 12:
         return "no cache of pages on compute capability 12"
@@ -146,13 +146,13 @@ def _page_refusal(case: Case, device: Device) -> str | None:
 
 
 def hopper_refusal(case: Case, device: Device) -> str | None:
-    """Return why Hopper refuses the case (flash_bwd_sm90.py, which counts a score_mod's heads as in packed groups)."""
+    """Return why Hopper refuses the case (flash_bwd_sm90.py, which numbers a score_mod's heads as in packed groups)."""
     s = case.shape
     grouped = s.nheads != s.nheads_k
     if device.capability is None or device.capability[0] != HOPPER or not case.has_backward or not grouped:
         return None
     if s.headdim != s.headdim_v:
-        return "its backward of grouped heads wants v of the headdim of q and k"
+        return "its backward of grouped heads needs headdim_v equal to headdim"
     if case.alibi:
         return "no backward with ALiBi for grouped heads on Hopper: it takes the slopes of other heads (4.0.0b36)"
     return None
@@ -166,9 +166,9 @@ def _blackwell_refusal(case: Case, device: Device) -> str | None:
     if case.mask and device.capability[0] == 12:
         return "no block sparsity on compute capability 12"
     if case.mask and max(d, d_v) > 128:
-        return f"headdim {max(d, d_v)} with a mask by name: on Blackwell to 128"
+        return f"headdim {max(d, d_v)} with a mask by name: on Blackwell up to 128"
     if max(d, d_v) > 128 and (d, d_v) not in ((192, 128), (256, 256)):
-        return f"headdim {d} with headdim_v {d_v}: on Blackwell to 128, 192-128 or 256"
+        return f"headdim {d} with headdim_v {d_v}: on Blackwell up to 128, 192-128 or 256"
     if case.sink and device.capability[0] == 12:
         return "no attention sink on compute capability 12"
     if case.sink and case.has_backward and (d, d_v) == (256, 256):

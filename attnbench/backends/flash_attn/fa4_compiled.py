@@ -1,13 +1,13 @@
-"""What is compiled into flash-attn 4's kernels, in CuTe DSL: ALiBi as a `score_mod`, a mask by name as a `mask_mod`.
+"""Functions in CuTe DSL for flash-attn 4's kernels: ALiBi as a `score_mod`, a mask by name as a `mask_mod`.
 
-ALiBi is as score_mod_alibi of flash-attention's tests/cute/score_mod_definitions.py, with slopes that are given, and
-the place of a query counted from the end of its sequence. Arguments have the names by which the library passes them.
+ALiBi follows score_mod_alibi of flash-attention's tests/cute/score_mod_definitions.py, with given slopes and with
+positions of queries counted from the end of the sequence. The library passes arguments by these names.
 
-A mask by name comes with lists of the blocks that a kernel visits. A call gets lists for each block of queries, and for
-its backward for each block of keys: of the blocks of which every pair is seen, and of those of which some are, where
-the kernel asks the `mask_mod`. Lists are ascending: the kernels go from the end, and hide keys beyond the last in the
-first block that they take (block_sparse_utils.py). Beside a `mask_mod` they have neither causal nor a window, so that
-it holds these too.
+A mask by name comes with lists of the blocks that a kernel visits: for each block of queries, and in the backward for
+each block of keys. One list has the blocks in which every pair is seen, the other the blocks in which some pairs are
+seen, for which the kernel calls the `mask_mod`. Lists are ascending: the kernels start from the end, and hide keys
+beyond the last in the first block that they visit (block_sparse_utils.py). A call with a `mask_mod` takes neither
+causal nor a window, so the `mask_mod` includes them.
 """
 
 # mypy: allow-untyped-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HOPPER = 9
-MARGIN = 2  # blocks of random:P; kernels ask for queries of a block that are beyond the last
+MARGIN = 2  # additional blocks of random:P, for the queries of a block beyond the last query
 
 
 def block_sizes(case: Case, major: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -47,7 +47,7 @@ def block_sizes(case: Case, major: int) -> tuple[tuple[int, int], tuple[int, int
 
 
 def mask_options(case: Case, device: torch.device) -> dict[str, Any]:
-    """Return the arguments of flash_attn_func that are made for a mask by name: lists, and a table of blocks."""
+    """Return the arguments of flash_attn_func for a mask by name: lists of blocks, and a table of blocks."""
     import torch
 
     major = torch.cuda.get_device_capability(device)[0] if device.type == "cuda" else HOPPER
@@ -63,15 +63,15 @@ def mask_options(case: Case, device: torch.device) -> dict[str, Any]:
 
 
 def pairs_of_lists(lists: Any) -> int:
-    """Return the pairs of one head in the blocks that are visited."""
+    """Return the number of pairs of one head in the visited blocks."""
     pairs: int = math.prod(lists.block_size)
     return int(lists.mask_block_cnt.sum() + lists.full_block_cnt.sum()) * pairs
 
 
 def _lists(case: Case, device: torch.device, size: tuple[int, int], *, by_keys: bool) -> Any:
-    """Return the lists of the blocks of queries, or of those of keys, alike in all heads. Tensors are int32.
+    """Return the lists for blocks of queries, or with `by_keys` for blocks of keys, alike in all heads, as int32.
 
-    Blocks of which a part is beyond the last query or key count as seen in part, as in torch's BlockMask.
+    Blocks with a part beyond the last query or key count as seen in part, as in torch's BlockMask.
     """
     from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
 
@@ -85,13 +85,13 @@ def _lists(case: Case, device: torch.device, size: tuple[int, int], *, by_keys: 
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many blocks each row lists, (1, 1, rows), and which, (1, 1, rows, columns), ascending."""
+    """Return the number of blocks in each row, (1, 1, rows), and the blocks, (1, 1, rows, columns), ascending."""
     order = blocks.int().argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1).int()[None, None], order.int()[None, None].contiguous()
 
 
 def mask_mod(case: Case) -> Callable[..., Any]:
-    """Return the function that says whether a query sees a key. A `random:P` reads its blocks in `aux_tensors`.
+    """Return the function that is true where a query sees a key. With `random:P` it reads `aux_tensors`.
 
     The library compiles once for functions of one source that capture values of one `repr`.
     """
@@ -123,14 +123,14 @@ def mask_mod(case: Case) -> Callable[..., Any]:
 
 @functools.cache
 def score_mods() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return `score_mod` and `score_mod_bwd`, which want the slopes, (nheads,) in float32, as `aux_tensors`."""
+    """Return `score_mod` and `score_mod_bwd`, which take the slopes, (nheads,) in float32, as `aux_tensors`."""
     import cutlass
     from cutlass import cute
     from cutlass._mlir.dialects import math as mlir_math
 
     @cute.jit
     def subtract_alibi(score, b_idx, h_idx, q_idx, kv_idx, seqlen_info, aux_tensors):  # noqa: ARG001
-        """Return a scaled score less slope * distance. With aux_tensors a call has one score, and so one head."""
+        """Return a scaled score minus slope * distance. With aux_tensors each call is for one score, hence one head."""
         slope = cute.make_rmem_tensor(1, cutlass.Float32)
         slope[0] = aux_tensors[0][h_idx[0]]
         shift = cute.full_like(q_idx, seqlen_info.seqlen_k - seqlen_info.seqlen_q)

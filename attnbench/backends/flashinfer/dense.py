@@ -1,17 +1,18 @@
 """`flashinfer*`: FlashInfer's kernels, forward only: its own choice of backend (`flashinfer`) and each backend.
 
 Checked against 0.6.13. Batch 1 runs single_prefill_with_kv_cache, larger batches run the ragged wrapper, which
-`prepare` plans. Tensors are views (batch * seqlen, nheads, headdim) of the inputs. plan() takes the offsets from the
-host, where a model that serves has them; from the device it would copy them back, and wait. `cudnn` and `trtllm` exist
-for ragged batches only. `trtllm` is TensorRT-LLM's kernel for the GPU: FMHA v2 on Hopper, and trtllm-gen on Blackwell,
-whose binaries FlashInfer downloads. The others are compiled by nvcc on first use. The causal mask is aligned
+`prepare` plans. Tensors are views (batch * seqlen, nheads, headdim) of the inputs. plan() gets the offsets on the host,
+where a serving model has them; it would copy offsets on the device back, and wait. `cudnn` and `trtllm` exist for
+ragged batches only. `trtllm` is TensorRT-LLM's kernel for the GPU: FMHA v2 on Hopper, and trtllm-gen on Blackwell,
+whose binaries FlashInfer downloads. nvcc compiles the other kernels on first use. The causal mask is aligned
 bottom-right; a window has a left side only.
 
-Caches of pages are read by the wrappers of `flashinfer_paged.py`, masks by name by that of `flashinfer_sparse.py`.
+The wrappers of `paged.py` read caches of pages, the wrapper of `sparse.py` computes masks by name.
 
-An attention sink needs a variant of the kernels, which it has for its wrapper of pages and compiles for any wrapper
-(jit/attention/variants.py, jit_args); TensorRT-LLM's kernels take `sinks`. It is float32. ALiBi is in its fa2 kernels
-only, with the slopes of the paper and a bias of slope * (key - query), which is ours where no key is beyond the query.
+An attention sink, in float32, needs a variant of the kernels. FlashInfer has one for its wrapper of pages, and compiles
+it for any wrapper (jit/attention/variants.py, jit_args); TensorRT-LLM's kernels take `sinks`. Only its fa2 kernels have
+ALiBi, with the slopes of the paper and the bias slope * (key - query), which equals attnbench's where no key is beyond
+the query.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 
 HEADDIMS = (*PAGED_HEADDIMS, (192, 128))
 HOPPER = 9  # major compute capability
-DECODE_GROUPS = (1, 2, 3, 4, 8)  # query heads on a key head: DISPATCH_GQA_GROUP_SIZE
+DECODE_GROUPS = (1, 2, 3, 4, 8)  # query heads of a key head (DISPATCH_GQA_GROUP_SIZE)
 
 
 PAGED_CALL = f"""\
@@ -120,7 +121,7 @@ class FlashInfer(Library):
     name = "flashinfer"
     paste = flashinfer_paste("auto")
     efficiency = 0.6
-    starts_compiler = True  # nvcc: fa3's kernels take 60 to 85 s on 16 cores, 180 s beside other compilations
+    starts_compiler = True  # nvcc takes 60 to 180 s for fa3's kernels
     backend = "auto"
     module = "flashinfer"
     distributions: ClassVar = ("flashinfer-python",)
@@ -143,7 +144,7 @@ class FlashInfer(Library):
     )
     forward_kernels = "PrefillWith\\w*KVCacheKernel"
     latent_kernels = "BatchMLAPage(d|Attention)"
-    tensor_cores = True  # of the decode wrapper
+    tensor_cores = True  # option of the decode wrapper
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.mask and self.backend == "fa3":
@@ -165,7 +166,7 @@ class FlashInfer(Library):
         return replace(found, runs=(self.latent_kernels,)) if case.latent else found
 
     def workspace(self, case: Case) -> Workspace:
-        if case.mask:  # at most three masks of all pairs, of each sequence
+        if case.mask:  # at most three masks of all pairs of each sequence
             s = case.shape
             return Workspace(nbytes=WORKSPACE + 3 * s.batch * s.seqlen_q * s.seqlen_k, what="masks of pairs")
         return Workspace(nbytes=WORKSPACE, what="split-k buffer")
@@ -241,7 +242,7 @@ class Fa2(FlashInfer):
 
 
 class Decode(FlashInfer):
-    """The decode wrapper without tensor cores; the other names read pages with them."""
+    """The decode wrapper without tensor cores; the other backends read pages with tensor cores."""
 
     name = "flashinfer-decode"
     paste = Paste(
@@ -280,7 +281,7 @@ class Fa3(FlashInfer):
 
 
 class Cudnn(FlashInfer):
-    """cuDNN through the ragged wrapper. The offsets then count elements, not tokens."""
+    """cuDNN through the ragged wrapper, with offsets in elements, not in tokens."""
 
     name = "flashinfer-cudnn"
     paste = Paste(
@@ -345,10 +346,10 @@ class TrtLlm(FlashInfer):
             return "its sliding window is causal only"
         hopper = device.capability is not None and device.capability[0] == HOPPER
         if hopper and not case.has_equal_lengths:
-            # Seen with 0.6.13 on an H200. Upstream tests equal lengths only.
+            # In 0.6.13 on Hopper. FlashInfer's own tests have equal lengths only.
             return "FMHA v2 gives wrong results for unequal lengths"
         if hopper and case.shape.headdim != case.shape.headdim_v:
-            return "FMHA v2 on Hopper wants v of the headdim of q and k"
+            return "FMHA v2 on Hopper needs headdim_v equal to headdim"
         if device.capability is not None and not hopper and case.shape.headdim == 64:
             return "trtllm-gen takes headdim 128, 192-128 and 256"
         return None
@@ -376,7 +377,7 @@ class TrtLlm(FlashInfer):
         }
 
     def _options_of_both(self, case: Case, inputs: Inputs) -> dict[str, Any]:
-        """Return the arguments that both TensorRT-LLM functions take. The workspace must be zero at the start."""
+        """Return the arguments that both TensorRT-LLM functions take. Their workspace must be zero at first."""
         import torch
 
         s, device = case.shape, inputs.q.device
@@ -416,9 +417,9 @@ def _with_copy(sink: Tensor | None, prepared: Prepared) -> Prepared:
 
 
 def offsets(cu_seqlens: Tensor, each: int = 1) -> Tensor:
-    """Return where each sequence begins, and the last ends, in units of which a token has `each`: int32.
+    """Return the offsets of the sequences, (batch + 1,) int32, in units of which a token has `each`.
 
-    Raises Unsupported where int32 cannot hold the last one.
+    Raises Unsupported where int32 cannot hold the last offset.
     """
     import torch
 

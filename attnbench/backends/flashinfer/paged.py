@@ -1,12 +1,12 @@
 """FlashInfer over a cache of pages: its wrappers for decoding, for prefill and append, and for latent rows (MLA).
 
-Read in 0.6.13. Every wrapper takes the caches themselves, a tuple of (pages, page_size, nheads_k, headdim). The pages
-are the rows of the page table one after the other without what lies beyond each sequence, between offsets, with the
-length of the last page of each. plan() takes offsets and lengths from the host, where a server has them.
+Checked against 0.6.13. Every wrapper takes both caches, a tuple of (pages, page_size, nheads_k, headdim). It takes the
+used pages of all sequences in one list, the offset of each sequence in the list, and the number of keys in its last
+page. plan() gets offsets and numbers on the host, where a server has them.
 
-One query a sequence goes to the decode wrapper, others to the prefill wrapper; the strides of k and v must agree. Its
-kernels take the factor of k with the scale, and its wrapper multiplies the output by that of v. The MLA wrapper takes
-the strides of pages and rows (csrc/batch_mla_run.cu), so it gets views of the one cache.
+Cases of one query a sequence go to the decode wrapper, others to the prefill wrapper; the strides of k and v must
+agree. The factor of an fp8 k is part of the scale, and the wrapper multiplies the output by the factor of v. The MLA
+wrapper takes the strides of pages and rows (csrc/batch_mla_run.cu), so it gets views of the one cache.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 WORKSPACE = 128 * 2**20  # bytes, as FlashInfer's documentation recommends
 PAGED_HEADDIMS = ((64, 64), (128, 128), (256, 256))
-MLA_COLUMNS = (576, 512)  # of a row, and of these in v
+MLA_COLUMNS = (576, 512)  # columns of a row, and of its part v
 
 
 def prepare_paged(case: Case, inputs: Inputs, backend: str, *, tensor_cores: bool) -> Prepared:
@@ -53,7 +53,7 @@ def prepare_paged(case: Case, inputs: Inputs, backend: str, *, tensor_cores: boo
 
 
 def paged_refusal(case: Case) -> str | None:
-    """Return why the wrappers for pages and latent rows, or kernels with a sink, cannot run a case, or None."""
+    """Return why the wrappers for pages or latent rows, or the kernels with a sink, refuse a case; else None."""
     if case.sink and (case.softcap or case.cache_dtype != "same" or case.latent):
         return "an attention sink goes without softcap, fp8 caches and latent rows"
     if case.latent:
@@ -102,10 +102,11 @@ def _prefill(case: Case, inputs: Inputs, buffer: Tensor, backend: str, sink: Ten
 
 
 def sink_variant(case: Case, inputs: Inputs, backend: str) -> dict[str, Any]:
-    """Return the options of a prefill wrapper with which it compiles FlashInfer's kernels with an attention sink.
+    """Return the options with which a prefill wrapper compiles FlashInfer's kernels with an attention sink.
 
-    As BatchAttentionWithAttentionSinkWrapper (attention/_core.py), whose name of the compiled module has no head dim:
-    one process could not run two. The wrapper's run() takes the sink and the scale behind its tensors.
+    They follow BatchAttentionWithAttentionSinkWrapper (attention/_core.py). It has no head dim in the name of the
+    compiled module, so that one process could not run two head dims. run() takes the sink and the scale after the
+    tensors.
     """
     import torch
     from flashinfer.jit.attention.variants import attention_sink_decl
@@ -151,7 +152,7 @@ def _latent(case: Case, inputs: Inputs, buffer: Tensor, backend: str) -> Call:
 
 
 def _run(wrapper: Any, case: Case, inputs: Inputs, sink: Tensor | None = None) -> Callable[[], Tensor]:
-    """Return the call of a planned wrapper; the factors are those of an fp8 cache."""
+    """Return the call of a planned wrapper, with the factors of an fp8 cache."""
     more = () if sink is None else (sink, case.softmax_scale)
     q, caches = inputs.q.flatten(0, 1), (inputs.k, inputs.v)
     factors = {} if case.cache_dtype == "same" else dict(zip(("k_scale", "v_scale"), inputs.descale, strict=True))
@@ -171,7 +172,7 @@ def _options(case: Case, inputs: Inputs) -> dict[str, Any]:
 
 
 def scores_options(case: Case) -> dict[str, Any]:
-    """Return the arguments of every plan that say what becomes of scores."""
+    """Return the arguments of every plan that concern scores: masks, scale, softcap, ALiBi."""
     return {
         "sm_scale": case.softmax_scale,
         "window_left": flash_window(case)[0],
@@ -188,9 +189,10 @@ def host_cu_seqlens(case: Case) -> tuple[Tensor, Tensor]:
 
 
 def _pages(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where the pages of each sequence begin, the pages, and how many keys the last of each sequence has.
+    """Return (offsets, pages, keys in the last page) of the sequences, all int32.
 
-    All int32, the pages on the device and the others on the host.
+    `offsets` (sequences + 1,) are the places in `pages` at which sequences begin. The pages are on the device, the
+    others on the host.
     """
     import torch
 
@@ -205,7 +207,7 @@ def _pages(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _appender(case: Case, inputs: Inputs) -> Callable[[], None]:
-    """Return a function that writes the new keys and values by append_paged_kv_cache; it does nothing without any."""
+    """Return a function that writes the new keys and values by append_paged_kv_cache, or does nothing without any."""
     if inputs.new_k is None or inputs.new_v is None:
         return lambda: None
     import torch

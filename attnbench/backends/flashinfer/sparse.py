@@ -1,10 +1,10 @@
 """Masks by name in FlashInfer: its wrapper of block-sparse matrices (BSR), with a mask of the pairs in their blocks.
 
-Read in 0.6.13 (sparse.py). All heads have one matrix, whose blocks have as many keys as divide the keys of all
-sequences. Where a block is seen in part, plan() wants the mask of every block that is listed, and its kernels are those
-of fa2 (utils.py, is_fa3_backend_supported). The sequences of a batch are blocks on the diagonal of one matrix. The
-kernels number the keys as they are listed, so that neither causal nor ALiBi means what it says. The wrapper of variable
-blocks takes no mask of pairs.
+Checked against 0.6.13 (sparse.py). All heads share one matrix, in which the sequences of a batch lie on the diagonal.
+The number of keys in a block divides the number of keys of each sequence. Where a block is seen in part, plan() needs
+the mask of every listed block, and fa2's kernels run (utils.py, is_fa3_backend_supported). The kernels number keys in
+the order of the list, so the options causal and ALiBi cannot be used. The wrapper of variable blocks takes no mask of
+pairs.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 BLOCK = 128  # most queries and keys of a block
-FEW_ROWS = 4  # queries of a block below which it runs its decode kernels, but with a mask
+FEW_ROWS = 4  # blocks of fewer queries run its decode kernels, unless they have a mask of pairs
 
 
 def sparse_refusal(case: Case) -> str | None:
     """Return why a mask by name is refused."""
     if case.shape.headdim != case.shape.headdim_v:
-        return "its block-sparse wrapper wants v of the headdim of q and k"
+        return "its block-sparse wrapper needs headdim_v equal to headdim"
     if case.sink or case.alibi:
         return f"its block-sparse wrapper has no {'attention sink' if case.sink else 'ALiBi'}"
     return None
 
 
 def block_size(case: Case) -> tuple[int, int]:
-    """Return the queries and keys of a block, which no two sequences share."""
+    """Return the queries and keys of a block, such that no block belongs to two sequences."""
     s = case.shape
     return BLOCK if s.batch == 1 else math.gcd(s.seqlen_q, BLOCK), math.gcd(s.seqlen_k, BLOCK)
 
@@ -46,7 +46,7 @@ def block_size(case: Case) -> tuple[int, int]:
 def block_matrix(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return indptr, indices and mask of the matrix of all sequences: (rows + 1,), (blocks,), (blocks, R, C).
 
-    The mask is None where every pair in the listed blocks is seen. Raises Unsupported where int32 cannot number them.
+    The mask is None where every pair of the listed blocks is seen. Raises Unsupported where int32 cannot number pairs.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""Exact attention for Hopper in Gluon, differentiable: the checks of its inputs, and its autograd.
+"""Exact attention for Hopper in Gluon, differentiable: checks of the inputs, and the autograd function.
 
-It computes what backends/triton/attention.py explains, in the same arithmetic, but all gradients in one kernel:
-forward.py and backward.py say how the work is shared among the warps of a program.
+The algorithm and the arithmetic are those of backends/triton/attention.py, but one kernel computes all gradients.
+forward.py and backward.py explain how the warps of a program share the work.
 """
 
 # mypy: allow-untyped-calls
@@ -60,17 +60,17 @@ def attention(
 
 
 def _check_device(q: Tensor) -> None:
-    """Raise ValueError where the kernels cannot run."""
+    """Raise ValueError for a device on which the kernels cannot run."""
     if not q.is_cuda:
         raise ValueError(f"needs a GPU of compute capability 9.0, q is on {q.device}")
-    # An AMD GPU has its gfx number there, which may be 9.0 too.
+    # The capability of an AMD GPU is its gfx number, which may be 9.0 too.
     if torch.cuda.get_device_capability(q.device) != (9, 0) or torch.version.hip is not None:
         name = torch.cuda.get_device_name(q.device)
-        raise ValueError(f"needs a GPU of compute capability 9.0, q is on one named {name}")
+        raise ValueError(f"needs a GPU of compute capability 9.0, q is on a {name}")
 
 
 class _Attention(torch.autograd.Function):
-    """The differentiable function (q, k, v) -> (out, lse), with lse as the kernels have it."""
+    """The differentiable function (q, k, v) -> (out, lse), with lse in base 2 as the kernels write it."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.problem = problem
         ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)  # else autograd would fill a gradient of lse with zeros
+        ctx.set_materialize_grads(False)  # else autograd would launch a kernel for a gradient of lse
         return out, lse
 
     @staticmethod
@@ -87,7 +87,7 @@ class _Attention(torch.autograd.Function):
         if dout is None:
             return None, None, None, None
         q, k, v, out, lse = ctx.saved_tensors
-        if dout.stride(-1) != 1 or not can_use_tma(dout):  # a broadcast gradient, such as that of out.sum()
+        if dout.stride(-1) != 1 or not can_use_tma(dout):  # a broadcast gradient, for example of out.sum()
             # Not contiguous(), which returns a contiguous tensor as it is, though its address may be odd.
             dout = dout.clone(memory_format=torch.contiguous_format)
         gradients = attention_backward(dout, q, k, v, *padded_lse_and_delta(dout, out, lse), ctx.problem)

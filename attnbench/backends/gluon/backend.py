@@ -1,4 +1,4 @@
-"""The backend `gluon`: what attention.py can compute, and the prepared call.
+"""The backend `gluon`: the cases that attention.py takes, and the prepared call.
 
 Checked against Triton 3.6.
 """
@@ -48,8 +48,8 @@ class Gluon(OwnKernels):
         lse = 4 * heads * s.seqlen_q
         if not case.has_backward:
             return Workspace(nbytes=lse, what="log-sum-exp", passes=2.0)
-        # A backward has a padded copy of the log-sum-exp, and delta, padded too; a float32 sum of dq, which is cleared,
-        # added to and read; and parts of dk and dv, where the query heads of a key head are split.
+        # A backward allocates padded copies of log-sum-exp and delta; a float32 sum of dq, which is cleared, added to
+        # and read; and parts of dk and dv, where the query heads of a key head are split.
         padded = 2 * 4 * heads * padded_queries(s.seqlen_q)
         tiles = choose_backward_tiles(s.headdim, s.headdim_v)
         dq = 4 * tiles.values_of_dq_sum(heads, s.seqlen_q)

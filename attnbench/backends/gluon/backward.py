@@ -1,28 +1,29 @@
-"""The backward for Hopper in Gluon: dk, dv and dq in one kernel of 5 matmuls a block, whose warps have roles.
+"""The backward for Hopper in Gluon: one kernel for dk, dv and dq, with 5 matmuls a block and roles of warps.
 
 A program owns a block of keys of one key head and walks over the blocks of queries that see them. It has
 
     two consumers    of 4 warps each, which compute and hold dK and dV in registers
     a loader         of one warp, which loads K and V once, and Q, dO, log-sum-exp and delta in rings of tiles
 
-Each block of queries adds to dQ, of which all programs of a head hold a part: the consumers write their share of the
-block's dQ to shared memory, and the tensor memory accelerator adds it to a float32 sum in memory (dq_sum.py) while they
-go on. The last bits of dQ may differ from run to run.
+dQ is a sum over all programs of a head: for each block of queries the consumers write their share of dQ to shared
+memory, and the tensor memory accelerator adds it to a float32 sum in memory (dq_sum.py) while the consumers go on. The
+last bits of dQ may differ from run to run.
 
-Up to 128 columns, here, each consumer owns 64 of the program's 128 keys. Its scores are keys x queries, so that P and
-dS enter dV and dK from registers. dQ needs the dS of both, which they exchange through shared memory; each then
-computes one half of dQ, from all 128 keys: half of the columns, or of the rows where a block has 128 queries. Matmuls
-run in the order of their start, so waiting until n are left waits for all before:
+This file has the kernel for up to 128 columns. Each consumer owns 64 of the program's 128 keys. Its scores are keys x
+queries, so that P and dS enter dV and dK from registers. dQ needs the dS of both consumers, which they exchange through
+shared memory; each then computes one half of dQ from all 128 keys: half of the columns, or half of the rows where a
+block has 128 queries. Matmuls run in the order of their start, so "wait until n are left" waits for all older ones:
 
     start S, start dP             wait until one is left: S. Meanwhile P
     start dV                      wait until one is left: dP. Meanwhile dS; tell the other consumer, wait for its dS
-    start dQ, start dK            wait until one is left: dQ. It goes to shared memory and from there on its way
-    wait for dK                   its next dS tells the loader that the tiles of this block are free
+    start dQ, start dK            wait until one is left: dQ. Write it to shared memory, start its addition
+    wait for dK                   the next dS signals to the loader that the tiles of this block are free
 
-While a consumer computes P or dS its own dP or dV runs, and the matmuls of the other consumer. Nothing is left running
-at the end of an iteration: ptxas (of Triton 3.6) makes every matmul synchronous (C7514) where the next S is.
+While a consumer computes P or dS, its own dP or dV runs, and so do the matmuls of the other consumer. No matmul is left
+running at the end of an iteration: if the next S starts there, ptxas (of Triton 3.6) makes every matmul synchronous
+(C7514).
 
-Above 128 columns it is another kernel: backward_wide.py.
+backward_wide.py has the kernel above 128 columns.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
@@ -63,14 +64,14 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (dq, dk, dv), contiguous, in the dtype of q: all three gradients are always computed.
 
-    `lse` and `delta` are those of `padded_lse_and_delta`. `problem` is dense, bf16 or fp16, and has no mask but a
-    causal one. Of dout, q, k and v tensor descriptors can be made (`can_use_tma`).
+    `lse` and `delta` come from `padded_lse_and_delta`. `problem` is dense, bf16 or fp16, and has no mask but a causal
+    one. dout, q, k and v must fit tensor descriptors (`can_use_tma`).
     """
     (batch, seqlen_q, nheads, headdim), (_, seqlen_k, nheads_k, headdim_v) = q.shape, v.shape
     tiles = choose_backward_tiles(headdim, headdim_v)
     group, key_blocks = nheads // nheads_k, triton.cdiv(seqlen_k, tiles.keys)
     parts = query_parts(group, key_blocks * batch * nheads_k, multiprocessors(device_index(q)))
-    members, sets = group // parts, batch * nheads_k * parts  # query heads of a program, and sets of such
+    members, sets = group // parts, batch * nheads_k * parts  # query heads of a program; number of such sets of heads
     dk, dv = torch.empty(k.shape, dtype=k.dtype, device=k.device), torch.empty(v.shape, dtype=v.dtype, device=v.device)
     dk_parts, dv_parts = (dk, dv) if parts == 1 else (empty_splits(k, parts), empty_splits(v, parts))
     dq_sum = zero_sum(q, tiles)
@@ -126,7 +127,7 @@ def _backward_hopper(
     fence_async_shared()  # the barriers are written by ordinary stores, and TMA reports to them
     dk = gradient_of(DK, stride_dkb, stride_dkn, stride_dkh, work, HEADDIM)
     dv = gradient_of(DV, stride_dvb, stride_dvn, stride_dvh, work, HEADDIM_V)
-    # A tuple in a variable would turn constants into values.
+    # The tuples stand here, because a tuple in a variable would turn constants into values.
     gl.warp_specialize(
         [
             (_compute, (0, work, own, queries, douts, exchange, DQ, buffers, dk, dv, scale, scale_log2)),
@@ -144,15 +145,15 @@ def _load(work, own, queries, douts, exchange, Q, K, V, DOut, Lse, Delta):
     b, h, m = work.b, work.h, work.begin
     nheads = work.sizes.nheads
     own.load(K, V, b, work.start_n, h // work.sizes.group)
-    # The wait below takes dS of block i - stages + 1 for the sign that block i - stages has been read. With 1 stage
-    # that is block i, which is not loaded yet. With 4 or more a consumer may meanwhile have written its dS of two
-    # blocks later: a wait sees only the parity, and this one would have no end.
+    # The wait below takes the dS of block i - stages + 1 as the signal that block i - stages has been read. With 1
+    # stage this is block i, which is not loaded yet. With 4 or more a consumer may already have written the dS of two
+    # blocks later: a wait sees only the parity, and this wait would have no end.
     gl.static_assert(
         (queries.barriers.stages == 2) | (queries.barriers.stages == 3),
         "the exchange frees tiles of 2 or 3 stages only",
     )
     for i in range(work.count):
-        # A consumer that has written its dS of a block has done with the block before.
+        # A consumer that has written its dS of a block has finished the block before.
         after = i - queries.barriers.stages + 1
         for consumer in gl.static_range(2):
             exchange.wait(consumer, after, i >= queries.barriers.stages)
@@ -168,8 +169,8 @@ def _compute(index: gl.constexpr, work, own, queries, douts, exchange, DQ, buffe
     M: gl.constexpr = queries.rows
     D: gl.constexpr = queries.width
     DIM_V: gl.constexpr = douts.width
-    by_rows: gl.constexpr = M == 2 * KEYS  # how the consumers share dq
-    width: gl.constexpr = D if by_rows else D // 2  # of this one's dq, which has 64 rows
+    by_rows: gl.constexpr = M == 2 * KEYS  # whether the consumers share dq by rows, not by columns
+    width: gl.constexpr = D if by_rows else D // 2  # columns of this consumer's dq, which has 64 rows
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, M, 16])
     k_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     v_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM_V, 16])
@@ -198,7 +199,7 @@ def _compute(index: gl.constexpr, work, own, queries, douts, exchange, DQ, buffe
         scores = warpgroup_mma(k, q.permute((1, 0)), nothing, use_acc=False, is_async=True)
         douts.barriers.wait(i)
         dp = warpgroup_mma(v, dout.permute((1, 0)), nothing, use_acc=False, is_async=True)
-        if M == 64:  # else there are too few registers to have these early
+        if M == 64:  # with larger blocks the registers do not suffice to load these early
             lse = queries.row_values_of(i).load(cols)
         scores = warpgroup_mma_wait(1, deps=(scores,))
         if M != 64:

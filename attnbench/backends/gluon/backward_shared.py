@@ -1,11 +1,11 @@
-"""What both kernels of the backward share: which keys and queries a program has, the mask, and the output.
+"""Code of both kernels of the backward: the keys and queries of a program, the mask, and the output.
 
-A program has some keys of one key head. A warp that loads brings them once, and then block after block of the queries
-that see them, each with its rows of dout, log-sum-exp and delta. Two groups of four warps, the consumers, compute.
+A program has some keys of one key head. A loader warp loads them once, and then each block of the queries that see
+them, with its rows of dout, log-sum-exp and delta. Two groups of four warps, the consumers, compute.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
-# Without `from __future__ import annotations`: an aggregate checks its members by the annotations.
+# No `from __future__ import annotations`: an aggregate checks its members by the annotations.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -13,8 +13,8 @@ from triton.experimental.gluon import language as gl
 from attnbench.backends.gluon.pipeline import Sizes, aggregate
 from attnbench.backends.triton import device_functions
 
-KEYS = gl.constexpr(64)  # whose scores a consumer computes: the rows of one wgmma
-REGISTERS = gl.constexpr(240)  # of a thread of a consumer, the most with two of them
+KEYS = gl.constexpr(64)  # keys of a consumer: the rows of one wgmma
+REGISTERS = gl.constexpr(240)  # registers of a thread of a consumer: the most with two consumers
 
 _block_and_head = gluon.jit(device_functions.block_and_head.fn)  # Gluon cannot call functions of Triton
 
@@ -30,7 +30,7 @@ class Work:
     b: gl.tensor
     h: gl.tensor
     bh: gl.tensor  # b * nheads + h
-    head: gl.tensor  # head of dk and dv: key head * parts + part, of the parts of the query heads of a key head
+    head: gl.tensor  # head of dk and dv: key head * parts + part, where the query heads of a key head are in parts
     start_n: gl.tensor  # its first key
     begin: gl.tensor
     count: gl.tensor
@@ -72,10 +72,10 @@ class Work:
 
     @gluon.jit
     def first_unmasked(self, first_n):
-        """Return the first query from which on all see the KEYS keys from `first_n` on.
+        """Return the first query from which on all queries see the KEYS keys from `first_n` on.
 
-        If some of these lie beyond seqlen_k there is none: their score is 0, which exp2 may make infinite, and infinity
-        times the zeros of such a key would spoil dq.
+        If some of these keys lie beyond seqlen_k, no block is free of the mask: the score of such a key is 0, exp2 may
+        make it infinite, and infinity times the zeros of the key would make dq NaN.
         """
         sizes = self.sizes
         first = 0
@@ -97,8 +97,8 @@ class Work:
 def find_work(sizes, members, sets, section, N: gl.constexpr, M: gl.constexpr):
     """Return the work of this program: N keys, and a set of `members` query heads, in blocks of M queries.
 
-    `sets` is how many such sets there are in the batch. Programs compute the same keys of `section` of them, whose
-    queries fit L2, before the next keys. The first keys come first: under a causal mask most queries see them.
+    `sets` is the number of such sets in the batch. Programs compute the same keys of `section` sets, whose queries fit
+    L2, before the next keys. The first keys come first, because under a causal mask most queries see them.
     """
     block, set_index = _block_and_head(gl.cdiv(sizes.seqlen_k, N), sets, section)
     start_n = block * N
@@ -130,7 +130,7 @@ class Gradient:
 
     @gluon.jit
     def store(self, values, first, first_col: gl.constexpr):
-        """Store KEYS rows from `first` on and some columns from `first_col` on; what lies outside is not written."""
+        """Store KEYS rows from `first` on, columns from `first_col` on. Values outside of the tensor are dropped."""
         D: gl.constexpr = values.shape[1]
         layout: gl.constexpr = values.type.layout
         rows = first + gl.arange(0, KEYS, gl.SliceLayout(1, layout))
@@ -144,6 +144,6 @@ class Gradient:
 
 @gluon.jit
 def gradient_of(base, stride_b, stride_n, stride_h, work, headdim: gl.constexpr):
-    """Return what a program computes of dk or dv, which is (batch, seqlen_k, nheads, headdim)."""
+    """Return the head that a program computes of dk or dv, which is (batch, seqlen_k, nheads, headdim)."""
     base += work.b.to(gl.int64) * stride_b + work.head.to(gl.int64) * stride_h
     return Gradient(base, stride_n, work.sizes.seqlen_k, headdim)

@@ -1,26 +1,26 @@
-"""Which tiles the backward uses, and in how many programs it splits the query heads of a key head.
+"""The tiles of the backward, and the number of programs that share the query heads of a key head.
 
-It does without torch and Triton, since the backend reads it for its forecast of memory.
+It imports neither torch nor Triton, because the backend reads it for the forecast of memory.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-# Programs for each multiprocessor: where there are at least so many without splitting, a program takes all query heads
-# of a key head; with fewer, query_parts splits them.
+# Programs for each multiprocessor. With at least so many, a program takes all query heads of a key head; with fewer,
+# query_parts splits the heads.
 PROGRAMS = 4
 
 
 class BackwardTiles(NamedTuple):
-    """The sizes of one program. Above 128 columns (`wide`) it is another kernel: backward_wide.py."""
+    """The sizes of one program. Above 128 columns (`wide`) they are for the kernel of backward_wide.py."""
 
-    width: int  # the columns of q and k that it computes with
-    width_v: int  # and those of v and dout
-    queries: int  # of a block: 64, or 128 where the consumers share dq by rows
-    stages: int  # of the ring of q, and where not `wide` of that of dout; there only 2 or 3 (backward.py, _load)
-    stages_v: int = 0  # `wide` only: of the ring of dout
-    buffers: int = 1  # `wide` only: of a consumer for dq
+    width: int  # columns of q and k, padded
+    width_v: int  # columns of v and dout, padded
+    queries: int  # queries of a block: 64, or 128 where the consumers share dq by rows
+    stages: int  # stages of the ring of q; if not `wide` of dout's ring too, and then 2 or 3 (backward.py, _load)
+    stages_v: int = 0  # `wide` only: stages of the ring of dout
+    buffers: int = 1  # `wide` only: buffers of a consumer for dq
 
     @property
     def wide(self) -> bool:
@@ -28,12 +28,12 @@ class BackwardTiles(NamedTuple):
 
     @property
     def keys(self) -> int:
-        """Keys of a program."""
+        """The number of keys of a program."""
         return 64 if self.wide else 128
 
     @property
     def columns(self) -> tuple[int, int]:
-        """Columns of a tile of q and k in shared memory, and of one of v and dout."""
+        """The columns of a tile of q and k in shared memory, and of a tile of v and dout."""
         return (64, 64) if self.wide else (self.width, self.width_v)
 
     @property
@@ -45,15 +45,15 @@ class BackwardTiles(NamedTuple):
         return {**sizes, "STAGES": self.stages, "STAGES_V": self.stages_v, "BUFFERS": self.buffers}
 
     def blocks(self, seqlen_q: int) -> int:
-        """Return in how many blocks the queries of a head are computed."""
+        """Return the number of blocks in which the queries of a head are computed."""
         return -(-seqlen_q // self.queries)
 
     def values_of_dq_sum(self, heads: int, seqlen_q: int) -> int:
-        """Return how many values the float32 sum of dq has (dq_sum.py) for so many query heads in the whole batch."""
+        """Return the number of values of the float32 sum of dq (dq_sum.py), for `heads` query heads over the batch."""
         return heads * self.blocks(seqlen_q) * self.queries * self.width
 
 
-# The fastest of those that were tried on an H100 (docs/dev/gluon-kernel.md), by columns of q and k, and of v.
+# The fastest candidates on an H100 (docs/dev/gluon-kernel.md), by columns of q and k, and of v.
 BACKWARD_TILES = {
     (64, 64): BackwardTiles(64, 64, 128, 2),
     (64, 128): BackwardTiles(64, 128, 64, 3),
@@ -74,9 +74,9 @@ def choose_backward_tiles(headdim: int, headdim_v: int) -> BackwardTiles:
 
 
 def query_parts(group: int, programs: int, processors: int) -> int:
-    """Return in how many parts to split the `group` query heads of a key head, each for a program of its own.
+    """Return the number of parts into which to split the `group` query heads of a key head, one part a program.
 
-    `programs` is their number without splitting. The result is the least divisor of `group` that gives PROGRAMS
-    programs for each of the multiprocessors, `processors`; where none does, `group`: one query head for each program.
+    `programs` is the number of programs without splitting. The result is the least divisor of `group` that gives
+    PROGRAMS programs for each of the multiprocessors, `processors`; if none does, `group`: one query head a program.
     """
     return next((n for n in range(1, group) if group % n == 0 and programs * n >= PROGRAMS * processors), group)

@@ -1,10 +1,11 @@
-"""The kernel of the backward above 128 columns, with the roles that backward.py explains.
+"""The kernel of the backward above 128 columns, with the roles of warps that backward.py explains.
 
-There the registers do not hold dK and dV of 64 keys, so the consumers share 64 keys: each computes S, P and dS of 32 of
-a block's 64 queries, writes P and dS to shared memory, and then takes half of the columns of dV, dQ and dK.
+Registers cannot hold dK and dV of 64 keys of so many columns, so the two consumers share 64 keys: each computes S, P
+and dS of 32 of a block's 64 queries, writes P and dS to shared memory, and then computes half of the columns of dV, dQ
+and dK.
 
-Every tile has 64 columns, so a headdim of 192 is three of them. A consumer has two parts of dQ and dK: the first is a
-tile, the second another one, or half of the middle one of three. Of dV it has one or two tiles.
+Every tile has 64 columns, so a headdim of 192 has three tiles. A consumer has two parts of dQ and dK: the first is a
+tile, the second is another tile, or half of the middle tile of three. It has one or two tiles of dV.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
@@ -24,7 +25,7 @@ from attnbench.backends.gluon.backward_shared import KEYS, REGISTERS, find_work,
 from attnbench.backends.gluon.dq_sum import add_to_sum
 from attnbench.backends.gluon.pipeline import Sizes, new_exchange, new_own_tiles, new_row_ring
 
-HALF = gl.constexpr(32)  # queries whose scores a consumer computes
+HALF = gl.constexpr(32)  # queries of a block whose scores a consumer computes
 
 
 @gluon.jit(
@@ -43,7 +44,7 @@ def _backward_hopper_wide(
 ):  # fmt: skip
     """Compute dk and dv of 64 keys of a key head, from `members` query heads, and add to their dq.
 
-    A row of q or k has TILES tiles of 64 columns, one of v or dout TILES_V.
+    A row of q or k has TILES tiles of 64 columns, a row of v or dout has TILES_V.
     """
     sizes = Sizes(seqlen_q, seqlen_k, right, nheads, group, RIGHT)
     work = find_work(sizes, members, sets, section, KEYS, 2 * HALF)
@@ -56,7 +57,7 @@ def _backward_hopper_wide(
     fence_async_shared()  # the barriers are written by ordinary stores, and TMA reports to them
     dk = gradient_of(DK, stride_dkb, stride_dkn, stride_dkh, work, HEADDIM)
     dv = gradient_of(DV, stride_dvb, stride_dvn, stride_dvh, work, HEADDIM_V)
-    # A tuple in a variable would turn constants into values.
+    # The tuples stand here, because a tuple in a variable would turn constants into values.
     gl.warp_specialize(
         [
             (
@@ -76,7 +77,7 @@ def _backward_hopper_wide(
 
 @gluon.jit
 def _load(work, own, queries, douts, Q, K, V, DOut, Lse, Delta):
-    """Load K and V, then Q, log-sum-exp, dO and delta of each block of queries, each when its place is free."""
+    """Load K and V, then Q, log-sum-exp, dO and delta of each block of queries, each when its place is free again."""
     b, h, m = work.b, work.h, work.begin
     nheads = work.sizes.nheads
     own.load(K, V, b, work.start_n, h // work.sizes.group)
@@ -92,14 +93,14 @@ def _load(work, own, queries, douts, Q, K, V, DOut, Lse, Delta):
 def _compute(
     index: gl.constexpr, work, own, queries, douts, exchange, p_tiles, DQ, DQRest, buffers, dk, dv, scale, scale_log2
 ):  # fmt: skip
-    """Compute half of the columns of dk, dv and each block's dq; S, P and dS of half of its queries."""
+    """Compute half of the columns of dk, dv and each block's dq, and S, P and dS of half of the block's queries."""
     dtype: gl.constexpr = own.k_tiles.dtype
     BUFFERS: gl.constexpr = buffers.shape[0] // 2
     first: gl.constexpr = 2 * index  # the tile of q and k that is the first part of dq and dk
     is_whole: gl.constexpr = own.tiles == 4  # whether the second part is a tile, or half of one
     second: gl.constexpr = 2 * index + 1 if is_whole else 1
     second_col: gl.constexpr = 0 if is_whole else index * 32
-    width: gl.constexpr = 64 if is_whole else 32  # of the second part
+    width: gl.constexpr = 64 if is_whole else 32  # columns of the second part
     two_v: gl.constexpr = own.tiles_v == 4  # whether dv has two tiles
     first_v: gl.constexpr = 2 * index if two_v else index
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF, 16])
@@ -119,8 +120,8 @@ def _compute(
     dv_second = gl.zeros([KEYS, 64], gl.float32, layout)
     own.wait()
     for i in range(work.count):
-        # 0, since m < 2**30 always, which the compiler does not know: else it computes wgmma's descriptors, of 64 bits,
-        # before the loop and spills them.
+        # Always 0, because m < 2**30, but unknown to the compiler, which would otherwise compute wgmma's descriptors of
+        # 64 bits before the loop and spill them.
         zero = m >> 30
         p_tile = p_tiles.index(i & 1)
         ds_tile = exchange.tile(i)

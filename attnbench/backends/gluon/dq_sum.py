@@ -1,4 +1,4 @@
-"""The float32 sum of dq in memory, to which all programs of a head add their parts, and the kernel that makes dq of it.
+"""The float32 sum of dq in memory, to which all programs of a head add, and the kernel that scales it to dq.
 
 The sum consists of tiles, two for each block of queries, one from each consumer of a program. `BackwardTiles.queries`
 and `BackwardTiles.width` decide which part of the block's dq a tile is:
@@ -7,10 +7,10 @@ and `BackwardTiles.width` decide which part of the block's dq a tile is:
     up to 128 columns        half of the columns
     192 and 256 columns      64 columns, and behind them the other 64, or half of the middle 64
 
-Within a tile the values lie as `_fragments` has them: those of each thread 4 by 4, as a matmul leaves them in its
-registers. Written to shared memory by rows, every second store would meet a bank conflict.
+Within a tile the values have the layout of `_fragments`: four by four for each thread, as a matmul leaves them in its
+registers. Stores by rows to shared memory would have bank conflicts every second time.
 
-The order in which programs add changes from run to run, and with it the last bits of dq.
+The order of the additions differs from run to run, and so do the last bits of dq.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
@@ -31,14 +31,14 @@ from attnbench.backends.gluon.pipeline import add_tile, float_descriptor, reinte
 
 
 def zero_sum(q: Tensor, tiles: BackwardTiles) -> Tensor:
-    """Return the sum for q, (batch, seqlen_q, nheads, headdim), before anything is added: rows of 256 values."""
+    """Return a sum of zeros for q (batch, seqlen_q, nheads, headdim), in rows of 256 float32 values."""
     batch, seqlen_q, nheads, _ = q.shape
     values = tiles.values_of_dq_sum(batch * nheads, seqlen_q)
     return torch.zeros((values // 256, 256), dtype=torch.float32, device=q.device)
 
 
 def added_rows(tiles: BackwardTiles) -> tuple[int, ...]:
-    """Return how many rows of the sum are added at once: those of a tile, or above 128 columns of its two parts."""
+    """Return the number of rows of the sum in one addition: one tile, or above 128 columns one of its two parts."""
     if tiles.wide:
         return 16, 16 if tiles.width == 256 else 8
     return (tiles.queries * tiles.width // 512,)
@@ -50,7 +50,7 @@ def sum_descriptors(dq_sum: Tensor, tiles: BackwardTiles) -> tuple[TensorDescrip
 
 
 def scaled_dq(dq_sum: Tensor, q: Tensor, scale: float, tiles: BackwardTiles) -> Tensor:
-    """Return dq, contiguous and in the dtype of q: the sum, when all is added, times the scale."""
+    """Return dq, contiguous and in the dtype of q: the complete sum times the scale."""
     batch, seqlen_q, nheads, headdim = q.shape
     dq = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     blocks = tiles.blocks(seqlen_q)
@@ -65,7 +65,7 @@ def scaled_dq(dq_sum: Tensor, q: Tensor, scale: float, tiles: BackwardTiles) -> 
 
 @gluon.constexpr_function
 def _fragments(width):
-    """Return the layout of a 64 x width tile of a matmul's results in which each thread's values lie 4 by 4."""
+    """Return the layout of a 64 x width tile of a matmul's result, with the values of each thread four by four."""
     bases = [[0, 1], [8, 0], [0, 2], [0, 4], [1, 0], [2, 0], [4, 0], [16, 0], [32, 0]]
     i = 8
     while i < width:
@@ -76,10 +76,10 @@ def _fragments(width):
 
 @gluon.jit
 def add_to_sum(Sum, row, values, buffer, pending: gl.constexpr):
-    """Add 64 rows of dq to the sum, from its row `row` on, and do not wait for it.
+    """Start to add 64 rows of dq to the sum, from the sum's row `row` on, without waiting for the end.
 
-    `buffer` is shared memory of the block of `Sum`. It is written when at most `pending` earlier additions have yet to
-    be read from shared memory.
+    `buffer` is shared memory with the shape of a block of `Sum`. It is written once at most `pending` earlier additions
+    have yet to be read from shared memory.
     """
     width: gl.constexpr = values.shape[1]
     tma.store_wait(pending)
@@ -93,11 +93,11 @@ def _scale_dq(
     Sum, DQ, stride_b, stride_m, stride_h, scale, seqlen_q, blocks, nheads,
     HEADDIM: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Write scale times one tile of the sum to the rows and columns of dq that it stands for.
+    """Write scale times one tile of the sum to its rows and columns of dq.
 
-    Sum is zero_sum's, DQ (batch, seqlen_q, nheads, HEADDIM). Tiles lie in the order of (batch, head, block of BLOCK_M
-    queries, consumer), `blocks` blocks for each head, and each program writes one. Which part of a block's WIDTH
-    columns or BLOCK_M rows a tile has is the table at the head of this file.
+    Sum comes from `zero_sum`, DQ is (batch, seqlen_q, nheads, HEADDIM). Tiles are ordered by (batch, head, block of
+    BLOCK_M queries, consumer), with `blocks` blocks for each head, and each program writes one tile. The table at the
+    head of this file has the part of a block's WIDTH columns or BLOCK_M rows that a tile holds.
     """
     pid = tl.program_id(0).to(tl.int64)
     part = (pid % 2).to(tl.int32)
@@ -120,7 +120,7 @@ def _scale_dq(
 
 @triton.jit
 def _write_part(Sum, DQ, stride_m, scale, seqlen_q, first_row, first_col, HEADDIM: tl.constexpr, WIDTH: tl.constexpr):
-    """Write 64 x WIDTH values of dq from a part of the sum, which lie as `_fragments` has them."""
+    """Write 64 x WIDTH values of dq from a part of the sum that has the layout of `_fragments`."""
     values = tl.load(Sum + tl.arange(0, 64 * WIDTH)) * scale
     values = values.reshape(WIDTH // 8, 4, 8, 4, 2, 2).permute(1, 4, 2, 0, 3, 5).reshape(64, WIDTH)
     rows = first_row + tl.arange(0, 64)

@@ -1,25 +1,25 @@
-"""The forward for Hopper, in Gluon. It computes what triton/forward.py computes; here a program's warps have roles.
+"""The forward for Hopper, in Gluon: the computation of triton/forward.py, with roles for a program's warps.
 
 A program has 2 or 3 groups of four warps that compute, with 64 queries each, and one warp that loads. The computing
-groups share every tile of keys and values, so that a tile is read from L2 once for 128 or 192 queries. What keeps the
-tensor cores busy while exponentials are computed:
+groups share every tile of keys and values, so that a tile is read from L2 once for 128 or 192 queries. Three things
+keep the tensor cores busy while exponentials are computed:
 
     the loader runs ahead by the tiles of its rings, across the end of a block of queries into the next one;
-    a group starts S of the next keys and O += P V of these ones, and computes the softmax while O is under way:
+    a group starts S of the next keys and O += P V of the present ones, and computes the softmax meanwhile:
 
         start S(i + 1) = Q K(i + 1)^T           wgmma, asynchronous
         start O += P(i) V(i)                    wgmma, asynchronous
         wait for S(i + 1); its tile of K is free
-        m, P(i + 1), sums of rows               meanwhile O is computed
+        m, P(i + 1), sums of rows               O is computed meanwhile
         wait for O; its tile of V is free
         O *= exp2(m before - m)
 
     the groups are not synchronised with each other, so one computes its softmax while another's matmuls run.
 
 This is FlashAttention-3's overlap within a warpgroup (arXiv 2407.08608, section 3.2). Its "ping-pong", by which the
-groups take turns at the tensor cores, made no difference here (docs/dev/gluon-kernel.md).
+groups take turns at the tensor cores, made no difference (docs/dev/gluon-kernel.md).
 
-Keys are visited from the last block to the first: the masked blocks come first then, before anything is under way.
+Keys are visited from the last block to the first, so that the masked blocks come before anything overlaps with them.
 Programs are persistent: one for each multiprocessor, which computes one block of queries after the other.
 """
 
@@ -45,15 +45,15 @@ from attnbench.backends.gluon.pipeline import Sizes, new_ring, store_tile, tile_
 from attnbench.backends.triton.block_sizes import device_index, heads_per_section, multiprocessors
 from attnbench.backends.triton.problem import Problem
 
-ROWS = gl.constexpr(64)  # queries of a computing group: the rows of one wgmma
+ROWS = gl.constexpr(64)  # queries of a computing group, the rows of one wgmma
 
-# Lists that a captured CUDA graph reads at every replay: the cache of work_lists may forget them, and their memory
-# would then be given to others.
+# Keeps the lists that a captured CUDA graph reads at every replay. The cache of work_lists may drop them, and their
+# memory would then be used again.
 _captured: list[Tensor] = []
 
 
 def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) as attention_forward of the Triton kernels does: lse is in base 2, +inf where no key is seen.
+    """Return (out, lse) as the Triton kernels' attention_forward: lse in base 2, +inf where a query sees no key.
 
     `problem` is dense, bf16 or fp16, and has no mask but a causal one (attention.py).
     """
@@ -99,17 +99,17 @@ def work_lists(
     programs: int,
     device: torch.device,
 ) -> Tensor:
-    """Return `block_lists` on a GPU, int32 of (programs, 3 + 2 * the most blocks of a list).
+    """Return `block_lists` on a GPU, (programs, 3 + 2 * most blocks of a list) int32.
 
-    They are made on the host, once for these sizes, which takes some ms and a copy to the GPU. A counter in memory,
-    from which programs could take the next block, would have to be reset before each call.
+    They are made on the host, once for these sizes, in some ms, and copied to the GPU. The alternative, a counter in
+    memory from which programs take the next block, would have to be reset before each call.
     """
     return torch.tensor(block_lists(sizes, right, section, block, programs), dtype=torch.int32, device=device)
 
 
 @gluon.jit(do_not_specialize=["work_length", "scale_log2", "seqlen_q", "seqlen_k", "right", "nheads", "group"])
 def _forward_hopper(
-    Q, QRest, K, KRest, V, Out,  # tensor descriptors; the rest are other columns of q and k, or None
+    Q, QRest, K, KRest, V, Out,  # tensor descriptors; QRest and KRest are of the other columns of q and k, or None
     Lse, stride_lb, stride_lh,
     Work, work_length,  # see block_lists and work_lists
     scale_log2, seqlen_q, seqlen_k, right, nheads, group,
@@ -122,7 +122,7 @@ def _forward_hopper(
     fence_async_shared()  # the barriers are written by ordinary stores, and TMA reports to them
     sizes = Sizes(seqlen_q, seqlen_k, right, nheads, group, RIGHT)
     work = Work + gl.program_id(0) * work_length
-    # A tuple in a variable would turn constants into values.
+    # The tuples stand here, because a tuple in a variable would turn constants into values.
     if GROUPS == 2:
         gl.warp_specialize(
             [
@@ -148,7 +148,7 @@ def _forward_hopper(
 
 @gluon.jit
 def _tiles_of_keys(sizes, start_m, M: gl.constexpr, N: gl.constexpr):
-    """Return how many tiles of N keys the M queries from `start_m` on see, at least 1."""
+    """Return the number of tiles of N keys that the M queries from `start_m` on see, at least 1."""
     end = sizes.seqlen_k
     if sizes.RIGHT:
         end = gl.minimum(start_m + M + sizes.seqlen_k - sizes.seqlen_q + sizes.right, end)
@@ -182,7 +182,7 @@ def _compute(
     index: gl.constexpr, sizes, work, queries, keys, values, Out, Lse, stride_lb, stride_lh, scale_log2,
     GROUPS: gl.constexpr,
 ):  # fmt: skip
-    """Compute 64 queries, those of group `index`, of every block of queries of this program."""
+    """Compute the 64 queries of group `index` of every block of queries of this program."""
     dtype: gl.constexpr = Out.dtype
     N: gl.constexpr = keys.rows
     D: gl.constexpr = values.width
@@ -217,7 +217,7 @@ def _compute(
         keys.barriers.wait(used)
         scores = _start_scores(queries, own, keys, used, s_layout)
         if queries.barriers.stages > GROUPS:  # noqa: SIM102  the one at compile time, the other not
-            if turn > 0:  # the output of the block before has left its tile meanwhile
+            if turn > 0:  # by now the output of the block before has left its tile
                 tma.store_wait(0)
                 queries.barriers.release(own - GROUPS)
         scores = warpgroup_mma_wait(0, deps=(scores,))
@@ -241,7 +241,7 @@ def _compute(
                 scores, row_max, row_sum, start_n + cols, last, start_n + N > full_end, scale_log2, RIGHT
             )
             following = p.to(dtype)
-            # With row_sum among what is waited for the compiler cannot move the wait before the exponentials.
+            # row_sum is a dependency so that the compiler cannot move the wait before the exponentials.
             acc, row_sum = warpgroup_mma_wait(0, deps=(acc, row_sum))
             values.barriers.release(used)
             used += 1
@@ -258,7 +258,7 @@ def _compute(
         lse = Lse + b.to(gl.int64) * stride_lb + h.to(gl.int64) * stride_lh
         gl.store(lse + rows, gl.where(empty, float("inf"), row_max + gl.log2(total)), mask=rows < seqlen_q)
         out = acc / gl.convert_layout(total, o_rows)[:, None]
-        queries.tile(own).store(out.to(dtype))  # the queries have been read: their shared memory takes the output
+        queries.tile(own).store(out.to(dtype))  # the queries have been read, so the output can use their shared memory
         fence_async_shared()  # TMA reads what ordinary stores have written
         store_tile(Out, [b, first_m, h, 0], queries.tiles.index(own % queries.barriers.stages))
         if queries.barriers.stages == GROUPS:
@@ -269,7 +269,7 @@ def _compute(
 
 @gluon.jit
 def _start_scores(queries, i, keys, j, layout: gl.constexpr):
-    """Start S = Q K^T of two tiles, and return what to wait for."""
+    """Start S = Q K^T of two tiles, and return the matmul to wait for."""
     nothing = gl.zeros([ROWS, keys.rows], gl.float32, layout)
     scores = warpgroup_mma(queries.tile(i), keys.tile(j).permute((1, 0)), nothing, use_acc=False, is_async=True)
     if keys.rest:
@@ -279,7 +279,7 @@ def _start_scores(queries, i, keys, j, layout: gl.constexpr):
 
 @gluon.jit
 def _next_softmax(scores, row_max, row_sum, keys, last, is_edge, scale_log2, RIGHT: gl.constexpr):
-    """Return (row_max, row_sum, factor of what was summed before, p) of the online softmax with one more tile."""
+    """Return (row_max, row_sum, factor of the earlier sums, p) of the online softmax with one more tile."""
     if RIGHT:  # noqa: SIM102  the outer condition is a compile-time constant
         if is_edge:
             scores = gl.where(keys[None, :] <= last[:, None], scores, float("-inf"))

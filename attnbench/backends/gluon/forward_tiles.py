@@ -1,6 +1,6 @@
-"""Which tiles the forward uses, and which blocks of queries each of its programs computes.
+"""The tiles of the forward, and the blocks of queries that each of its programs computes.
 
-It does without torch and Triton, so that it can be tested without a GPU.
+It imports neither torch nor Triton, so that it can be tested without a GPU.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
-BETWEEN = 1.0  # what a program needs between two blocks of queries, in tiles of keys
+BETWEEN = 1.0  # time of a program between two blocks of queries, in tiles of keys
 
 
 class ForwardTiles(NamedTuple):
@@ -17,11 +17,11 @@ class ForwardTiles(NamedTuple):
     keys: int
     stages: int
     groups: int
-    blocks: int  # of queries in shared memory: with 2 the next one is loaded meanwhile, and the output leaves meanwhile
-    registers: int  # of 64 Ki of a multiprocessor: a thread of 2 groups has at most 240, of 3 groups 160
+    blocks: int  # blocks of queries in shared memory: with 2 a load and a store overlap with the computation
+    registers: int  # registers of a thread: at most 240 with 2 groups, 160 with 3
 
 
-# By the widths of head_widths, measured on an H100 (docs/dev/gluon-kernel.md).
+# Tiles by the widths of `head_widths`, measured on an H100 (docs/dev/gluon-kernel.md).
 FORWARD_TILES = {
     (64, 0): ForwardTiles(128, 2, 3, 2, 160),
     (128, 0): ForwardTiles(128, 2, 2, 2, 240),
@@ -29,16 +29,16 @@ FORWARD_TILES = {
     (256, 0): ForwardTiles(64, 2, 2, 1, 240),
 }
 
-# Up to SHORT queries headdim 64 has two groups, so 128 queries in a block. With three, the scores that a block of 192
-# queries computes at the diagonal and behind the last query in vain are a larger part of the whole.
+# Up to SHORT queries headdim 64 has two groups, so 128 queries in a block. In a block of 192 queries more of the scores
+# are wasted, at the diagonal and behind the last query.
 SHORT = 2048
 SHORT_TILES = ForwardTiles(128, 4, 2, 2, 240)
 
 
 def head_widths(headdim: int, headdim_v: int) -> tuple[int, int]:
-    """Return (width, rest): q and k are read in tiles of `width` and `rest` columns, v and out in those of `width`.
+    """Return (width, rest): q and k are read in tiles of `width` and of `rest` columns, v and out in tiles of `width`.
 
-    Both are powers of two, and rest may be 0. A headdim of 192 is 128 and 64, not 256; other ones are padded.
+    Both are powers of two, and rest may be 0. A headdim of 192 is split into 128 and 64; others are padded.
     """
     if 128 < headdim <= 192 and headdim_v <= 128:
         return 128, 64
@@ -53,15 +53,15 @@ def choose_forward_tiles(width: int, rest: int, seqlen_q: int) -> ForwardTiles:
 def block_lists(
     sizes: tuple[int, int, int], right: int | None, section: int, block: tuple[int, int], programs: int
 ) -> list[list[int]]:
-    """Return which blocks of queries each program computes: one list for each, all of one length.
+    """Return the blocks of queries that each program computes: one list for each program, all of one length.
 
-    A list is how many blocks there are, then (head, first query) of each, then zeros: two at least, since a program
+    A list has the number of its blocks, then (head, first query) of each, then at least two zeros, because a program
     reads one entry ahead. So the length is 3 + 2 * the most blocks. `sizes` are (seqlen_q, seqlen_k, batch * nheads),
     `block` the queries of a block and the keys of a tile; query i sees the keys up to i + seqlen_k - seqlen_q + right,
-    or all.
+    or with None all keys.
 
-    Blocks are dealt out within a section of heads at a time, whose keys and values fit L2, under a causal mask the
-    longest first; each goes to the program that would be free first.
+    Blocks are distributed section by section of heads whose keys and values fit L2, under a causal mask the longest
+    blocks first. Each block goes to the program that would be free first.
     """
     (seqlen_q, seqlen_k, heads), (rows, keys) = sizes, block
     lists: list[list[int]] = [[] for _ in range(programs)]
@@ -74,5 +74,5 @@ def block_lists(
                 time, program = free[0]
                 lists[program] += (head, start)
                 heapq.heapreplace(free, (time + max(-(-seen // keys), 1) + BETWEEN, program))
-    longest = max(map(len, lists)) + 2  # the next block is read ahead
+    longest = max(map(len, lists)) + 2  # room for the entry that a program reads ahead
     return [[len(found) // 2, *found, *(0,) * (longest - len(found))] for found in lists]

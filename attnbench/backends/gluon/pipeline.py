@@ -1,6 +1,6 @@
-"""What the Gluon kernels for Hopper share: how their warps wait for each other, and tensor descriptors.
+"""Code of all Gluon kernels for Hopper: rings of tiles, the barriers on which warps wait, tensor descriptors.
 
-In these kernels the warps of a program have roles. One warp, the loader, brings tiles to shared memory by the tensor
+In these kernels the warps of a program have roles. One warp, the loader, copies tiles to shared memory by the tensor
 memory accelerator (TMA), and groups of four warps, the consumers, compute with them. Between them are rings of tiles:
 `Ring` in the forward, `RowRing` in the backward. In a ring of n tiles use i takes tile i % n, for the (i // n)-th time.
 Each tile has two barriers in shared memory (`Barriers`):
@@ -16,24 +16,24 @@ one begins. A wait names only the parity of a phase, 0 or 1, and returns when th
 use i the consumer waits with parity i // n & 1, and the loader, for the use before, with the other one. The phase
 before the first counts as ended and has parity 1, so the loader's first n waits return at once.
 
-**Not two phases late.** One who waits must not be two phases behind, for then the parity is the other one again, and
-the wait has no end. In a ring it cannot happen, since neither side runs a whole round ahead of the other. `Exchange`
-says why it does not happen there.
+**Not two phases late.** A wait that is two phases behind has no end, because the parity is the other one again. In a
+ring this cannot happen, because neither side runs a whole round ahead of the other. `Exchange` explains why it cannot
+happen there.
 
-**Arrivals.** `arrive` is executed by one thread. Triton puts a barrier of the role's warps before it, so that what all
-of them have read or written before is done.
+**Arrivals.** One thread executes `arrive`. Triton puts a barrier of the role's warps before it, so that all earlier
+reads and writes of these warps are done.
 
-**Two paths to shared memory.** TMA and wgmma reach shared memory by another path, the async proxy, than ordinary loads
-and stores. After an ordinary store that they shall read, `fence_async_shared()` comes before the arrival or the copy.
-The same goes for a new barrier: it is written by an ordinary store, and TMA reports to it.
+**Two paths to shared memory.** TMA and wgmma reach shared memory by the async proxy, ordinary loads and stores by
+another path. After an ordinary store that TMA or wgmma shall read, `fence_async_shared()` comes before the arrival or
+the copy. The same holds for a new barrier: it is written by an ordinary store, and TMA reports to it.
 
-The backward has two more of such things here: `OwnTiles` are keys and values, which a program loads once, and
-`Exchange` is how its consumers give each other their dS.
+Two more classes are for the backward: `OwnTiles` has the keys and values that a program loads once, and by `Exchange`
+its consumers exchange dS.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
 # ruff: noqa: RUF005  Gluon knows no unpacking
-# Without `from __future__ import annotations`: an aggregate checks its members by the annotations.
+# No `from __future__ import annotations`: an aggregate checks its members by the annotations.
 
 from torch import Tensor
 from triton._C.libtriton import ir
@@ -44,7 +44,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.language import core
 
-# Names of Triton 3.7 or newer, and what they were in 3.6.
+# Names in Triton 3.7 or newer, else in 3.6.
 aggregate = getattr(gluon, "aggregate", None) or core._aggregate
 load_tile = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 store_tile = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
@@ -54,7 +54,7 @@ reinterpret = getattr(_memory, "reinterpret", None) or _memory._reinterpret
 
 @builtin
 def _reduce_add(desc, coord, src, _semantic=None):
-    """Add shared memory to memory; Triton 3.6 has the operation but no name for it."""
+    """Add a tile in shared memory to memory. Triton 3.6 has the operation, but no public name for it."""
     coord = _semantic._convert_to_ir_values(coord, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, desc.handle, coord, src.handle)
 
@@ -66,8 +66,8 @@ add_tile = getattr(tma, "async_atomic_add", _reduce_add)
 class Barriers:
     """The barriers of a ring of `stages` places; `i` counts the uses of the ring from 0.
 
-    Made without readers it has none `free`: the loader then learns in another way that a place is free (backward.py,
-    `_load`).
+    With no readers there are no `free` barriers: the loader then learns by another signal that a place is free
+    (backward.py, `_load`).
     """
 
     full: gl.shared_memory_descriptor
@@ -105,7 +105,7 @@ class Barriers:
 
 @gluon.jit
 def new_barriers(stages: gl.constexpr, readers: gl.constexpr):
-    """Return the barriers of a ring of `stages` places, each read by `readers` roles."""
+    """Return the barriers of a ring of `stages` places, each of which `readers` roles read."""
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     free = full
     if readers:
@@ -119,10 +119,10 @@ def new_barriers(stages: gl.constexpr, readers: gl.constexpr):
 
 @aggregate
 class Ring:
-    """Tiles of one tensor in shared memory, filled and read in turn: for the forward.
+    """A ring of tiles of one tensor in shared memory, for the forward.
 
-    A tile has `rows` of `width` columns, and beside them `rest` more columns, if any, as a second tile: sizes are
-    powers of two, and a headdim of 192 is 128 and 64.
+    A tile has `rows` rows of `width` columns, and `rest` more columns, if any, in a second tile: sizes are powers of
+    two, and a headdim of 192 is 128 and 64.
     """
 
     tiles: gl.shared_memory_descriptor
@@ -143,7 +143,7 @@ class Ring:
 
     @gluon.jit
     def load(self, i, X, XRest, b, row, h):
-        """Start to load the rows from `row` on of (batch, seqlen, nheads, headdim), once the tile is free."""
+        """Wait until the tile is free, and start to load the rows from `row` on of (batch, seqlen, nheads, headdim)."""
         at = i % self.barriers.stages
         self.barriers.wait_free(i)
         full = self.barriers.expect(i, self.rows * (self.width + self.rest) * 2)
@@ -164,7 +164,7 @@ class Ring:
 
 @gluon.jit
 def new_ring(X, XRest, stages: gl.constexpr, readers: gl.constexpr):
-    """Return a ring for a tensor, given by the descriptors of its tiles; each tile is read by `readers` roles."""
+    """Return a ring for a tensor, from the descriptors of its tiles; `readers` roles read each tile."""
     tiles = gl.allocate_shared_memory(X.dtype, [stages] + X.block_type.shape, X.layout)
     rest_tiles = tiles
     rest: gl.constexpr = 0 if XRest is None else XRest.block_type.shape[3]
@@ -176,10 +176,10 @@ def new_ring(X, XRest, stages: gl.constexpr, readers: gl.constexpr):
 
 @aggregate
 class RowRing:
-    """Blocks of queries of one tensor in shared memory, filled and read in turn: for the backward.
+    """A ring of blocks of queries of one tensor in shared memory, for the backward.
 
-    A block has `rows` rows in `tiles` tiles of `width` columns, and one float32 for each row: with q its log-sum-exp,
-    with dout its delta.
+    A block has `rows` rows in `tiles` tiles of `width` columns, and one float32 for each row: the log-sum-exp beside
+    q, delta beside dout.
     """
 
     blocks: gl.shared_memory_descriptor
@@ -220,7 +220,7 @@ class RowRing:
 
 @gluon.jit
 def new_row_ring(X, RowValues, stages: gl.constexpr, tiles: gl.constexpr, readers: gl.constexpr):
-    """Return a ring for a tensor, given the descriptors of its tiles and of the values of its rows."""
+    """Return a ring for a tensor, from the descriptors of its tiles and of the float32 values of its rows."""
     blocks = gl.allocate_shared_memory(X.dtype, [stages * tiles] + X.block_type.shape, X.layout)
     row_values = gl.allocate_shared_memory(gl.float32, [stages] + RowValues.block_type.shape, RowValues.layout)
     barriers = new_barriers(stages, readers)
@@ -278,7 +278,7 @@ class OwnTiles:
 
 @gluon.jit
 def new_own_tiles(K, V, tiles: gl.constexpr, tiles_v: gl.constexpr):
-    """Return the memory of a program's keys and values, given the descriptors of their tiles and their numbers."""
+    """Return the memory of a program's keys and values, from the descriptors and the numbers of their tiles."""
     k_tiles = gl.allocate_shared_memory(K.dtype, [tiles] + K.block_type.shape, K.layout)
     v_tiles = gl.allocate_shared_memory(V.dtype, [tiles_v] + V.block_type.shape, V.layout)
     full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -289,14 +289,14 @@ def new_own_tiles(K, V, tiles: gl.constexpr, tiles_v: gl.constexpr):
 
 @aggregate
 class Exchange:
-    """Where the consumers give each other their dS: two tiles of keys x queries in turn, and barriers of both.
+    """The memory by which two consumers exchange dS: two tiles of keys x queries, used in turn, and their barriers.
 
-    Two are enough: when a consumer has written its dS of a block, it has read that of the block before. So neither
-    writes its dS of block i + 2 before the other has waited for that of block i.
+    Two tiles suffice: a consumer that has written the dS of a block has read the dS of the block before. So neither
+    writes the dS of block i + 2 before the other has waited for the dS of block i.
     """
 
     tiles: gl.shared_memory_descriptor
-    written_0: gl.shared_memory_descriptor  # by consumer 0
+    written_0: gl.shared_memory_descriptor  # barriers of consumer 0
     written_1: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
@@ -319,10 +319,10 @@ class Exchange:
 
     @gluon.jit
     def wait(self, index: gl.constexpr, i, condition=True):
-        """Wait until consumer `index` has written its part of block i, on a condition.
+        """Wait until consumer `index` has written its part of block i, if `condition` is true.
 
-        The consumer must not have written that of block i + 2 yet, whose phase has the other parity: the wait would
-        have no end.
+        Call it before the consumer can have written block i + 2, whose phase has the other parity: the wait would have
+        no end.
         """
         written = self.written_1 if index else self.written_0
         mbarrier.wait(written.index(i & 1), i // 2 & 1, pred=condition)
@@ -330,7 +330,7 @@ class Exchange:
 
 @gluon.jit
 def new_exchange(dtype: gl.constexpr, keys: gl.constexpr, queries: gl.constexpr):
-    """Return the memory in which two consumers exchange dS of so many keys and queries."""
+    """Return the memory in which two consumers exchange dS of `keys` x `queries`."""
     tiles = gl.allocate_shared_memory(dtype, [2, keys, queries], gl.NVMMASharedLayout(128, 16, 2))
     written_0 = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     written_1 = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -364,7 +364,7 @@ class Sizes:
 def tile_descriptor(x: Tensor, rows: int, width: int) -> TensorDescriptor:
     """Return the descriptor of a 16-bit (batch, seqlen, nheads, headdim) tensor in tiles of `rows` x `width`.
 
-    What lies outside the tensor reads as zeros and is not written.
+    Values outside of the tensor are read as zeros and never written.
     """
     layout = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=4)
     return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, rows, 1, width], layout)

@@ -1,15 +1,15 @@
 """`flex`, `flex-flash`, `compile`: attention compiled by torch.compile, as FlexAttention and as plain eager attention.
 
-Checked against torch 2.11 and 2.13. Both are compiled for the one shape of the case (dynamic=False); the compile time
-is in the first call. The names of Inductor's Triton kernels show what ran: FlexAttention's template is "triton_tem"; an
-uncompiled FlexAttention runs no such kernel, and if Inductor rewrote eager attention into SDPA, a flash kernel would
-run. A cache of pages is read by torch's PagedAttention (torch.nn.attention.experimental), which makes a mask of blocks
-that are pages.
+Checked against torch 2.11 and 2.13. Attention is compiled for the one shape of the case (dynamic=False); the compile
+time is in the first call. The names of Inductor's Triton kernels show what ran: FlexAttention's template is
+"triton_tem"; an uncompiled FlexAttention runs no such kernel, and if Inductor rewrote eager attention into SDPA, a
+flash kernel would run. torch's PagedAttention (torch.nn.attention.experimental) reads a cache of pages, with a mask
+whose blocks are pages.
 
-`flex-flash` is FlexAttention with flash-attn 4's kernels (kernel_options BACKEND="FLASH"; read in torch 2.11 and 2.13,
-torch/_inductor/kernel/flex/flex_flash_attention.py): Inductor writes the score_mod and the mask_mod in CuTe DSL. The
-kernels want blocks of the size of their tiles, as for `fa4`. They have no gradient of the log-sum-exp, and torch 2.11
-returns it in another base, so that there is no sink.
+`flex-flash` is FlexAttention with flash-attn 4's kernels (kernel_options BACKEND="FLASH";
+torch/_inductor/kernel/flex/flex_flash_attention.py): Inductor writes the score_mod and the mask_mod in CuTe DSL. As for
+`fa4`, blocks must have the size of the kernels' tiles. It has no sink: the kernels have no gradient of the log-sum-exp,
+and torch 2.11 returns the log-sum-exp in another base.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ FLASH = ', kernel_options={"BACKEND": "FLASH"}{options}'
 
 
 class Compiled(BackendBase):
-    """A backend that torch.compile compiles."""
+    """Base of the backends that torch.compile compiles."""
 
     order = "bhsd"
 
     _last: Case | None = None
 
     def probe(self) -> Probe:
-        """Import Inductor too, which takes 1.5 s, so that this is not in a first call."""
+        """Return the probe, and import Inductor, so that a first call does not include the 1.5 s of this import."""
         found = super().probe()
         if found.usable:
             import torch._inductor.config  # noqa: F401
@@ -94,10 +94,10 @@ class Compiled(BackendBase):
         return BackendBase.probe(self)
 
     def reset_for(self, case: Case) -> None:
-        """Discard what was compiled for other cases, and set what this case needs.
+        """Discard the compiled code of other cases, and set the options of torch.compile for this case.
 
         After a few shapes torch.compile would compile for any shape, or stop compiling. A timed backward runs many
-        times over one graph, so the graph's buffers must not be reused.
+        times over one graph, so the buffers of the graph must not be reused.
         """
         import torch._dynamo
         import torch._functorch.config
@@ -135,9 +135,9 @@ class Flex(Compiled):
         return paged_block_mask_workspace(case) if case.is_paged else block_mask_workspace(case)
 
     def kernel_options(self, case: Case) -> dict[str, Any]:
-        """Return the option of flex_attention that chooses its kernel, where torch does not choose it."""
+        """Return the option of flex_attention that forces a kernel; empty where torch chooses."""
         if case.is_ragged and not case.is_paged and case.extent.seqlen_q < BLOCK_Q:
-            # torch 2.11 has no kernel for few queries whose mask reads tensors by the query
+            # In torch 2.11 the kernel for few queries takes no mask that reads tensors by the query.
             return {"kernel_options": {"FORCE_USE_FLEX_ATTENTION": True}}
         return {}
 
@@ -205,15 +205,15 @@ class FlexFlash(Flex):
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.sink:
-            return "its log-sum-exp, of which a sink is made, has no gradient, and another base in torch 2.11"
+            return "no attention sink: its log-sum-exp has no gradient, and in torch 2.11 another base"
         if reason := super().unsupported(case, device) or hopper_refusal(case, device):
             return reason
         reads = case.is_ragged or masks.is_own(case.mask) or case.mask.startswith("random")
-        if reads and case.extent.seqlen_q % BLOCK_Q:  # but for one block of each, mask.py bounds no index
-            return f"a mask that reads tensors is asked for queries beyond the last, but in multiples of {BLOCK_Q}"
+        if reads and case.extent.seqlen_q % BLOCK_Q:  # with several blocks, mask.py bounds no index
+            return f"a mask that reads tensors needs seqlen_q to be a multiple of {BLOCK_Q}"
         most = max(case.shape.headdim, case.shape.headdim_v)
         if most > 128 and has_mask(case):
-            return f"headdim {most} with a mask: its kernels take blocks of 128 keys to 128"
+            return f"headdim {most} with a mask: its kernels take blocks of 128 keys up to headdim 128"
         return None
 
     def kernel_options(self, case: Case) -> dict[str, Any]:
@@ -221,9 +221,9 @@ class FlexFlash(Flex):
 
 
 def _with_sink(attention: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Return attention with a sink, from a function that returns the log-sum-exp too.
+    """Return attention with a sink, made from a function that returns out and the log-sum-exp.
 
-    FlexAttention has no sink; its users multiply the output by the share that the keys have in the softmax.
+    FlexAttention has no sink, so the output is multiplied by the share of the keys in the softmax.
     """
 
     def call(q: Tensor, k: Tensor, v: Tensor, sink: Tensor) -> Tensor:
@@ -235,21 +235,21 @@ def _with_sink(attention: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def _as_queries(case: Case, out: Tensor) -> Tensor:
-    """Return results (sequences, nheads, seqlen_q, headdim_v) as the queries of the case lie."""
+    """Return results (sequences, nheads, seqlen_q, headdim_v) in the order of the case's queries."""
     out = out.transpose(1, 2)
     return out.flatten(0, 1)[None] if case.is_ragged else out
 
 
 def _page_refusal(case: Case) -> str | None:
-    """Return why a cache of pages is refused. Pages are the blocks of its mask, which its kernels divide further.
+    """Return why a cache of pages is refused. Pages are the blocks of the mask, which the kernels divide further.
 
-    That for few queries (flex_decoding) takes blocks of up to 64 keys, the other up to 128.
+    The kernel for few queries (flex_decoding) takes blocks of up to 64 keys, the other one of up to 128.
     """
     s = case.shape
     if case.sink or case.alibi:
         return f"{'an attention sink' if case.sink else 'ALiBi'} over its pages is not wired up"
     if not case.has_like_queries:
-        return "its pages are read with as many queries in each sequence only"
+        return "its pages need the same number of queries in each sequence"
     group = s.nheads // s.nheads_k
     decodes = s.seqlen_q < BLOCK_Q and group & (group - 1) == 0
     if case.page_size % BLOCK_Q == 0 or (decodes and (case.page_size in (16, 32) or case.page_size % 64 == 0)):
@@ -284,7 +284,7 @@ class Compile(Compiled):
         empty_rows = ~seen.any(-1, keepdim=True) if seen is not None and has_empty_rows(case) else None
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            rows = q.reshape(s.batch * s.nheads_k, -1, s.headdim)  # query heads that share a key head become rows of it
+            rows = q.reshape(s.batch * s.nheads_k, -1, s.headdim)  # the query heads of a key head become its rows
             keys, values = k.flatten(0, 1), v.flatten(0, 1)
             out: Tensor = attention(rows, keys, values, seen, empty_rows, case.softmax_scale, case.softcap)
             return out.view(s.batch, s.nheads, s.seqlen_q, s.headdim_v)
@@ -297,8 +297,8 @@ def eager(
 ) -> Tensor:
     """Return softmax(scale * q k^T) v for tensors (batch * nheads_k, rows, headdim).
 
-    `seen` is (rows, keys), True where a query sees a key. `empty_rows` is (rows, 1), True where it sees none and the
-    output is 0. None where all are seen.
+    `seen` is (rows, keys), True where a query sees a key; None where all are seen. `empty_rows` is (rows, 1), True
+    where a query sees no key and the output is 0; None where there is no such row.
     """
     import torch
 
@@ -314,7 +314,7 @@ def eager(
 
 
 def _score_mod(case: Case, device: torch.device) -> Callable[..., Tensor] | None:
-    """Return what FlexAttention does with each score: softcap or ALiBi; None for neither."""
+    """Return FlexAttention's score_mod for softcap or ALiBi; None without either."""
     import torch
 
     if case.softcap:

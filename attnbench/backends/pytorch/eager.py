@@ -1,10 +1,9 @@
 """`eager`: the "standard attention" of the papers: matmul, mask, softmax, matmul, each a pass over the score matrix.
 
 As in flash-attention's benchmarks (attention_pytorch), the scale is applied by the first matmul (baddbmm's alpha) and
-the mask is built in `prepare`. Query heads that share a key head become rows of it, so K and V are not expanded.
-Softcap, ALiBi and dropout are torch's operators, each one or two passes more. A ragged batch is computed one sequence
-after the other, those of one length that follow each other at once. Keys and values in pages are gathered first, which
-is in the time.
+the mask is built in `prepare`. The query heads of a key head become its rows, so K and V are not expanded. Softcap,
+ALiBi and dropout are torch's operators, each with one or two more passes. A ragged batch is computed one sequence after
+the other; neighbours of one length are computed together. Keys and values in pages are gathered first, within the time.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ def eager_paste(decorator: str = "") -> Paste:
 
 
 def eager_signature(case: Case, device: Device) -> Signature:
-    """Return the kernels of eager attention: a softmax kernel of its own, and no fused attention.
+    """Return the kernels of eager attention: a separate softmax kernel, and no fused attention.
 
-    On a CPU the operator of the matrix product is required too, since its name there shows the dtype. On a GPU keys and
-    values in pages are gathered by a kernel, beside which softmax can take less than a hundredth of the time.
+    On a CPU the operator of the matrix product is required too, because its name shows the dtype. On a GPU the kernel
+    that gathers pages can take so long that softmax has less than a hundredth of the time.
     """
     product = "mm<float>" if case.dtype == "fp32" else "mm<c10::"
     on_gpu = ("(?i)gather|index",) if case.is_paged else ()
@@ -108,7 +107,7 @@ class Eager(BackendBase):
 
 
 def _prepare_paged(case: Case, inputs: Inputs) -> Prepared:
-    """Return the call of a paged case: it gathers the keys and values, and computes attention of those."""
+    """Return the call of a paged case, which gathers the keys and values and then computes attention."""
     assert inputs.page_table is not None
     plan = functools.partial(pages.key_places, case, inputs.page_table)
     places, attention = plan().flatten(), _packed_attention(case, inputs.q.device)
@@ -130,7 +129,7 @@ def _prepare_paged(case: Case, inputs: Inputs) -> Prepared:
 
 
 def _packed_attention(case: Case, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return attention of tensors (total, nheads, headdim), in which the sequences follow each other."""
+    """Return attention of packed tensors (total, nheads, headdim)."""
     import torch
 
     parts = [_attention(_dense(case, of), device) for of in case.sequences]
@@ -149,7 +148,7 @@ def _packed_attention(case: Case, device: torch.device) -> Callable[[Tensor, Ten
 
 
 def _dense(case: Case, of: Sequences) -> Case:
-    """Return the case of the sequences of one length, without pages."""
+    """Return the dense case of sequences of one length, without pages."""
     shape = replace(case.shape, batch=of.number, seqlen_q=of.seqlen_q, seqlen_k=of.seqlen_k)
     return replace(case, shape=shape, lengths=(), page_size=0, append=False, cache_dtype="same")
 
@@ -177,13 +176,13 @@ def _attention(case: Case, device: torch.device) -> Callable[[Tensor, Tensor, Te
             scores.view(s.batch, *bias.shape).sub_(bias)
         if hidden is not None:
             scores.view(-1, s.seqlen_q, s.seqlen_k).masked_fill_(hidden, float("-inf"))
-        if sink:  # one more score of each query, whose probability multiplies nothing
+        if sink:  # the sink is one more score of each query, without a value
             beside = sink[0].view(s.nheads_k, group, 1).expand(s.batch, s.nheads_k, group, s.seqlen_q)
             scores = torch.cat([scores, beside.reshape(*scores.shape[:2], 1)], dim=-1)
         probabilities = torch.softmax(scores, dim=-1)
         if sink:
             probabilities = probabilities[..., :-1]
-        if empty_rows is not None and not sink:  # beside a sink their probabilities are 0
+        if empty_rows is not None and not sink:  # with a sink the probabilities of empty rows are 0 already
             probabilities = probabilities.view(-1, s.seqlen_q, s.seqlen_k).masked_fill(empty_rows, 0.0)
             probabilities = probabilities.view(scores.shape)
         if case.dropout_p:

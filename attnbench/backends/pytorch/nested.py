@@ -1,8 +1,8 @@
 """Ragged batches as torch's nested tensors of the jagged layout, which SDPA takes.
 
 A nested tensor is a view of packed tokens with the offsets of its sequences. Checked against torch 2.11 and 2.13
-(torch/nested/_internal/sdpa.py): its SDPA has no explicit masks, no grouped heads, and a causal mask that the fused
-kernels align differently where lengths are unlike.
+(torch/nested/_internal/sdpa.py): its SDPA has neither explicit masks nor grouped heads, and where lengths are unlike,
+the fused kernels align its causal mask differently.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ def nested_refusal(case: Case) -> str | None:
 
 
 def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Prepared:
-    """Return the prepared call of a function of nested tensors (batch, nheads, seqlen, headdim), which returns such.
+    """Return the prepared call of a function that takes and returns nested tensors (batch, nheads, seqlen, headdim).
 
-    They are made here, as they exist throughout a model; a launch differentiates with respect to them.
+    The nested tensors are made here, untimed, because a model has them already; gradients are with respect to them.
     """
     import torch
 
-    # math makes nested tensors of the other layout, of which torch warns once
+    # math makes nested tensors of the other layout, and torch warns once
     warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
     plan = functools.partial(cu_seqlens, case, inputs.q.device)
     starts = dict(zip("qk", plan(), strict=True))
     lengths = {"q": [of.seqlen_q for of in case.sequences], "k": [of.seqlen_k for of in case.sequences]}
     if lengths["q"] == lengths["k"]:
-        starts["k"] = starts["q"]  # nested tensors are of one shape where they share their offsets
+        starts["k"] = starts["q"]  # only nested tensors with the same offsets tensor have one shape
 
     def nest(t: Tensor, side: str) -> Tensor:
         least, most = min(lengths[side]), max(lengths[side])
@@ -52,7 +52,7 @@ def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Te
         return nested.detach().transpose(1, 2)
 
     def packed(t: Tensor) -> Tensor:
-        """Return the tokens, without the graph: a nested tensor has no memory that can be asked for."""
+        """Return the packed tokens, detached: the memory of a nested tensor itself cannot be queried."""
         values: Tensor = t._values  # type: ignore[assignment]  # (nheads, total, headdim)
         return values.transpose(0, 1).unsqueeze(0)
 

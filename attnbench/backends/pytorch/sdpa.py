@@ -1,19 +1,19 @@
 """`sdpa`, `sdpa-*`: torch.nn.functional.scaled_dot_product_attention, as torch chooses and with its backend forced.
 
-Each backend runs in a process of its own, so `prepare` makes the choice for the process, by
-torch.backends.cuda.enable_*_sdp, and no context manager is part of the timed call. `sdpa` leaves these switches as they
-are: what a model gets that calls the function and sets nothing. Its kernels tell what torch chose. When torch refuses a
-case, its own warnings are the reason of the skip.
+Each backend runs in its own process, so `prepare` sets torch.backends.cuda.enable_*_sdp for the whole process, and no
+context manager is part of the timed call. `sdpa` leaves these switches alone, as a model does that only calls the
+function. The names of its kernels show what torch chose. When torch refuses a case, its warnings are the reason of the
+skip.
 
 SDPA's is_causal is aligned top-left; attnbench's causal is bottom-right. They agree when seqlen_q == seqlen_k, and a
-single query sees every key. Otherwise flash gets torch.nn.attention.bias.causal_lower_right (its kernel has that
-alignment), `sdpa`, math and efficient get an explicit mask, and cuDNN is skipped. Masks by name are explicit ones.
+single query sees every key. Otherwise flash gets torch.nn.attention.bias.causal_lower_right (its kernel has this
+alignment), `sdpa`, math and efficient get an explicit mask, and cuDNN is skipped. Masks by name are explicit masks.
 
-Ragged batches are nested tensors (nested.py). On a CPU only math computes them. It splits them and puts padded ones
-together in each call, which waits for the GPU.
+Ragged batches are nested tensors (nested.py). On a CPU only math computes them: each call splits them and assembles
+padded tensors, which on a GPU waits for the device.
 
-Checked against torch 2.11 (CUDA) and 2.13 (CPU). The limits of the fused kernels (`cuda_limits`) are the part of
-torch's own checks (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp) that is the same in all its versions.
+Checked against torch 2.11 (CUDA) and 2.13 (CPU). The limits of the fused kernels are the part of torch's own checks
+(aten/src/ATen/native/transformers/cuda/sdp_utils.cpp) that all versions of torch share.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-# torch's messages where the forced backend refuses, by version.
+# Messages of several versions of torch where the forced backend refuses a case.
 REFUSAL_MESSAGES = ("No available kernel", "No viable backend", "Invalid backend")
-# Patterns for the kernels of each fused backend
+# Regular expressions for the kernels of each fused backend
 FLASH_KERNELS, EFFICIENT_KERNELS, CUDNN_KERNELS = "pytorch_flash", "fmha_cutlass", "cudnn.*sdpa"
-# The matrix products of math, float32 ones too. Names of fused kernels hold such words as well, in their parameters.
+# The matrix products of math, in float32 too. Fused kernels have such words in their template parameters.
 PRODUCTS = "^(?!.*(?:flash|fmha|sdpa)).*(?:gem[mv]|nvjet|cutlass|aten::bmm)"
 # NAME in torch.backends.cuda.enable_NAME_sdp
 SWITCHES = ("math", "mem_efficient", "flash", "cudnn")
@@ -61,7 +61,7 @@ NESTED = (
 
 
 def force(backend: str) -> None:
-    """Leave one backend of SDPA on in this process, by its name in SWITCHES; "" leaves all as they are."""
+    """Switch all backends of SDPA off in this process except `backend`, a name in SWITCHES; "" changes nothing."""
     import torch
 
     for name in SWITCHES if backend else ():
@@ -69,7 +69,7 @@ def force(backend: str) -> None:
 
 
 def sdpa_paste(forced: str = "", unequal: str = MASK, before: str = "", *imports: str) -> Paste:
-    """Return the call of SDPA, with an SDPBackend forced where one is named."""
+    """Return the code that calls SDPA, with an SDPBackend forced if `forced` names one."""
     call = f"{before}with sdpa_kernel(SDPBackend.{forced}):\n    {CALL}" if forced else CALL
     return Paste(
         (
@@ -90,17 +90,17 @@ def sdpa_paste(forced: str = "", unequal: str = MASK, before: str = "", *imports
 
 
 class Sdpa(BackendBase):
-    """SDPA with one backend forced, or with the one that torch chooses."""
+    """SDPA with one backend forced, or with the backend that torch chooses."""
 
     switch = ""  # torch's name of the backend; "" where torch chooses
     order = "bhsd"
     limits: ClassVar[Limits] = TORCH_LIMITS
-    cpu_limits: ClassVar[Limits | None] = None  # where its kernel on a CPU has other limits
+    cpu_limits: ClassVar[Limits | None] = None  # limits of its kernel on a CPU, where they differ
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if device.kind == "cpu" and self.cpu_limits:
             return self.cpu_limits.refusal(case, device)
-        limits = replace(self.limits, window=True) if case.mask else self.limits  # a window is in the explicit mask
+        limits = replace(self.limits, window=True) if case.mask else self.limits  # the mask includes the window
         return limits.refusal(case, device) or nested_refusal(case)
 
     def workspace(self, case: Case) -> Workspace:
@@ -128,7 +128,7 @@ class Sdpa(BackendBase):
                     raise
                 with warnings.catch_warnings(record=True) as caught, contextlib.suppress(RuntimeError):
                     warnings.simplefilter("always")
-                    sdpa(q, k, v, **options)  # again, to collect the warnings
+                    sdpa(q, k, v, **options)  # once more, to collect the warnings
                 messages = [str(w.message) for w in caught]
                 messages += [] if case.is_ragged else self._objections(inputs, options)
                 raise Unsupported(_reason(messages, self.switch) or f"torch refuses: {error}") from None
@@ -138,7 +138,7 @@ class Sdpa(BackendBase):
         return autograd_prepared(case, inputs, attention, self.order, strided=True, **mask_plan(case, inputs.q.device))
 
     def _objections(self, inputs: Inputs, options: dict[str, Any]) -> list[str]:
-        """Return what torch's own check of a fused CUDA kernel objects to.
+        """Return the objections of torch's own check of a fused CUDA kernel.
 
         torch writes it to the process's stderr only.
         """
@@ -182,7 +182,7 @@ class Math(Sdpa):
         return super().unsupported(case, device) or _causal_refusal(case)
 
     def workspace(self, case: Case) -> Workspace:
-        widen = 1 if case.dtype == "fp32" else 2  # scores are float32 whatever the inputs
+        widen = 1 if case.dtype == "fp32" else 2  # scores are float32 for inputs of any dtype
         return scores_workspace(case, copies_fwd=2.4 * widen, copies_bwd=4.1 * widen)  # measured on an H200
 
 
@@ -196,7 +196,7 @@ class Efficient(Sdpa):
         dtypes=("bf16", "fp16", "fp32"),
         capability=(5, 0),
         bf16_capability=(8, 0),
-        gqa=False,  # torch 2.11 refuses all grouped heads
+        gqa=False,  # torch 2.11 refuses grouped heads
         headdim=(4, 65536),
         headdim_multiple=4,
         headdim_v=True,
@@ -239,7 +239,7 @@ class Cudnn(Sdpa):
     def unsupported(self, case: Case, device: Device) -> str | None:
         reason = super().unsupported(case, device)
         if reason is None and case.is_ragged and case.has_backward:
-            return "its dq and dk of nested tensors are wrong (torch 2.11, seen on an H100)"
+            return "its dq and dk of nested tensors are wrong (torch 2.11 on an H100)"
         return reason
 
 
@@ -247,7 +247,7 @@ FORCED: Mapping[str, type[Sdpa]] = {"flash": Flash, "efficient": Efficient, "cud
 
 
 class Choice(Sdpa):
-    """SDPA with the backend that torch chooses for the case: some fused kernel, or math's products and softmax."""
+    """SDPA with the backend that torch chooses for the case: a fused kernel, or math's products and softmax."""
 
     name = "sdpa"
     paste = sdpa_paste()
@@ -258,26 +258,26 @@ class Choice(Sdpa):
     choices: ClassVar = {name: f"{forced.forward_kernels}|{forced.backward_kernels}" for name, forced in FORCED.items()}
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        on_cpu = device.kind == "cpu"  # where only math takes nested tensors
+        on_cpu = device.kind == "cpu"  # only math takes nested tensors there
         return super().unsupported(case, device) or (_causal_refusal(case) if on_cpu else None)
 
 
 def _causal_refusal(case: Case) -> str | None:
-    """Return why math cannot run a case that SDPA takes otherwise, or None where it can."""
+    """Return why math cannot run a case that other backends of SDPA take; None where it can."""
     causal = case.is_ragged and case.causal and case.shape.seqlen_q > 1
     return "math has no causal mask of nested tensors" if causal else None
 
 
 def _reason(messages: list[str], switch: str) -> str:
-    """Return why torch will not run the forced backend, from its warnings; empty where they say nothing of it.
+    """Return why torch refuses the forced backend, from its warnings; "" where none of them concerns it.
 
-    Source positions and what the warnings say of other backends are left out.
+    Source positions and warnings about other backends are left out.
     """
     own = []
     for message in messages:
         text = re.sub(r"\s*\((Triggered internally at .*?|function .*)\)", "", message).strip().rstrip(".")
         if "not used because" in text or "runtime disabled" in text or "not compiled" in text:
-            continue  # headings, and the backends that `prepare` switched off
+            continue  # headings, and warnings about backends that `prepare` switched off
         if text and text not in own:
             own.append(text)
     return f"torch refuses {f'sdpa {switch}'.strip()}: {'; '.join(own)}" if own else ""

@@ -1,9 +1,9 @@
 """`sdpa-fa3`, `sdpa-fa4`: SDPA's flash backend with the kernels of FlashAttention-3 or FlashAttention-4.
 
-torch.nn.attention.activate_flash_attention_impl switches them on for the process; it came with torch 2.11. Checked
-against torch 2.13's torch/nn/attention/_fa3.py and _fa4.py. _fa3.py imports flash_attn_interface and calls the
-operators fwd and bwd of torch.ops.flash_attn_3. _fa4.py expects two results of FlashAttention-4's forward, which
-returns four since 4.0.0b19. Until torch follows, `sdpa-fa4` needs an older FlashAttention-4 than `fa4`.
+torch.nn.attention.activate_flash_attention_impl, from torch 2.11 on, switches them on for the process. Checked against
+torch 2.13's torch/nn/attention/_fa3.py and _fa4.py. _fa3.py imports flash_attn_interface and calls the operators fwd
+and bwd of torch.ops.flash_attn_3. _fa4.py expects two results of FlashAttention-4's forward, but 4.0.0b19 and newer
+return four, so `sdpa-fa4` needs an older FlashAttention-4 than `fa4`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from attnbench.core.machine import Device
 if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
-LAST_TORCH_FOR_TWO_RESULTS = (2, 13)  # the newest torch known to expect two results
+LAST_TORCH_FOR_TWO_RESULTS = (2, 13)  # newest torch known to expect two results
 ACTIVATE, ACTIVATE_FROM = (
     'activate_flash_attention_impl("{}")  # once in a process\n',
     "from torch.nn.attention import activate_flash_attention_impl",
@@ -49,7 +49,7 @@ class SdpaFlash(Flash):
     efficiency = 0.75
 
     def __init__(self) -> None:
-        self.direct = self.kernels()  # one's own: it knows what it was probed for
+        self.direct = self.kernels()  # an instance of its own, whose probe sets its state
 
     def probe(self) -> Probe:
         library = self.direct.probe()
@@ -58,11 +58,11 @@ class SdpaFlash(Flash):
         attention = importlib.import_module("torch.nn.attention")
         known: list[str] = getattr(attention, "list_flash_attention_impls", list)()
         if self.implementation not in known:
-            reason = f"this torch cannot put {self.implementation} behind SDPA; that came with 2.11"
+            reason = f"this torch cannot put {self.implementation} behind SDPA; 2.11 and newer can"
             return Probe(reason=reason, install="pip install 'torch>=2.11'")
         try:
             _activate(self.implementation)
-        except Exception as error:  # torch finds no kernels in the library, or cannot import what it needs of it
+        except Exception as error:  # torch finds no kernels in the library, or fails to import it
             said = " ".join(str(error).split())[:200] or type(error).__name__
             reason = f"torch cannot put {library.version} behind SDPA: {said}"
             return Probe(reason=reason, install=self.direct.install)
@@ -111,7 +111,7 @@ class SdpaFlashAttention4(SdpaFlash):
         forward = getattr(importlib.import_module("flash_attn.cute.interface"), "_flash_attn_fwd", None)
         gives = len(typing.get_args(getattr(forward, "__annotations__", {}).get("return")))
         if gives > 2 and version_numbers(torch.__version__)[:2] <= LAST_TORCH_FOR_TWO_RESULTS:
-            reason = f"this torch takes 2 results of {self.direct.probe().version}'s forward, which gives {gives}"
+            reason = f"this torch takes 2 results of {self.direct.probe().version}'s forward, which returns {gives}"
             return Probe(reason=reason, install=OLDER_FA4)
         return found
 
@@ -121,7 +121,7 @@ class SdpaFlashAttention4(SdpaFlash):
 
 
 def _activate(implementation: str) -> None:
-    """Put a library's kernels behind SDPA's flash backend, unless they are there. Raises what torch and it raise."""
+    """Put a library's kernels behind SDPA's flash backend, once. Raises any error of torch or of the library."""
     from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 
     if current_flash_attention_impl() != implementation:

@@ -1,10 +1,10 @@
 """`torch-varlen`: torch.nn.attention.varlen.varlen_attn, torch's interface to flash-attn 2 for ragged batches.
 
-Checked against torch 2.11 (CUDA) and 2.13. Causal is the window (-1, 0), aligned bottom-right in each sequence. Until
-2.11 it has no option for grouped heads, which its kernel takes all the same. It has no softcap and no dropout. That of
-2.13 reads a cache of pages; the kernel takes sizes that are multiples of 256.
-`sdpa-flash` calls the same kernels through nested tensors, without windows and grouped heads. A dense batch is one of
-equal lengths, as in `fa1`.
+Checked against torch 2.11 (CUDA) and 2.13. Causal is the window (-1, 0), aligned bottom-right in each sequence. Up to
+2.11 it has no option for grouped heads, but its kernel takes them. It has no softcap and no dropout. In 2.13 it reads a
+cache of pages whose sizes are multiples of 256.
+`sdpa-flash` calls the same kernels through nested tensors, without windows and grouped heads. As in `fa1`, a dense
+batch is passed as a batch of equal lengths.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-MIN_TORCH = (2, 11)  # the first with window_size
+MIN_TORCH = (2, 11)  # the first torch with window_size
 
 
 CALL = "out = varlen_attn(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k{options})"
@@ -61,7 +61,7 @@ class TorchVarlen(BackendBase):
     def probe(self) -> Probe:
         found = super().probe()
         if found.version and version_numbers(found.version.removeprefix("torch ")) < MIN_TORCH:
-            reason = f"varlen_attn takes windows since torch 2.11, this is {found.version}"
+            reason = f"varlen_attn takes windows in torch 2.11 and newer, this is {found.version}"
             return replace(found, reason=reason, install="pip install 'torch>=2.11'")
         return found
 
@@ -82,13 +82,13 @@ class TorchVarlen(BackendBase):
             "max_q": case.shape.seqlen_q,
             "max_k": case.shape.seqlen_k,
             "scale": case.softmax_scale,
-            "window_size": (left, 0 if case.causal else right),  # causal is a window that ends at the query
+            "window_size": (left, 0 if case.causal else right),  # a causal mask is a window that ends at the query
         }
         if "enable_gqa" in known:
             options["enable_gqa"] = case.shape.nheads != case.shape.nheads_k
         if case.is_paged:
             if "block_table" not in known:
-                raise Unsupported("the varlen_attn of this torch reads no pages, that of 2.13 does")
+                raise Unsupported("varlen_attn of this torch reads no pages; torch 2.13 does")
             launch = functools.partial(
                 varlen_attn, inputs.q.flatten(0, 1), inputs.k, inputs.v, block_table=inputs.page_table, **options
             )
@@ -98,7 +98,7 @@ class TorchVarlen(BackendBase):
 
 
 def _lengths(case: Case, device: torch.device) -> dict[str, Tensor]:
-    """Return the offsets of the sequences; with pages also how many keys each has."""
+    """Return the offsets of the sequences; with pages also the number of keys of each."""
     cu_seq_q, cu_seq_k = cu_seqlens(case, device)
     offsets = {"cu_seq_q": cu_seq_q, "cu_seq_k": cu_seq_k}
     return offsets | {"seqused_k": cu_seq_k.diff()} if case.is_paged else offsets

@@ -1,7 +1,7 @@
 """Base classes of backends that compute one sequence on several devices, around a backend of one device.
 
-With one rank they call that backend alone, so that the baseline is the same call. A worker of several ranks is a
-process for each device. torch.distributed's default group joins the processes before `prepare`
+With one rank they call only the backend of one device, so that the baseline is the same call. A worker of several
+ranks is a process for each device. torch.distributed's default group joins the processes before `prepare`
 (worker/ranks/group.py), and every rank makes the same calls in the same order.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def _of_inner(name: str) -> Any:
-    """Return the named attribute of the backend that computes on each device."""
+    """Return a property that reads the named attribute of the backend that computes on each device."""
     return property(lambda backend: getattr(backend.on_one, name))
 
 
@@ -37,7 +37,7 @@ class SeveralDevices(BackendBase):
 
     @property
     def inner(self) -> str:
-        """The name of the backend that computes on each device, as the map has it."""
+        """The name of the backend that computes on each device, as in the map of backends."""
         raise NotImplementedError
 
     @cached_property
@@ -78,22 +78,22 @@ class SeveralDevices(BackendBase):
         raise NotImplementedError
 
     def on_each(self, case: Case) -> Case:
-        """Return the case that `inner` computes on each device; the case itself with one rank."""
+        """Return the case that `inner` computes on each device; with one rank the same case."""
         raise NotImplementedError
 
     def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
-        """Return this rank's part of the call, as `prepare` does; `inputs` are the positions of `spans`."""
+        """Return the prepared call of this rank, whose `inputs` are at the positions of `spans`."""
         raise NotImplementedError
 
     def spans(self, case: Case, rank: int) -> split_sequence.Spans:
-        """Return the positions of the sequence that a rank holds, of queries and of keys."""
+        """Return the positions of the sequence whose queries and keys a rank holds."""
         return split_sequence.contiguous(case.shape.seqlen_q, case.ranks, rank)
 
 
 class RingAttention(SeveralDevices):
-    """Every rank keeps its queries, and keys and values go around (Liu et al., arXiv 2310.01889).
+    """Ring attention: every rank keeps its queries, and keys and values go around (Liu et al., arXiv 2310.01889).
 
-    A causal sequence lies in head-tail order, which balances the work; one that is not causal in contiguous parts.
+    Parts of a causal sequence are in head-tail order, which balances the work; otherwise they are contiguous.
     """
 
     def on_each(self, case: Case) -> Case:
@@ -113,10 +113,10 @@ class RingAttention(SeveralDevices):
         return replace(prepared, moved=self.bytes_moved(case, inputs), compute=compute)
 
     def bytes_moved(self, case: Case, inputs: Inputs) -> int:
-        """Return the bytes that a rank sends; `inputs` are this rank's.
+        """Return the bytes that a rank sends, from the rank's own `inputs`.
 
-        Here keys and values go to every other rank, in the forward and in the backward. Their gradients go all the way
-        around, in float32.
+        By default keys and values go to every other rank, in the forward and again in the backward, and their
+        gradients go around the whole ring in float32.
         """
         keys = inputs.k.nbytes + inputs.v.nbytes
         moved = (case.ranks - 1) * keys * (case.has_forward + case.has_backward)
@@ -127,6 +127,8 @@ class RingAttention(SeveralDevices):
         raise NotImplementedError
 
     def nothing_moved(self) -> AbstractContextManager[None]:
-        """Let the ring move nothing within the block: each rank computes with its own keys and values, or with others
-        of the same size."""
+        """Return a context in which the ring moves nothing: each rank computes with keys and values that it has.
+
+        They have the same size as the ones that would arrive; their values do not matter.
+        """
         raise NotImplementedError

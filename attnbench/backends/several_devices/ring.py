@@ -2,15 +2,16 @@
 
 Every rank holds a part of the sequence. Keys and values go around: `alltoall` sends them to the next rank while a block
 is computed, `allgather` gathers all of them during the first block. Outputs of blocks are merged in float32 by their
-log-sum-exp. A causal sequence lies in head-tail order, which balances the work; one that is not causal in contiguous
-parts, since torch's balancing takes causal attention only.
+log-sum-exp. A causal sequence is in head-tail order, which balances the work; other sequences are in contiguous parts,
+because torch balances causal attention only.
 
-The call is the public one: scaled_dot_product_attention inside torch.distributed.tensor.experimental.context_parallel,
-which replaces it and is entered in `prepare`. Two private names of torch are used, because it has no public ones: the
-balancing is turned off for attention that is not causal, and `compute` replaces the rotation by one that moves nothing.
+The call is public: scaled_dot_product_attention inside torch.distributed.tensor.experimental.context_parallel, which
+replaces it and is entered in `prepare`. Two private names of torch have no public counterpart: one turns balancing off
+for attention that is not causal, the other lets `nothing_moved` replace the rotation.
 
-torch dispatches no kernel of a CPU to it. Checked against torch 2.13: its ring with SDPA's kernel for CPUs, forward, in
-tests/worker/test_ranks.py. Run on two H100s with torch 2.11, where the backward over the efficient kernel is wrong.
+torch has no context parallel for a CPU; tests/worker/test_ranks.py calls its ring with SDPA's kernel for CPUs, forward
+only. Checked against torch 2.13, and on two H100s against torch 2.11, where the backward over the efficient kernel is
+wrong.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Ring(RingAttention):
     inner = ""
 
     def __init__(self, method: str = "allgather", kernel: str = "flash") -> None:
-        """Take how keys and values go around, as torch's set_rotate_method has it, and the kernel of SDPA."""
+        """Take the argument of torch's set_rotate_method, and the name of SDPA's kernel."""
         self.method, self.kernel, self.inner = method, kernel, f"sdpa-{kernel}"
         self._entered = contextlib.ExitStack()
 
@@ -48,7 +49,7 @@ class Ring(RingAttention):
         if device.kind == "cpu":
             return "torch's context parallel has no kernel for a CPU"
         if s.nheads != s.nheads_k:
-            return "torch's context parallel: grouped heads were not tried"
+            return "torch's context parallel: grouped heads are not wired up"
         if case.window_size != (None, None):
             return "torch's context parallel has no window"
         if s.seqlen_q % (2 * case.ranks):
@@ -57,7 +58,7 @@ class Ring(RingAttention):
 
     def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
         force("mem_efficient" if self.kernel == "efficient" else self.kernel)
-        self._entered.close()  # of the last case
+        self._entered.close()  # leaves the context of the previous case
         module = _own_module()
         module.set_rotate_method(self.method)
         module._cp_options.enable_load_balance = case.causal
@@ -70,11 +71,11 @@ class Ring(RingAttention):
         from torch.distributed.tensor.experimental import context_parallel
 
         mesh = init_device_mesh("cuda", (case.ranks,))
-        positions = torch.empty(1, case.shape.seqlen_q, device="cuda")  # what context_parallel splits
+        positions = torch.empty(1, case.shape.seqlen_q, device="cuda")  # context_parallel must split some tensor
         self._entered.enter_context(context_parallel(mesh, buffers=[positions], buffer_seq_dims=[1]))
         scale, causal = case.softmax_scale, case.causal
 
-        def over_all_ranks(q: Any, k: Any, v: Any) -> Any:  # looked up in each call: context_parallel has replaced it
+        def over_all_ranks(q: Any, k: Any, v: Any) -> Any:  # looks up what context_parallel has replaced
             return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
 
         return over_all_ranks
@@ -84,7 +85,7 @@ class Ring(RingAttention):
 
 
 class _NoRotation:
-    """A rotater of torch's ring that moves nothing: each rank gets its own keys and values back."""
+    """A rotater of torch's ring that moves nothing and returns each rank's own keys and values."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self._buffer: Any = None
@@ -97,7 +98,7 @@ class _NoRotation:
 
 
 def _own_module() -> Any:
-    """Return the module of torch's context parallel; it has moved between versions."""
+    """Return the private module of torch's context parallel, whose place differs between versions."""
     import importlib
 
     package = "torch.distributed.tensor.experimental"

@@ -1,13 +1,12 @@
-"""`ring-flash-attn`: ring attention over flash-attn 2 (zhuzilin/ring-flash-attention). Checked against its 0.1.8.
+"""`ring-flash-attn`: ring attention over flash-attn 2 (zhuzilin/ring-flash-attention). Checked against 0.1.8.
 
 Keys and values go to the next rank while a block is computed, by batch_isend_irecv. Blocks are merged in float32 by
-their log-sum-exp. Causal attention is `zigzag_ring_flash_attn_func`, whose order of the sequence is torch's head-tail
-order; the rest is `ring_flash_attn_func`, on contiguous parts. The package's variants for ragged batches, and its
-striped order, are not here.
+their log-sum-exp. Causal attention is `zigzag_ring_flash_attn_func`, on parts in torch's head-tail order; other
+attention is `ring_flash_attn_func`, on contiguous parts. The package's variants for ragged batches and its striped
+order are not wired up.
 
-Its import needs transformers below 5, from which it takes a name that 5 no longer has. Checked with the package itself
-over a flash-attn for CPUs (tests/worker/ring_package.py), and run on two H100s with flash-attn 2.8.3 and torch 2.11,
-where the one name of transformers stood in a module of its own.
+It needs transformers below 5, because 5 lacks a name that it imports. Checked on a CPU with the package itself over a
+flash-attn for CPUs (tests/worker/ring_package.py), and on two H100s with flash-attn 2.8.3 and torch 2.11.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from attnbench.core.machine import Device
 
 
 class Package(Library):
-    """The package, beside the flash-attn that it calls."""
+    """The package ring-flash-attn, with the flash-attn that it calls."""
 
     name = "ring-flash-attn"
     module = "ring_flash_attn"

@@ -1,10 +1,10 @@
 """`ring-transformer-engine-*`, `ulysses-transformer-engine`: Transformer Engine's context parallel, on FusedAttention.
 
 Checked against the source of 2.20.2 (attention/dot_product_attention/context_parallel.py). Its module gets the group,
-a stream, and the rank's part of the sequence. Three kinds of communication are here (cp_comm_type): "p2p", a ring that
-overlaps with the blocks; "all_gather", of all keys and values before attention; "a2a", an all-to-all to parts of the
-heads and back (Ulysses). All take a causal sequence in head-tail order, which it calls dual chunk swap. What goes
-around in the backward is in the dtype of the inputs.
+a stream, and the rank's part of the sequence. Three kinds of communication are supported (cp_comm_type): "p2p", a ring
+that overlaps with the blocks; "all_gather", of all keys and values before attention; "a2a", an all-to-all to parts of
+the heads and back (Ulysses). All take a causal sequence in head-tail order ("dual chunk swap"). The backward sends
+tensors in the dtype of the inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-# What its context parallel calls of torch.distributed, through functions of its own.
+# The functions of torch.distributed that its context parallel calls.
 COMMUNICATION = (
     *("isend", "irecv", "P2POp", "batch_isend_irecv"),
     *("all_to_all_single", "all_gather_into_tensor", "reduce_scatter_tensor"),
@@ -32,7 +32,7 @@ COMMUNICATION = (
 
 
 class ContextParallel(RingAttention):
-    """Transformer Engine's context parallel, by one of its kinds of communication."""
+    """Transformer Engine's context parallel, with one of its kinds of communication."""
 
     inner = "transformer-engine-fused"
 
@@ -67,7 +67,7 @@ class ContextParallel(RingAttention):
     def bytes_moved(self, case: Case, inputs: Inputs) -> int:
         """Return the bytes that a rank sends to the others.
 
-        In the forward these are keys and values; in the backward keys and values again, and their gradients.
+        They are keys and values in the forward; keys and values again, and their gradients, in the backward.
         """
         parts = (case.ranks - 1) * (inputs.k.nbytes + inputs.v.nbytes)
         return parts * (case.has_forward + 2 * case.has_backward)
@@ -79,7 +79,7 @@ class ContextParallel(RingAttention):
 
 
 def _kept_as_saved() -> contextlib.AbstractContextManager[Any]:
-    """Let the backward run more than once over one graph: each run gets tensors of its own of the saved values.
+    """Return a context in which the backward gets new views of the saved tensors, so that it can run repeatedly.
 
     The backward of "p2p" reshapes the saved log-sum-exp in place, which autograd refuses the second time.
     """
@@ -89,15 +89,15 @@ def _kept_as_saved() -> contextlib.AbstractContextManager[Any]:
 
 
 def _nothing(*given: Any, **_: Any) -> Any:
-    """Take the place of a function of torch.distributed, and move nothing: what is received stays as it is."""
+    """Replace a function of torch.distributed, and move nothing: the tensors to receive keep their values."""
     several = bool(given) and isinstance(given[0], list)
     return [_Done() for _ in given[0]] if several else _Done()
 
 
 class _Done:
-    """The handle of a communication that takes no time: a stream that waits for it waits for the stream that began it.
+    """The handle of a communication that takes no time. A stream that waits for it waits for the stream that began it.
 
-    So the second stream of "p2p", on which every other block is computed, starts no sooner than the call.
+    So the second stream of "p2p", which computes every other block, does not start before the call.
     """
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class _Done:
 
 
 class Ulysses(ContextParallel):
-    """Transformer Engine's all-to-all to groups of heads, and back."""
+    """Transformer Engine's all-to-all to parts of the heads, and back."""
 
     name = "ulysses-transformer-engine"
 
@@ -130,7 +130,7 @@ class Ulysses(ContextParallel):
         return super().cannot_split(case, device)
 
     def bytes_moved(self, case: Case, inputs: Inputs) -> int:
-        """Return the bytes that a rank sends: of q, k, v and out, and of dout, dq, dk and dv."""
+        """Return the bytes that a rank sends: of q, k, v and out, and in a backward of dout, dq, dk and dv."""
         out = inputs.q.nbytes // case.shape.headdim * case.shape.headdim_v
         each = inputs.q.nbytes + inputs.k.nbytes + inputs.v.nbytes + out
         return (case.ranks - 1) * each * (case.has_forward + case.has_backward) // case.ranks

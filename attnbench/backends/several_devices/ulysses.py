@@ -1,13 +1,13 @@
 """`ulysses-*`: DeepSpeed-Ulysses around a single-device backend (Jacobs et al., arXiv 2309.14509, section 3.1).
 
-Each rank holds a part of the sequence with all heads. One all-to-all each of q, k and v gives it the whole sequence
-with a part of the heads, on which the backend computes attention; a fourth gives the output back. The backward moves
-dout, dq, dk and dv alike. The collectives are torch.distributed's all_to_all_single, with the copies around it that
-make its blocks contiguous.
+Each rank holds a part of the sequence with all heads. An all-to-all for each of q, k and v gives it the whole sequence
+with a part of the heads, on which the backend computes attention; a fourth returns the output. The backward moves dout,
+dq, dk and dv in the same way. The collectives are torch.distributed's all_to_all_single; the copies that make its
+blocks contiguous are part of the call.
 
 With fewer key heads than ranks each key head goes to several ranks, and its gradients are summed.
 
-Checked against torch 2.13 with gloo on a CPU, and run on two H100s with torch 2.11.
+Checked against torch 2.13 with gloo on a CPU, and against torch 2.11 on two H100s.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Ulysses(SeveralDevices):
     def cannot_split(self, case: Case, device: Device) -> str | None:
         s, ranks = case.shape, case.ranks
         if s.nheads % ranks:
-            return f"ulysses gives each rank as many query heads: {s.nheads} are no multiple of {ranks}"
+            return f"ulysses gives each rank the same number of query heads: {s.nheads} is no multiple of {ranks}"
         if s.nheads_k % ranks and ranks % s.nheads_k:
-            return f"ulysses: {s.nheads_k} key heads and {ranks} ranks, of which neither divides the other"
+            return f"ulysses: the number of key heads ({s.nheads_k}) or of ranks ({ranks}) must divide the other"
         return None
 
     def on_each(self, case: Case) -> Case:
@@ -54,7 +54,7 @@ class Ulysses(SeveralDevices):
         import torch
 
         s, ranks = case.shape, case.ranks
-        copies = max(1, ranks // s.nheads_k)  # ranks that get the same key head
+        copies = max(1, ranks // s.nheads_k)  # number of ranks that get the same key head
         given: Mapping[str, Tensor] = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
         if inputs.dout is not None:
             given = {**given, "dout": inputs.dout}
@@ -81,7 +81,7 @@ class Ulysses(SeveralDevices):
             self.on_each(case), Inputs(whole["q"], whole["k"], whole["v"], whole.get("dout"))
         )
         before: dict[str, Tensor] = {}
-        if not case.has_forward:  # out belongs to the forward that was computed in `prepare`
+        if not case.has_forward:  # `prepare` computed the forward, so `out` is its result
             before["out"] = back("out", prepared.canonical(prepared.launch())["out"])
 
         def launch() -> dict[str, Tensor]:
@@ -100,7 +100,7 @@ class Ulysses(SeveralDevices):
 
 
 def heads_from_tokens(part: Tensor, whole: Tensor, ranks: int) -> None:
-    """Fill `whole` (batch, seqlen, nheads / ranks, d) from every rank's `part` (batch, seqlen / ranks, nheads, d)."""
+    """Fill `whole` (batch, seqlen, nheads / ranks, d) from all ranks' `part` (batch, seqlen / ranks, nheads, d)."""
     import torch
     import torch.distributed as dist
 
@@ -113,7 +113,7 @@ def heads_from_tokens(part: Tensor, whole: Tensor, ranks: int) -> None:
 
 
 def tokens_from_heads(whole: Tensor, ranks: int) -> Tensor:
-    """Return this rank's part (batch, seqlen / ranks, nheads, d) of every rank's (batch, seqlen, nheads / ranks, d)."""
+    """Return this rank's part (batch, seqlen / ranks, nheads, d) of all ranks' (batch, seqlen, nheads / ranks, d)."""
     import torch
     import torch.distributed as dist
 

@@ -1,1 +1,1 @@
-"""What backends of several libraries share: masks, finding a library, and a function or file of a person."""
+"""Code that backends of several libraries share: masks, the search for a library, a person's own functions."""

@@ -30,12 +30,12 @@ ORDERS = ("bshd", "bhsd")
 
 
 class Function(BackendBase):
-    """A backend that calls a person's own function, or an object that can be called, as an nn.Module.
+    """A backend that calls a person's own function, or another callable object such as an nn.Module.
 
     The tensors are (batch, seqlen, nheads, headdim), or (batch, nheads, seqlen, headdim) where its attribute `order` is
     "bhsd". A backward is measured if autograd can differentiate the function. A case for which it raises
-    NotImplementedError is skipped, with the error's text as the reason; any other error is a failure. One that has no
-    softmax_scale scales by 1 / sqrt(headdim) itself; cases of another scale are skipped.
+    NotImplementedError is skipped, with the error's text as the reason; any other error is a failure. A function
+    without a parameter softmax_scale must scale by 1 / sqrt(headdim) itself; cases of another scale are skipped.
     """
 
     limits = TORCH_LIMITS
@@ -43,7 +43,7 @@ class Function(BackendBase):
     def __init__(
         self, name: str, fn: Callable[..., Any], parameters: Mapping[str, Any] | None = None, spec: str = ""
     ) -> None:
-        """Take a function that `spec` ("file.py:object") names, and what a person sets of its parameters."""
+        """Take the function that `spec` ("file.py:object") names, and the parameters that a person sets."""
         self.name = name
         self.fn = functools.partial(fn, **parameters) if parameters else fn
         given = (getattr(layer, "order", None) for layer in layers(fn))
@@ -52,12 +52,12 @@ class Function(BackendBase):
         self.given = fn
         self._file, _, self._attribute = spec.rpartition(":") if spec else ("", "", name)
         self._takes_scale = takes_scale(fn)
-        self._uses_triton = "triton.language" in sys.modules  # its file has imported it
+        self._uses_triton = "triton.language" in sys.modules  # its file has imported Triton
 
     def probe(self) -> Probe:
-        """Return a hash of its source as its version, or why it cannot be called.
+        """Return a hash of the source as the version, or why the function cannot be called.
 
-        A run is thus not resumed with another kernel.
+        By the hash a run is not resumed with another kernel.
         """
         of_api = self._file == IN_PROCESS or WRITTEN in Path(self._file).parts
         file = "" if of_api else Path(self._file).name or "its file"
@@ -70,7 +70,7 @@ class Function(BackendBase):
                 re.search(pattern, "")
         except (TypeError, re.error) as error:
             return Probe(reason=f"{self._attribute}.kernels is not one or several regular expressions: {error}")
-        if self._file == IN_PROCESS:  # whose state is not in its source
+        if self._file == IN_PROCESS:  # the state of such a function is not in its source
             return Probe(version=f"{self.name}, source {digest(live_state(self.given))}")
         return Probe(version=f"{self.name}, source {hash_of_source(self.given, self._file) or 'unknown'}")
 
@@ -84,9 +84,9 @@ class Function(BackendBase):
         return of_triton or of_scale or super().unsupported(case, device)
 
     def signature(self, case: Case, device: Device) -> Signature:
-        """Return the function's attribute `kernels`, one or several regular expressions; no rule where it has none.
+        """Return the function's attribute `kernels`, one or several regular expressions; without it there is no rule.
 
-        Triton's interpreter computes in numpy, so that no kernel of a declared name can be seen: no rule there either.
+        Triton's interpreter computes in numpy, without kernels of any declared name, so it has no rule either.
         """
         if self._uses_triton and device.kind == "cpu" and is_interpreted():
             return Signature(float32=True)
@@ -106,7 +106,7 @@ class Function(BackendBase):
             except NotImplementedError as refusal:
                 raise Unsupported(str(refusal).partition("\n")[0] or "not implemented") from None
             except TypeError as error:
-                if error.__traceback__ and error.__traceback__.tb_next:  # raised within it
+                if error.__traceback__ and error.__traceback__.tb_next:  # raised within the function
                     raise
                 raise TypeError(f"{error}; expected {self.name}{CALL}") from None
             if type(out) is tuple:
@@ -116,10 +116,10 @@ class Function(BackendBase):
         return autograd_prepared(case, inputs, call, self.order, strided=True)
 
     def in_other_order(self) -> tuple[Function, str]:
-        """Return the same with the other order of dimensions, and what to do if that is right, as an error's end."""
+        """Return this backend with the other order of dimensions, and advice for an error if that order is right."""
         order: Order = "bhsd" if self.order == "bshd" else "bshd"
         other = Function(self.name, self.given, self.parameters)
         other.order = order
         dimensions = {"bshd": "(batch, seqlen, nheads, headdim)", "bhsd": "(batch, nheads, seqlen, headdim)"}[order]
         name, file = self._attribute, Path(self._file).name or "its file"
-        return other, f'it is right on {dimensions} tensors: if it takes those, add {name}.order = "{order}" to {file}'
+        return other, f'it is right on {dimensions} tensors: if it takes them, add {name}.order = "{order}" to {file}'

@@ -1,6 +1,6 @@
-"""Shared by backends that call an installed library: its version, and why it cannot be imported.
+"""Code for backends that call an installed library: its version, and why it cannot be imported.
 
-A backend's file then holds only what is particular to its library: names, limits, and the call.
+A backend's own file has only the particulars of its library: names, limits, and the call.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from attnbench.core.machine import Device
 if TYPE_CHECKING:
     import torch
 
-# Options of pip install: for a version that is too old, and for a build that does not fit or is incomplete. Neither
+# Options of pip install for a version that is too old, and for a build that does not fit or is incomplete. Neither
 # replaces torch.
 UPGRADE, REINSTALL = "--upgrade", "--force-reinstall --no-deps --no-cache-dir"
 
-PADDING = 128  # queries; loading a block of at most so many then needs no mask
+PADDING = 128  # queries; blocks of at most so many are loaded without a mask
 
-# The call of flash-attn's function for variable lengths, as code
+# Code that calls flash-attn's function for variable lengths
 VARLEN = (
     "flash_attn_varlen_func(\n    q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,\n"
     "    max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k{options}\n)"
@@ -43,7 +43,7 @@ class Library(BackendBase):
     min_version = ""  # the oldest version accepted
     below_version = ""  # the oldest version that is too new
     probe_imports = True
-    required_name = ""  # a name that the module must have, for versions that numbers do not tell
+    required_name = ""  # a name that the module must have, where version numbers do not tell
 
     def probe(self) -> Probe:
         if importlib.util.find_spec("torch") is None:  # some libraries can be imported without torch
@@ -70,7 +70,7 @@ class Library(BackendBase):
         return self._judged(version) if version else None
 
     def _judged(self, version: str | None) -> Probe:
-        """Return the probe of an installed version, which may be too old or too new."""
+        """Return the probe of an installed version, unusable where it is too old or too new."""
         if version and self.min_version and version_numbers(version) < version_numbers(self.min_version):
             reason = f"{self.distributions[0]} {version} is older than {self.min_version}"
             return Probe(reason=reason, install=_with_pip_options(self.install, UPGRADE))
@@ -88,7 +88,7 @@ P = TypeVar("P", Probe, Probe | None)
 
 
 def probe_of_both(own: P, kernels: P) -> P:
-    """Return the probe of what needs two things: that of the first which is not usable, else the versions of both."""
+    """Return one probe for two that are both needed: the first unusable one, else one with both versions."""
     for found in (own, kernels):
         if found is None or not found.usable:
             return found
@@ -96,35 +96,35 @@ def probe_of_both(own: P, kernels: P) -> P:
 
 
 class OwnKernels(Library):
-    """A backend with kernels of its own, which Triton compiles."""
+    """Base of a backend with attnbench's own kernels, which Triton compiles."""
 
     module = "triton"
     distributions = ("triton", "pytorch-triton", "pytorch-triton-rocm")
 
     def _judged(self, version: str | None) -> Probe:
         found = super()._judged(version)
-        return replace(found, version=version) if found.usable else found  # Triton's, without its name
+        return replace(found, version=version) if found.usable else found  # the version of Triton
 
 
 def padded_queries(seqlen_q: int) -> int:
-    """Return to how many queries the log-sum-exp and delta of a backward are padded: the next multiple of PADDING."""
+    """Return the padded length of a backward's log-sum-exp and delta: the next multiple of PADDING."""
     return -(-seqlen_q // PADDING) * PADDING
 
 
 def is_interpreted() -> bool:
-    """Return whether Triton's switch to run kernels on a CPU in Python is on."""
+    """Return whether TRITON_INTERPRET=1 is set, by which Triton runs kernels on a CPU in Python."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def refusal_of_interpreter(device: Device) -> str | None:
-    """Return why TRITON_INTERPRET=1 and a GPU exclude each other, if both are there."""
+    """Return why TRITON_INTERPRET=1 excludes a GPU, where both are there; else None."""
     if device.kind == "cpu" or not is_interpreted():
         return None
     return "TRITON_INTERPRET=1 is set, so its kernels would not run on the GPU"
 
 
 def refusal_when_interpreted(case: Case) -> str | None:
-    """Return what Triton's interpreter computes wrongly in a case, where it is on."""
+    """Return why Triton's interpreter, where it is on, computes a case wrongly; else None."""
     if is_interpreted() and case.dtype == "fp8":
         return "Triton's interpreter rounds to e4m3 wrongly"
     wrong = is_interpreted() and case.dtype == "bf16"
@@ -134,15 +134,15 @@ def refusal_when_interpreted(case: Case) -> str | None:
 def probe_of_failed_import(module: str, error: Exception, install: str, distributions: tuple[str, ...]) -> Probe:
     """Return the probe of a library whose import failed.
 
-    Its command is `install` where the library, or a package that it requires, is not installed. Otherwise it forces a
-    reinstallation, because pip would find nothing to do.
+    Its command is `install` where the library or a package that it requires is not installed. Otherwise the command
+    forces a reinstallation, because pip would find nothing to do.
     """
     reason = reason_of_failed_import(module, error)
     if isinstance(error, ModuleNotFoundError) and error.name:
         absent = f"{module}.".startswith(f"{error.name}.")
         if absent or _requirement_missing(distributions):
             return Probe(reason=reason, install=install)
-        if error.name == "triton":  # comes with a torch for CUDA, so that libraries do not require it
+        if error.name == "triton":  # a torch for CUDA brings it, so libraries do not require it
             return Probe(reason=reason, install="pip install triton")
     if "NVIDIA's driver" in reason:
         return Probe(reason=reason, install="install the driver (nvidia-smi shows it), or leave the backend out")
@@ -152,7 +152,7 @@ def probe_of_failed_import(module: str, error: Exception, install: str, distribu
 def _requirement_missing(distributions: tuple[str, ...]) -> bool:
     """Return whether a package that the installed distribution always requires is missing.
 
-    The name of a module that failed to import cannot tell, as it may differ from the name of its distribution.
+    The name of the module that failed to import cannot tell, because its distribution may have another name.
     """
     present = [name for name in distributions if installed_version((name,))]
     always = [r for name in present for r in importlib.metadata.requires(name) or () if ";" not in r]
@@ -192,7 +192,7 @@ def reason_of_failed_import(module: str, error: Exception) -> str:
 def installed_version(distributions: tuple[str, ...]) -> str | None:
     """Return the version of the first of these distributions that is installed, or None.
 
-    A folder without a version, as a removal leaves, or with metadata that is not UTF-8 is none.
+    Metadata without a version, as a removal leaves it, or in another encoding than UTF-8 does not count.
     """
     for name in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError, KeyError, UnicodeDecodeError):
@@ -208,7 +208,7 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 def varlen_options(case: Case, device: torch.device) -> dict[str, Any]:
-    """Return the arguments by which flash-attn's functions for variable lengths take the lengths of a case."""
+    """Return the arguments for the lengths of a case in flash-attn's functions for variable lengths."""
     cu_seqlens_q, cu_seqlens_k = cu_seqlens(case, device)
     return {
         "cu_seqlens_q": cu_seqlens_q,

@@ -1,7 +1,7 @@
 """The mask of a case, and the bias of ALiBi, in the forms that libraries take.
 
-Query i sees key j where -left <= j - (i + seqlen_k - seqlen_q) <= right; None for a side without a limit. In a ragged
-batch i and j count from the beginning of their sequence, and a query sees keys of its own sequence only.
+Query i sees key j where -left <= j - (i + seqlen_k - seqlen_q) <= right; a side of None has no limit. In a ragged batch
+i and j count from the beginning of their sequence, and a query sees keys of its own sequence only.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK_Q = 128  # queries of a block of FlexAttention
-COMPILED_FROM = 2**30  # pairs; uncompiled their block mask takes 17 GB to build
-CHUNK = 2**24  # pairs that `seen_blocks` looks at at once
+COMPILED_FROM = 2**30  # pairs; from here on an uncompiled block mask takes 17 GB to build
+CHUNK = 2**24  # pairs that `seen_blocks` computes at once
 
 
 def effective_window(case: Case) -> tuple[int | None, int | None]:
-    """Return (left, right) as causal and the window give it together; None for a side without a limit.
+    """Return (left, right) of causal and the window together; None for a side without a limit.
 
-    The right side of a single query is None, since it stands at the last key.
+    The right side of a single query is None, because it stands at the last key.
     """
     left, right = case.window_size
     if case.shape.seqlen_q == 1:
@@ -38,18 +38,18 @@ def effective_window(case: Case) -> tuple[int | None, int | None]:
 
 
 def flash_window(case: Case) -> tuple[int, int]:
-    """Return the window as flash-attn takes it, -1 for open. Causal is an option of its own there."""
+    """Return the window as flash-attn takes it, -1 for a side without a limit, without causal (a separate option)."""
     left, right = case.window_size
     return (-1 if left is None else left, -1 if right is None else right)
 
 
 def has_mask(case: Case) -> bool:
-    """Return whether some query does not see some key of the tensors."""
+    """Return whether the mask hides some key from some query."""
     return case.is_ragged or bool(case.mask) or effective_window(case) != (None, None)
 
 
 def places(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sequence of each query, that of each key, and the key at which each query stands, as int32."""
+    """Return the sequence of each query, the sequence of each key, and the key at which each query stands, as int32."""
     import torch
 
     starts_q, starts_k = cu_seqlens(case, device)
@@ -93,7 +93,7 @@ def visibility_mask(case: Case, device: torch.device) -> Tensor | None:
 
 
 def mask_plan(case: Case, device: torch.device) -> dict[str, Any]:
-    """Return `plan` and `pairs` of a launch that takes a mask by name as `visibility_mask`, and computes every pair."""
+    """Return `plan` and `pairs` of a launch that takes `visibility_mask` for a mask by name and computes all pairs."""
     if not case.mask:
         return {}
     every = case.shape.seqlen_q * case.shape.seqlen_k
@@ -117,10 +117,10 @@ def seen_blocks(
     *,
     beyond: tuple[bool, bool] = (False, False),
 ) -> tuple[Tensor, Tensor]:
-    """Return of which blocks of queries and keys some pair is seen, and of which of them every pair, as bool tensors.
+    """Return two bool tensors (blocks of queries, blocks of keys): whether some pair is seen, whether every pair is.
 
-    `lengths`, `sizes` (of a block) and `beyond` are of queries and keys: whether those beyond the last count as seen
-    where it is asked if every pair is. `band` is that of `effective_window`, `kept` is `masks.kept_blocks`.
+    `lengths`, `sizes` (of a block) and `beyond` are for (queries, keys). `beyond` says whether queries or keys beyond
+    the last count as seen in the second tensor. `band` is `effective_window`'s, `kept` is `masks.kept_blocks`'s.
     """
     import torch
 
@@ -152,7 +152,7 @@ def seen_blocks(
 
 
 def alibi_bias(case: Case, device: torch.device) -> Tensor:
-    """Return what ALiBi subtracts from the scores of a dense case, (nheads, seqlen_q, seqlen_k) in its dtype."""
+    """Return ALiBi's bias, to subtract from the scores of a dense case: (nheads, seqlen_q, seqlen_k) in its dtype."""
     import torch
 
     s = case.shape
@@ -164,19 +164,19 @@ def alibi_bias(case: Case, device: torch.device) -> Tensor:
 
 
 def block_mask_workspace(case: Case) -> Workspace:
-    """Return the workspace of `block_mask`; that of a fused kernel where there is none, or it is built compiled."""
+    """Return the workspace of `block_mask`, or a fused kernel's where there is no mask or it is built compiled."""
     s = case.extent
     if not has_mask(case) or s.seqlen_q * s.seqlen_k > COMPILED_FROM:
         return flash_workspace(case)
-    nbytes = (19 if case.mask else 16) * s.seqlen_q * s.seqlen_k  # counted on a CPU, with torch 2.13
+    nbytes = (19 if case.mask else 16) * s.seqlen_q * s.seqlen_k  # bytes a pair, counted on a CPU with torch 2.13
     return Workspace(nbytes=nbytes, what="full mask from which the block mask is built")
 
 
 def block_mask(case: Case, device: torch.device) -> BlockMask | None:
     """Return FlexAttention's mask, which skips the blocks that no query sees; None where there is no mask.
 
-    It is built by torch's create_block_mask, which holds 16 bytes for each pair of query and key, and compiled next to
-    nothing. Compiling takes seconds, so long cases are compiled only.
+    torch's create_block_mask builds it with 16 bytes for each pair of query and key, or compiled with next to nothing.
+    Compilation takes seconds, so only long cases are compiled.
     """
     import torch
     from torch.nn.attention.flex_attention import create_block_mask
@@ -216,7 +216,7 @@ def block_mask(case: Case, device: torch.device) -> BlockMask | None:
 
 
 def pairs_of_blocks(blocks: BlockMask) -> int:
-    """Return the pairs in the blocks that FlexAttention computes, whole or in part, of one head."""
+    """Return the number of pairs of one head in the blocks that FlexAttention computes, whole or in part."""
     listed = blocks.kv_num_blocks.sum()
     if blocks.full_kv_num_blocks is not None:
         listed = listed + blocks.full_kv_num_blocks.sum()
@@ -224,9 +224,9 @@ def pairs_of_blocks(blocks: BlockMask) -> int:
 
 
 def paged_block_mask(case: Case, page_table: Tensor) -> BlockMask:
-    """Return FlexAttention's mask over the pages of a cache, of sequences with as many queries each.
+    """Return FlexAttention's mask over the pages of a cache, for sequences with the same number of queries.
 
-    torch's PagedAttention makes it of the mask over the keys of each sequence, whose blocks are its pages.
+    torch's PagedAttention makes it from the mask over the keys of each sequence, in blocks of a page.
     """
     import torch
     from torch.nn.attention.experimental._paged_attention import PagedAttention
@@ -256,7 +256,7 @@ def paged_block_mask(case: Case, page_table: Tensor) -> BlockMask:
 
 
 def paged_block_mask_workspace(case: Case) -> Workspace:
-    """Return the workspace of `paged_block_mask`: each sequence has a place for every page of the cache."""
+    """Return the workspace of `paged_block_mask`, which has a place for every page of the cache in each sequence."""
     s, pages = case.shape, count_pages(case)
     rows = -(-s.seqlen_q // BLOCK_Q)
     tables = s.batch * pages * (2 * 8 + 8 * 4 * rows)

@@ -1,4 +1,4 @@
-"""Whether a person's function takes the arguments that it gets, and a line of code that adapts it where it does not."""
+"""Check whether a person's function takes attnbench's arguments, and write the line of code that adapts it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnbench.core.text import listed, one_line
 
 CALL = "(q, k, v, *, causal, softmax_scale)"
 GIVEN = ("q", "k", "v", "causal", "softmax_scale")
-# The names that other code gives to what an argument gets, in lower case
+# Names of each argument in other people's code, in lower case
 NAMES: Mapping[str, tuple[str, ...]] = {
     "q": ("q", "query", "queries", "query_states", "query_layer", "xq"),
     "k": ("k", "key", "keys", "key_states", "key_layer", "xk"),
@@ -22,7 +22,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "None": ("mask", "attn_mask", "attention_mask", "bias", "attn_bias"),
     "0.0": ("dropout", "dropout_p", "dropout_rate", "attn_dropout"),
 }
-HEADS_FIRST = re.compile(  # "B, H, N, D = q.shape", "(batch, num_heads, seq_len, head_dim)", "bhsd"
+HEADS_FIRST = re.compile(  # matches "B, H, N, D = q.shape", "(batch, num_heads, seq_len, head_dim)", "bhsd"
     r"\b(?:z|b|bs|bsz|bh?_?sz|batch\w*)\s*,\s*(?:h|hq|nh|n_?heads?\w*|num_\w*heads?\w*|heads?\w*)\s*,\s*"
     r"(?:n|s|t|l|m|n_?ctx|seq\w*|\w*len\w*)\s*,|\bbh[snlt]d\b",
     re.IGNORECASE,
@@ -32,8 +32,8 @@ HEADS_FIRST = re.compile(  # "B, H, N, D = q.shape", "(batch, num_heads, seq_len
 def objection(function: Callable[..., Any], attribute: str, file: str, parameters: Mapping[str, Any]) -> str | None:
     """Return why a function cannot be called with the arguments of CALL, and what to do, in one line; else None.
 
-    `attribute` is its name in `file` ("" where it was given from Python), `parameters` are what a person sets beside.
-    None also where nothing is known of its arguments.
+    `attribute` is its name in `file` ("" for a function given from Python), `parameters` are the additional arguments
+    that a person sets. The result is None too where the signature cannot be read.
     """
     signature = _signature(function)
     if signature is None:
@@ -51,7 +51,7 @@ def objection(function: Callable[..., Any], attribute: str, file: str, parameter
 
 
 def takes_scale(function: Callable[..., Any]) -> bool:
-    """Whether a function has a parameter for the scale, takes any keyword, or nothing is known of its arguments."""
+    """Return whether a function has a parameter softmax_scale, takes any keyword, or has an unreadable signature."""
     signature = _signature(function)
     return signature is None or any(
         p.kind == p.VAR_KEYWORD or _value_of(p.name) == "softmax_scale" for p in signature.parameters.values()
@@ -59,8 +59,8 @@ def takes_scale(function: Callable[..., Any]) -> bool:
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the arguments of a function; None where nothing is known of them."""
-    module_call = getattr(function, "forward", None)  # of an nn.Module, whose own call takes anything
+    """Return the signature of a function; None where it cannot be read."""
+    module_call = getattr(function, "forward", None)  # of an nn.Module, whose __call__ takes any arguments
     try:
         return inspect.signature(module_call if callable(module_call) else function)
     except (TypeError, ValueError):
@@ -68,7 +68,7 @@ def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def _unknown_parameter(signature: inspect.Signature, attribute: str, parameters: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the names of the parameters that a person sets; None where nothing is."""
+    """Return what is wrong with the names of the parameters that a person sets; None if all are right."""
     kinds = {parameter.kind for parameter in signature.parameters.values()}
     own = [
         name
@@ -77,9 +77,9 @@ def _unknown_parameter(signature: inspect.Signature, attribute: str, parameters:
     ]
     for name in parameters:
         if name in GIVEN:
-            return f"{name} is given by each case, and is no parameter to set"
+            return f"{name} comes from each case and cannot be set"
         if name not in own and inspect.Parameter.VAR_KEYWORD not in kinds:
-            known = did_you_mean(name, own) if own else "; it has none but those of each case"
+            known = did_you_mean(name, own) if own else "; it has no parameter to set"
             return f"{attribute} has no parameter {name!r}{known}"
     return None
 
@@ -91,10 +91,10 @@ def _adapter(
     file: str,
     parameters: Mapping[str, Any],
 ) -> str:
-    """Return what to do about a signature, with a line of code that calls the function with the names it has."""
+    """Return advice for a signature that does not fit, with a line of code that calls the function by its own names."""
     named = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     values = {p.name: value for p in named if (value := _value_of(p.name)) is not None}
-    if not {"q", "k", "v"} <= {*values.values()}:  # by their places
+    if not {"q", "k", "v"} <= {*values.values()}:  # q, k and v by position
         first = [p.name for p in named if p.kind != p.KEYWORD_ONLY and values.get(p.name) in (None, *GIVEN[:3])][:3]
         if len(first) < 3:
             return f"write a function of {CALL[1:-1]} that calls it"
@@ -139,7 +139,7 @@ def _adapter(
 
 
 def _value_of(name: str) -> str | None:
-    """Return what a parameter of that name gets; None where the name says nothing."""
+    """Return the value that a parameter of that name gets, as code; None for an unknown name."""
     return next((value for value, names in NAMES.items() if name.lower().strip("_") in names), None)
 
 

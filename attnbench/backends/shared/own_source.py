@@ -1,4 +1,4 @@
-"""The Python files that a person's own code is made of, and a hash of them, which tells two versions of it apart."""
+"""Find the files of a person's own code, and hash them, so that two versions of a kernel are told apart."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from typing import Any
 from attnbench.core.own_code import PACKAGES
 from attnbench.core.own_files import content_of, is_others, is_own, named_by
 
-SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", sys.prefix, sys.base_prefix)  # have the libraries of others
-hashed: dict[str, str] = {}  # path of each file that a hash_of_source has covered -> a hash of it
-_named_folders: set[Path] = set()  # of files that a person named: what is in them is own, wherever they are
+SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", sys.prefix, sys.base_prefix)  # folders of installed libraries
+hashed: dict[str, str] = {}  # path of each file that hash_of_source has covered -> its hash
+_named_folders: set[Path] = set()  # folders of files that a person named: all files in them are own
 
 
 def layers(own: Any) -> list[Any]:
-    """Return an object that can be called, and what it wraps: of functools.partial, wraps and torch.compile."""
+    """Return a callable and the callables that it wraps by functools.partial, functools.wraps and torch.compile."""
     found = [own]
     while True:
         last = found[-1]
         inner = last.func if isinstance(last, functools.partial) else getattr(last, "__wrapped__", None)
-        inner = inner or getattr(last, "_orig_mod", None)  # of a compiled nn.Module
+        inner = inner or getattr(last, "_orig_mod", None)  # a compiled nn.Module
         if not callable(inner) or any(inner is f for f in found):
             return found
         found.append(inner)
 
 
 def hash_of_source(own: Any, file: str = "") -> str | None:
-    """Return a hash of the source of a function or an object; None where it cannot be found.
+    """Return a hash of the source of a function or an object; None where no source is found.
 
-    It is of the file that defines it, of its class or of what it wraps, of the person's `file` that names it, and of
-    what those have imported or will import in a call, if that was not installed, compiled code too. Of modules in an
-    archive it is of the archive.
+    It covers the file that defines the object, its class and the objects that it wraps, the person's `file` that names
+    it, and the modules, compiled code included, that these files have imported or will import in a call, except
+    installed ones. For a module in an archive it covers the archive.
     """
     inmost = layers(own)[-1]
     defined = _source_file(inmost if inspect.isroutine(inmost) else type(inmost))
@@ -61,7 +61,7 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
 
 
 def hashes_of_imported(names: Iterable[str]) -> dict[str, str]:
-    """Return a hash of the file of each of these modules that was not installed, by the file's path."""
+    """Return path -> hash of the file of each of these modules, without installed ones."""
     found = {}
     for path in _imported({name: sys.modules[name] for name in names}):
         with contextlib.suppress(OSError):
@@ -74,27 +74,28 @@ def _short(content: bytes) -> str:
 
 
 def _imported(modules: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield the files of the modules, by name, that were imported and not installed."""
+    """Yield the files of those named modules that are imported and not installed."""
     for name, module in modules.items():
-        found = str(getattr(module, "__dict__", {}).get("__file__"))  # asked for, a module may import others or raise
+        # Not module.__file__: some modules import others, or raise, where an attribute is asked for.
+        found = str(getattr(module, "__dict__", {}).get("__file__"))
         if not os.path.isabs(found) or any(f"{os.sep}{folder}{os.sep}" in found for folder in PACKAGES):
-            continue  # torch has modules of no file: "_ops.py"
+            continue  # some modules of torch name a file that does not exist: "_ops.py"
         if not is_others(name) and _is_own(path := Path(found).resolve()) and (holder := _file(path)):
             yield holder
 
 
 def _file(path: Path) -> Path | None:
-    """Return the file of a module's path: itself, or the archive that the path goes through; None for neither."""
+    """Return the file of a module's path: the file itself or the archive that contains it; None for neither."""
     there = next(place for place in (path, *path.parents) if place.exists())
     return there if there.is_file() else None
 
 
 def _mapped(files: Sequence[Path]) -> Iterator[Path]:
-    """Yield the libraries that this process has loaded and that are a person's.
+    """Yield the shared libraries that this process has loaded and that are a person's own.
 
-    What lies beside one of the files is, or what torch has compiled. Elsewhere what was installed is not, nor what is
-    found by LD_LIBRARY_PATH, torch's own, and what compilers make: in hidden folders, in the folder of temporary files,
-    or where a variable says.
+    Libraries beside one of the files and libraries that torch has compiled are own. Elsewhere these are not: installed
+    libraries, libraries in LD_LIBRARY_PATH or of torch, and the output of compilers, which is in hidden folders, in
+    the folder of temporary files, or in a folder that an environment variable names.
     """
     others = [*SYSTEM, *os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)]
     others += [value for name, value in os.environ.items() if "CACHE" in name or name == "TORCH_EXTENSIONS_DIR"]
@@ -103,9 +104,9 @@ def _mapped(files: Sequence[Path]) -> Iterator[Path]:
         others.append(tempfile.gettempdir())
     folders = [os.path.realpath(folder) for folder in others if os.path.isabs(folder)]
     is_beside = _is_beside(files)
-    with contextlib.suppress(OSError):  # no Linux
+    with contextlib.suppress(OSError):  # other systems than Linux have no such file
         lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
-        names = dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines if ".so" in line)  # each has several lines
+        names = dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines if ".so" in line)  # several lines each
         for path in map(Path, names):
             hidden = any(part.startswith(".") for part in path.parts)
             is_others = hidden or any(path.is_relative_to(folder) for folder in folders)
@@ -115,7 +116,7 @@ def _mapped(files: Sequence[Path]) -> Iterator[Path]:
 
 
 def _is_beside(files: Sequence[Path]) -> Callable[[Path], bool]:
-    """Return a function that says whether a path is in the folder of one of the files, or below it."""
+    """Return a function that tests whether a path is in or below the folder of one of the files."""
     return lambda path: any(path.is_relative_to(file.parent) for file in files)
 
 
@@ -126,5 +127,5 @@ def _is_own(path: Path) -> bool:
 def _source_file(of: Any) -> str | None:
     try:
         return inspect.getsourcefile(of)
-    except (TypeError, OSError):  # built in, as a function of a C++ extension; a class of a notebook
+    except (TypeError, OSError):  # no source: a function of a C++ extension, a class of a notebook
         return getattr(inspect.getmodule(of), "__file__", None)

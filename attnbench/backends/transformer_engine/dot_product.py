@@ -1,18 +1,18 @@
 """`transformer-engine*`: NVIDIA Transformer Engine's DotProductAttention, with its own choice and with each backend.
 
 Checked against the source of 2.20.0.dev0 (commit d0067d0) and 2.20.2. It has three backends: FusedAttention (cuDNN),
-FlashAttention (flash-attn 2, 3 or 4, where that is installed) and an unfused one, which is eager attention and is
-switched off here. On Hopper and newer its own choice is FusedAttention wherever that takes the case. The environment
-variables NVTE_*_ATTN switch backends off; they are read at import and at each choice. Its mask "causal" is aligned
-top-left, "causal_bottom_right" bottom-right. It returns the output as (batch, seqlen, nheads * headdim_v). A ragged
-batch has the format "thd", whose masks are the "padding" ones, and lengths that are given to each call.
+FlashAttention (the installed flash-attn 2, 3 or 4) and an unfused one, which is eager attention and is switched off.
+On Hopper and newer its own choice is FusedAttention for every case that FusedAttention takes. The environment variables
+NVTE_*_ATTN switch backends off; they are read at import and at each choice. Its mask "causal" is aligned top-left,
+"causal_bottom_right" bottom-right. It returns the output as (batch, seqlen, nheads * headdim_v). A ragged batch has the
+format "thd" with "padding" masks, and each call gets the lengths.
 
-With softmax_type "learnable" (2.8) the module has a parameter `softmax_offset`, (nheads,) in float32, which takes the
-place of a sink here; FlashAttention has none. Its ALiBi has the slopes of the paper: FusedAttention runs cuDNN's, which
-is causal and aligned top-left, and FlashAttention that of flash-attn 2.
+With softmax_type "learnable" (2.8) the module has a parameter `softmax_offset`, (nheads,) in float32, which the backend
+sets to the sink; FlashAttention has none. ALiBi has the slopes of the paper: FusedAttention runs cuDNN's ALiBi, which
+is causal and aligned top-left, and FlashAttention runs flash-attn 2's.
 
-Given views of (batch, nheads, seqlen, headdim) tensors, FusedAttention 2.20.2 reads them as if they were contiguous:
-they are copied in the call. fp8 is in transformer_engine_fp8.py.
+FusedAttention 2.20.2 reads views of (batch, nheads, seqlen, headdim) tensors as if they were contiguous, so the call
+copies them. fp8.py has the backend for fp8.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-CHOICE = "transformer_engine.pytorch.attention.dot_product_attention"  # the package that chooses the backend
+CHOICE = "transformer_engine.pytorch.attention.dot_product_attention"  # the module that chooses the backend
 FLASH_FORWARD = "flash_fwd|FlashAttnFwd|FlashAttentionForward"
 FLASH_BACKWARD = "flash_bwd|FlashAttnBwd|FlashAttentionBackward"
 UNFUSED_KERNELS = "scaled_\\w*softmax"
@@ -59,7 +59,7 @@ out = attention(q, k, v)  # (batch, seqlen, nheads * headdim)"""
 
 
 def te_paste(*switched_off: str) -> Paste:
-    """Return the call of DotProductAttention, with some of its backends switched off."""
+    """Return the code that calls DotProductAttention, with some of its backends switched off."""
     switches = "".join(f'os.environ["NVTE_{name}_ATTN"] = "0"  # before the import\n' for name in switched_off)
     from_te = "from transformer_engine.pytorch import DotProductAttention\n\n"
     return Paste(
@@ -84,14 +84,14 @@ class TransformerEngine(Library):
     distributions: ClassVar = ("transformer-engine",)
     uses: ClassVar = ("flash-attn", "flash-attn-3", "flash-attn-4", "nvidia-cudnn-frontend")
     install = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
-    min_version = "2.3"  # CHOICE was elsewhere before
+    min_version = "2.3"  # older versions have CHOICE in another module
     limits: ClassVar = Limits(
         headdim_v=True, window=True, dropout=True, empty_rows=False, sink=True, alibi=True, ragged=True
     )
     forward_kernels = f"cudnn.*fprop|{FLASH_FORWARD}"
     backward_kernels = f"cudnn.*bprop|{FLASH_BACKWARD}"
     other_kernels: ClassVar[tuple[str, ...]] = (UNFUSED_KERNELS,)
-    switched_off: ClassVar[tuple[str, ...]] = ("UNFUSED",)  # of the backends
+    switched_off: ClassVar[tuple[str, ...]] = ("UNFUSED",)  # backends that NVTE_*_ATTN switches off
     takes_views_of_bhsd: ClassVar[bool] = False
 
     def probe(self) -> Probe:
@@ -106,13 +106,13 @@ class TransformerEngine(Library):
             return reason
         left, right = flash_window(case)
         if not _causal(case) and (left < 0) != (right < 0):
-            return "its window has both sides, or is causal"
+            return "its window must have both sides, or be causal"
         if case.sink and case.shape.seqlen_q == 1:
             return "cuDNN has no attention sink for one query a sequence"
         return self._alibi_refusal(case, device) if case.alibi else None
 
     def _alibi_refusal(self, case: Case, device: Device) -> str | None:
-        """Return why FusedAttention, its own choice, refuses ALiBi (fused_attn.cpp: nvte_get_fused_attn_backend)."""
+        """Return why FusedAttention, the default, refuses ALiBi (fused_attn.cpp: nvte_get_fused_attn_backend)."""
         if device.capability is not None and device.capability < (9, 0):
             return "ALiBi of FusedAttention needs compute capability 9.0 or newer"
         return "no ALiBi of ragged batches in FusedAttention" if case.is_ragged else alibi_refusal(case)
@@ -147,7 +147,7 @@ class TransformerEngine(Library):
 
 
 def dot_product_attention(case: Case) -> Any:
-    """Return the module that computes a case: what it takes is (batch, seqlen, nheads, headdim), or ragged "thd"."""
+    """Return the module that computes a case, on (batch, seqlen, nheads, headdim) tensors, or ragged "thd" ones."""
     from transformer_engine.pytorch import DotProductAttention
 
     s = case.shape
@@ -172,9 +172,9 @@ def dot_product_attention(case: Case) -> Any:
 
 
 def call_module(case: Case, attend: Callable[..., Tensor], *given: Tensor) -> Tensor:
-    """Return out of a call of the module, with its heads as a dimension and with a backward that may run again.
+    """Call the module, and return out with heads as a dimension and with a backward that may run repeatedly.
 
-    Raises Unsupported, with the reasons of Transformer Engine's log, where no backend of its takes the case.
+    Raises Unsupported, with the reasons in Transformer Engine's log, where none of its backends takes the case.
     """
     try:
         out = attend(*given)
@@ -188,7 +188,7 @@ def call_module(case: Case, attend: Callable[..., Tensor], *given: Tensor) -> Te
 
 
 class Fused(TransformerEngine):
-    """Its FusedAttention, which is cuDNN."""
+    """Transformer Engine's FusedAttention, which is cuDNN."""
 
     name = "transformer-engine-fused"
     paste = te_paste("UNFUSED", "FLASH")
@@ -199,7 +199,7 @@ class Fused(TransformerEngine):
 
 
 class Flash(TransformerEngine):
-    """Its FlashAttention, with the newest flash-attn that is installed and takes the case."""
+    """Transformer Engine's FlashAttention, with the newest installed flash-attn that takes the case."""
 
     limits: ClassVar = replace(TransformerEngine.limits, sink=False)
     takes_views_of_bhsd = True
@@ -212,7 +212,7 @@ class Flash(TransformerEngine):
     other_kernels: ClassVar = (UNFUSED_KERNELS, "cudnn.*(fprop|bprop)")
 
     def _alibi_refusal(self, case: Case, device: Device) -> str | None:
-        return None  # flash-attn 2's
+        return None  # flash-attn 2 computes ALiBi
 
     def probe(self) -> Probe:
         found = super().probe()
@@ -228,14 +228,14 @@ class Flash(TransformerEngine):
 
 
 def _keep_for_each_backward(out: Tensor) -> None:
-    """Let FusedAttention's backward run as often as it is asked for over one graph.
+    """Let FusedAttention's backward run repeatedly over one graph.
 
-    It drops what it keeps beside the saved tensors when it runs (2.20: FusedAttnFunc, those of context_parallel.py),
-    also with retain_graph, so a second one fails. That is put back before each.
+    A backward drops the objects that it keeps beside the saved tensors (2.20: FusedAttnFunc, and the functions of
+    context_parallel.py), even with retain_graph, so a second one fails. A hook restores them before each backward.
     """
     kept = ("backward_objects", "tensor_objects")
     node = out.grad_fn
-    while node is not None and not any(hasattr(node, name) for name in kept):  # views of its result come first
+    while node is not None and not any(hasattr(node, name) for name in kept):  # skips views of the result
         node = next((before for before, _ in node.next_functions if before is not None), None)
     if node is None:
         return
@@ -254,24 +254,24 @@ def _causal(case: Case) -> bool:
 
 
 def _load_cudnn_of_torch() -> None:
-    """Load torch's own cuDNN, NVRTC and cuRAND, where pip installed them, before Transformer Engine looks for some.
+    """Load torch's own cuDNN, NVRTC and cuRAND, if pip installed them, before Transformer Engine searches for them.
 
-    It takes the system's first, which would be a second cuDNN in the process, and else looks beside its own package
-    only, which is another folder in an environment of `attnbench env create`. Its core library needs all parts of cuDNN
-    to be loaded, and does not say where they are (transformer_engine/common/__init__.py).
+    It would take the system's first, a second cuDNN in the process, and otherwise search beside its own package only,
+    which is another folder in an environment of `attnbench env create`. Its core library needs all parts of cuDNN
+    loaded, and has no path to them (transformer_engine/common/__init__.py).
     """
     torch = importlib.import_module("torch")
-    root = Path(str(torch.__file__)).parent.with_name("nvidia")  # the one that torch loads, if there are several
+    root = Path(str(torch.__file__)).parent.with_name("nvidia")  # of the imported torch, if there are several
     for name in ("cudnn", "nvrtc", "curand"):
         if found := sorted(root.glob(f"*/lib/lib{name}.so.*")):
             os.environ.setdefault(f"{name.upper()}_HOME", str(found[0].parents[1]))
     for part in sorted(root.glob("cudnn/lib/libcudnn*.so.*")):
-        with contextlib.suppress(OSError):  # the import says what is missing
+        with contextlib.suppress(OSError):  # the import reports a missing library
             ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
 
 
 def _refusal(again: Callable[[], object]) -> str:
-    """Return why Transformer Engine switched off each of its backends, from its log of a second call."""
+    """Return why Transformer Engine refuses with each of its backends, from its log of the call `again`."""
     messages: list[str] = []
 
     class Collect(logging.Handler):
@@ -291,7 +291,7 @@ def _refusal(again: Callable[[], object]) -> str:
     finally:
         log._log_level = level
         logger.removeHandler(handler)
-    said = [" ".join(text.split()) for text in messages]  # cuDNN's own words have several lines
+    said = [" ".join(text.split()) for text in messages]  # cuDNN's messages have several lines
     found = [text.removeprefix("Disabling ").rstrip(". ") for text in said if text.startswith("Disabling ")]
     own = [text for text in dict.fromkeys(found) if "due to NVTE_" not in text]
     return f"Transformer Engine takes no backend: {'; '.join(own)[:400] or 'it does not say why'}"

@@ -1,14 +1,14 @@
 """`transformer-engine-fp8`: Transformer Engine's FusedAttention in fp8, by its recipe DelayedScaling.
 
-Checked against the source of 2.20.2. On Hopper its fp8 attention takes this recipe only: scales of what it computes
-come from the calls before (Float8CurrentScaling needs Blackwell; its FlashAttention refuses the recipe). The forward is
-in e4m3; dout, the gradient of the scores ("dP") and dq, dk and dv are in e5m2. q, k, v and dout are Float8Tensors, as
-between layers with fp8_mha, so that they are quantised outside of the time as those of other backends are, and so are
-the results. The scales of the forward are those of the largest probability and output that there can be, 1 and the
-largest of v, as in cudnn_fp8.py: scales of an earlier call clip what is larger in the next, which the check of a second
-launch found. That of dP is of the largest that there can be too, and that of dq, dk and dv of an earlier call's with a
-margin, since e5m2 loses nothing by one. A launch leaves all of them as they are: a region in which gradients are off
-updates none.
+Checked against the source of 2.20.2. On Hopper its fp8 attention takes this recipe only, in which the scales of results
+come from earlier calls (Float8CurrentScaling needs Blackwell; its FlashAttention refuses the recipe). The forward is in
+e4m3; dout, the gradient of the scores ("dP") and dq, dk and dv are in e5m2. q, k, v and dout are Float8Tensors, as
+between layers with fp8_mha, and so are the results; as in other backends they are quantised outside of the time.
+
+Scales of an earlier call would clip larger values of the next, so the forward has scales for the largest possible
+probability, 1, and the largest possible output, the largest value of v, as in cudnn/fp8.py. The scale of dP is for its
+largest possible value, too. The scales of dq, dk and dv are an earlier call's with a margin, which costs e5m2 no
+precision. A launch changes no scale, because it runs with gradients off.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from transformer_engine.pytorch import DotProductAttention, autocast
 
 
 class Fp8(Fused):
-    """Its FusedAttention in fp8."""
+    """Transformer Engine's FusedAttention in fp8."""
 
     name = "transformer-engine-fp8"
     paste = Paste((), {"fp8": PASTE}, full='attn_mask_type="no_mask"', causal='attn_mask_type="causal"')
     efficiency = 1.1
-    min_version = "2.20"  # of the names that are imported here
+    min_version = "2.20"  # the first version with the names that are imported here
     limits: ClassVar = replace(CudnnFp8.limits, unequal_causal=False)
 
     def unsupported(self, case: Case, device: Device) -> str | None:
@@ -86,7 +86,7 @@ class Fp8(Fused):
         def scales(of: str, *indices: int) -> tuple[Tensor, ...]:
             return tuple(attention.quantizers[of][index].scale for index in indices)
 
-        forward()  # makes the quantizers, with scales of 1
+        forward()  # creates the quantizers, with scales of 1
         of_scores, of_out = scales("scaling_fwd", META_S, META_O)
         of_scores.fill_(fp8.E4M3_MAX)
         of_out.copy_(given[2]._scale_inv.reciprocal().view_as(of_out))
@@ -112,7 +112,7 @@ class Fp8(Fused):
 
 
 def _named(results: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the 8-bit values of each Float8Tensor, and the factor by which they must be multiplied."""
+    """Return the 8-bit values of each Float8Tensor by name, and as "descale_NAME" the factor to multiply them by."""
     import torch
 
     found: dict[str, Tensor] = {}

@@ -1,17 +1,17 @@
-"""`hf-*`: the attention functions of Hugging Face's transformers, to show what the integration costs over the kernel.
+"""`hf-*`: the attention functions of Hugging Face's transformers, which show the cost of the integration.
 
 They are called as a model's layer calls them: through ALL_ATTENTION_FUNCTIONS (eager is Llama's own function), on
-(batch, nheads, seqlen, headdim) views of what the projections wrote, with the mask that the model would have made.
+(batch, nheads, seqlen, headdim) views of the projections' results, with the mask that the model would make.
 Checked against 5.23.0. `hf-flash_attention_2` needs flash-attn installed; without it transformers would download
 another kernel.
 
-A ragged batch is one sequence of packed tokens, as transformers' padding-free training has it: flash_attention_2 gets
-the cumulative lengths that the model passes on, the others the mask that it makes of the positions. `hf-eager` and
-`hf-sdpa` thus compute the scores of all sequences with each other.
+A ragged batch is one sequence of packed tokens, as in transformers' padding-free training: flash_attention_2 gets the
+cumulative lengths, as from a model, the others get the mask that a model makes of the positions. So `hf-eager` and
+`hf-sdpa` compute the scores of all sequences with each other.
 
-A sink is that of gpt-oss: its own eager function reads `sinks` of the layer, flex_attention takes it as `s_aux` and
-multiplies the output by the share of the keys, of a log-sum-exp that it has rounded to the dtype of v. SDPA has none,
-and with flash-attn 2 transformers drops it without a word.
+Sinks are gpt-oss's: its own eager function reads `sinks` of the layer; flex_attention takes them as `s_aux` and
+multiplies the output by the share of the keys, from a log-sum-exp rounded to the dtype of v. SDPA has no sinks, and
+with flash-attn 2 transformers ignores them silently.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EAGER_AND_SDPA_LIMITS = replace(TORCH_LIMITS, window=True, dropout=True, empty_r
 
 
 def hf_paste(implementation: str) -> Paste:
-    """Return how a model of transformers is loaded with one of its attention functions, which have the options."""
+    """Return the code that loads a model of transformers with this attention; the model sets the options."""
     load = f'model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="{implementation}")'
     return Paste(("from transformers import AutoModelForCausalLM",), dict.fromkeys(("dense", "ragged"), load))
 
@@ -55,10 +55,10 @@ class HuggingFace(Library):
     module = "transformers"
     distributions: ClassVar = ("transformers",)
     install = "pip install transformers"
-    min_version = "4.57"  # ALL_ATTENTION_FUNCTIONS came with 4.48, whose windows have one key more
+    min_version = "4.57"  # 4.48 and newer have ALL_ATTENTION_FUNCTIONS; before 4.57 windows have one key more
 
     def probe(self) -> Probe:
-        """Return the probe of transformers, with the library whose kernels it calls."""
+        """Return the probe of transformers and of the library whose kernels it calls."""
         found, library = super().probe(), self._library()
         return probe_of_both(found, library.probe()) if library and found.usable else found
 
@@ -101,7 +101,7 @@ class Eager(HuggingFace):
     limits: ClassVar = replace(EAGER_AND_SDPA_LIMITS, sink=True)
 
     def workspace(self, case: Case) -> Workspace:
-        return scores_workspace(as_one(case), copies_fwd=5, copies_bwd=8)  # its softmax is in float32
+        return scores_workspace(as_one(case), copies_fwd=5, copies_bwd=8)  # softmax is in float32
 
     def signature(self, case: Case, device: Device) -> Signature:
         return eager_signature(case, device)
@@ -115,7 +115,7 @@ class Eager(HuggingFace):
         return model.eager_attention_forward
 
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
-        """Return an additive mask, with the lowest finite value where a key is not seen."""
+        """Return the options with an additive mask: the lowest finite value where a query does not see a key."""
         import torch
 
         seen = visibility_mask(case, device)
@@ -129,7 +129,7 @@ class Eager(HuggingFace):
 class Sdpa(HuggingFace):
     """SDPA with the backend that torch chooses.
 
-    The model passes SDPA's causal flag for equal lengths, and a mask otherwise.
+    As a model does, it passes SDPA's causal flag for equal lengths, and a mask otherwise.
     """
 
     name = "hf-sdpa"
@@ -144,7 +144,7 @@ class Sdpa(HuggingFace):
     def _options(self, case: Case, device: torch.device) -> dict[str, Any]:
         unmasked = case.window_size == (None, None) and not case.is_ragged
         if unmasked and case.shape.seqlen_q == case.shape.seqlen_k:
-            # transformers 4 passes the flag on as it is; for a single query it would hide all keys but the first
+            # transformers 4 passes the flag on to SDPA, where it would hide all keys but the first from a single query
             return {"attention_mask": None, "is_causal": case.causal and case.shape.seqlen_q > 1}
         seen = visibility_mask(case, device)
         return {"attention_mask": None if seen is None else seen[None, None], "is_causal": False}
@@ -174,7 +174,7 @@ class Flash2(HuggingFace):
         options: dict[str, Any] = {
             "attention_mask": None,
             "is_causal": case.causal,
-            "sliding_window": None if left is None else left + 1,  # it counts the query's own position
+            "sliding_window": None if left is None else left + 1,  # transformers counts the query's own position
             "softcap": case.softcap or None,
         }
         if case.is_ragged:
@@ -202,12 +202,12 @@ class Flex(compiled.Flex, HuggingFace):
 
 
 def as_one(case: Case) -> Case:
-    """Return a case whose scores are those of all sequences of a ragged batch with each other, seen or not."""
+    """Return a case with the scores of all sequences of a ragged batch with each other, for the workspace."""
     return replace(case, shape=case.extent, lengths=())
 
 
 def _layer_like(case: Case, implementation: str) -> Any:
-    """Return a module with the attributes that the attention functions read of the layer that calls them."""
+    """Return a module with the attributes that an attention function reads from the layer that calls it."""
     import torch
 
     layer: Any = torch.nn.Module()

@@ -1,11 +1,11 @@
 """`step-*`: a step of a whole model of transformers, by the implementation of its attention (`attn_implementation`).
 
-They compute no attention of their own: worker/step/ builds the model and runs it. Here stands what an implementation
-takes, what transformers calls it, and which kernels must run in each of its layers; transformers may run others
-without a word (a kernel of its hub for flash-attn, SDPA's math for its fused kernels).
+worker/step/ builds and runs the model. This file has the limits of each implementation, its name in transformers, and
+the kernels that must run in each layer, because transformers may silently run others (a kernel of its hub instead of
+flash-attn, SDPA's math instead of its fused kernels).
 
-transformers gives SDPA an explicit mask where a window hides keys, and repeats grouped keys then. It pads the values
-of MLA for flash-attn. Checked against 5.17.0 and 5.23.0 on a CPU, and 5.17.0 on an H100 and an H200.
+Where a window hides keys, transformers gives SDPA an explicit mask and repeats grouped keys. For flash-attn it pads the
+values of MLA. Checked against 5.17.0 and 5.23.0 on a CPU, and 5.17.0 on an H100 and an H200.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ ANY = replace(TORCH_LIMITS, window=True, softcap=True, sink=True)
 
 
 class StepBackend(HuggingFace):
-    """A model's step by one implementation of attention."""
+    """The step of a model with one implementation of attention."""
 
     steps = True
-    min_version = "5.0"  # caches, masks and attention functions have the interface that worker/step/ uses
+    min_version = "5.0"  # the first version with the caches, masks and attention functions of worker/step/
     limits: ClassVar[Limits | None] = ANY
-    switch = ""  # torch's name of the one backend of SDPA that is left on
+    switch = ""  # torch's name of the only backend of SDPA to leave on
 
     def probe(self) -> Probe:
-        os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: no kernel is downloaded in the place of a library
+        os.environ["HF_HUB_OFFLINE"] = "1"  # before the import, so that no kernel is downloaded in place of a library
         return super().probe()
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if reason := super().unsupported(case, device):
             return reason
         if not case.model_step:
-            return "it computes steps of a whole model: attnbench step"
+            return "it computes steps of a whole model: use attnbench step"
         return self._refusal(case, device)
 
     def _refusal(self, case: Case, device: Device) -> str | None:
-        """Return why the implementation cannot run a step that is within its limits, or None where it can."""
+        """Return why the implementation cannot run a step that its limits allow; None where it can."""
         return None
 
     def workspace(self, case: Case) -> Workspace:
-        """Return what a step needs beyond its weights and their gradients.
+        """Return the workspace of a step, beyond its weights and their gradients.
 
-        That is its activations, or where those are fewer the float32 weights of the exact answer, which recomputes
-        activations. Some 14 rows of the model's width and 4 of the MLP's are kept of a token in a layer, and in
-        training three of the logits.
+        It is the activations or the float32 weights of the exact answer, which recomputes activations, whichever is
+        larger. For each token a layer keeps some 14 rows of the model's width and 4 of the MLP's, and training keeps
+        three rows of logits.
         """
         step = case.model_step
         if step is None:
@@ -153,7 +153,7 @@ class Flash4(StepBackend):
 
 
 class Flex(StepBackend):
-    """FlexAttention, which transformers compiles. It has no backward on a CPU, and no sinks there."""
+    """FlexAttention, which transformers compiles. On a CPU it has neither a backward nor sinks."""
 
     name = "step-flex_attention"
     implementation = "flex_attention"

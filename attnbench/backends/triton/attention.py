@@ -21,8 +21,8 @@ kinds. One loop visits the full blocks, a second the edge blocks:
 A query that sees no key (its row of P is empty, 0/0) has output 0, gradient 0 and log-sum-exp -inf.
 
 **Backward** (backward.py) recomputes P = exp2(S - logsumexp) block by block from Q, K and the saved log-sum-exp, which
-is cheaper than reading a stored P. With dP = dO V^T and delta = rowsum(dO * O), which equals rowsum(dP * P) and so
-needs no second pass over the keys:
+is cheaper than reading a stored P. With dP = dO V^T and delta = rowsum(dO * O), which equals rowsum(dP * P) and
+needs no additional pass over the keys:
 
     dV = P^T dO        dS = P * (dP - delta)        dQ = softmax_scale * dS K        dK = softmax_scale * dS^T Q
 
@@ -34,11 +34,11 @@ head; K and V are never expanded.
 
 **Softcap** makes S = softcap * tanh(softmax_scale * Q K^T / softcap), and dS has one more factor, 1 - tanh^2.
 
-**Sink**: a score of each head that joins the softmax and has no value is the first state of the online softmax. The
-backward sees it in the log-sum-exp; its own gradient is the sum over the queries of -exp2(sink - logsumexp) * delta.
+**Sink**: a score of each head that joins the softmax and has no value. The online softmax starts from it. The backward
+gets it through the log-sum-exp; its gradient is the sum over the queries of -exp2(sink - logsumexp) * delta.
 
-**Masks by name**: a program reads which blocks it visits from a list (named_mask.py), and computes the mask of each
-pair in those of which not all pairs are seen.
+**Masks by name**: a program reads the blocks that it visits from a list (named_mask.py), and computes the mask of each
+pair in blocks that are seen in part.
 
 **Variable lengths**: a program finds its sequence, and reads where it begins and ends, in cu_seqlens. There are as many
 programs as blocks, and at most one more for each sequence (sequence_of_block in device_functions.py).
@@ -47,7 +47,7 @@ programs as blocks, and at most one more for each sequence (sequence_of_block in
 
 **Precision**: scores, softmax and sums are in fp32. P and dS are rounded to the input's dtype before they enter a
 matmul, as in FlashAttention. fp32 inputs use true fp32 arithmetic ("ieee"), not TF32. fp8 inputs (e4m3, forward only)
-come with one factor each by which their values must be multiplied, and have a bf16 output.
+come with one factor each to multiply their values by; the output is bf16.
 
 Every feature is a compile-time constant, so a kernel has no code for features that the call does not use.
 """
@@ -103,17 +103,17 @@ def attention(
     be contiguous, as in v.transpose(1, 3).contiguous().transpose(1, 3). An fp8 call has no backward, and its result is
     bf16.
 
-    `sink` (nheads,) has one more score for each query of a head, as it is after scale and softcap: it takes part in the
-    softmax and multiplies nothing. It may be of any float dtype, but not beside fp8 inputs.
+    `sink` (nheads,) is one more score for each query of a head, not scaled or capped: it takes part in the softmax and
+    has no value. It may be of any float dtype, but not beside fp8 inputs.
 
     `alibi_slopes` (nheads,) fp32: the score of a query at key i for key j becomes score - slope * |i - j| (ALiBi, Press
     et al., arXiv 2108.12409), after the scale. Not differentiable by the slopes; not beside a softcap or fp8 inputs.
 
-    `named_mask` adds keys to those that causal and window leave, or leaves some of them (named_mask.py); it must have
-    been made for these lengths, with the same causal and window.
+    `named_mask` adds keys to the keys that causal and window leave visible, or hides some of them (named_mask.py); it
+    must have been made for these lengths, with the same causal and window.
 
-    With `return_lse` the result is (out, lse). lse is the natural logarithm of the sum of exp(score) over the keys that
-    a query sees and the sink, (batch, nheads, seqlen_q) in fp32, -inf where it sees none. It is not differentiable.
+    With `return_lse` the result is (out, lse). lse is the natural logarithm of the sum of exp(score) over the sink and
+    the keys that a query sees, (batch, nheads, seqlen_q) in fp32, -inf for an empty sum. It is not differentiable.
 
     Raises ValueError, with the reason, for inputs that do not fit.
     """
@@ -159,12 +159,12 @@ def attention_varlen(
 
 
 def natural_lse(lse: Tensor) -> Tensor:
-    """Return the log-sum-exp with base e and -inf for queries without keys; the kernels have base 2 and +inf."""
+    """Return the log-sum-exp in base e, -inf for queries without keys, from the kernels', in base 2 with +inf."""
     return torch.where(lse == math.inf, -math.inf, lse * math.log(2))
 
 
 class _Attention(torch.autograd.Function):
-    """The differentiable function (q, k, v, sink) -> (out, lse), with lse as the kernels have it."""
+    """The differentiable function (q, k, v, sink) -> (out, lse), with lse in base 2 as the kernels write it."""
 
     @staticmethod
     def forward(
@@ -177,7 +177,7 @@ class _Attention(torch.autograd.Function):
         ctx.mark_non_differentiable(lse)
         ctx.set_materialize_grads(
             False
-        )  # else autograd would launch one more kernel, to fill a gradient of lse with zeros
+        )  # otherwise autograd would launch a kernel to fill a gradient of lse with zeros
         return out, lse
 
     @staticmethod

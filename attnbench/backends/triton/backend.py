@@ -1,4 +1,4 @@
-"""The backend `triton`: what attention.py can compute on which device, and the prepared call.
+"""The backend `triton`: the cases that attention.py takes on each device, and the prepared call.
 
 Checked against Triton 3.6.
 """
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 MIN_CAPABILITY_FP8 = (8, 9)
-MAX_LATENT = 512  # headdim_v of latent rows
-# Keys whose dk and dv are in fp32 at most, where the query heads of a key head are split: 8 programs for each of 148
-# multiprocessors (B200), of 128 keys each, or twice as many of half as many (block_sizes.query_splits).
+MAX_LATENT = 512  # most columns of headdim_v in latent rows
+# Most keys with parts of dk and dv in fp32, where the query heads of a key head are split: 8 programs of 128 keys for
+# each of 148 multiprocessors (B200), or 16 programs of 64 keys (block_sizes.query_splits).
 MAX_SPLIT_KEYS = 8 * 148 * 128
 
 
 class Triton(OwnKernels):
     name = "triton"
     install = "pip install 'triton>=3.4'"
-    min_version = "3.4"  # the first with tensor descriptors made on the host
+    min_version = "3.4"  # the first version with tensor descriptors made on the host
     paste = Paste(
         (
             "from attnbench.backends.triton.attention import attention",
@@ -62,8 +62,8 @@ class Triton(OwnKernels):
         },
         **FLASH,
     )
-    # Compute capability 8.0 has asynchronous copies and bf16 matmuls. That of an AMD GPU is its gfx number, which is
-    # above 8.0 for all that torch supports.
+    # Compute capability 8.0 has asynchronous copies and bf16 matmuls. The capability of an AMD GPU is its gfx number,
+    # above 8.0 for all AMD GPUs that torch supports.
     limits: ClassVar = Limits(
         dtypes=DTYPES,
         capability=(8, 0),
@@ -89,11 +89,11 @@ class Triton(OwnKernels):
 
     def workspace(self, case: Case) -> Workspace:
         s = case.extent
-        row = 4 * s.batch * s.nheads * s.seqlen_q  # one float32 per query
+        row = 4 * s.batch * s.nheads * s.seqlen_q  # bytes of one float32 for each query
         if not case.has_backward:
             return Workspace(nbytes=row, what="log-sum-exp", passes=2.0)
-        # A backward has a padded copy of the log-sum-exp, and delta; and parts of dk and dv, where few programs would
-        # run without splitting the query heads of a key head.
+        # A backward allocates a padded copy of the log-sum-exp, and delta; and parts of dk and dv, if the query heads
+        # of a key head are split because too few programs would run.
         keys = s.batch * s.nheads_k * s.seqlen_k
         splits = min(s.nheads // s.nheads_k, MAX_SPLIT_KEYS // keys)
         parts = splits * keys * 4 * (s.headdim + s.headdim_v) if splits > 1 else 0
@@ -175,7 +175,7 @@ def _prepare_paged(case: Case, inputs: Inputs, options: Mapping[str, Any]) -> Pr
     descale = inputs.descale if case.cache_dtype == "fp8" else None
     options = {**options, "descale": descale, "latent": case.latent, "sink": inputs.sink}
 
-    append = appender(case, inputs)  # by torch, since there is no kernel for it
+    append = appender(case, inputs)  # torch appends; the package has no kernel for it
 
     def launch() -> Tensor:
         append()
@@ -186,12 +186,12 @@ def _prepare_paged(case: Case, inputs: Inputs, options: Mapping[str, Any]) -> Pr
 
 
 def _by_keys(v: Tensor) -> Tensor:
-    """Return v with its keys contiguous, as tensor cores take e4m3."""
+    """Return v with contiguous keys, as tensor cores need it in e4m3."""
     return v.transpose(1, 3).contiguous().transpose(1, 3)
 
 
 def _interpreter_refusal(case: Case, device: Device) -> str | None:
-    """Return why TRITON_INTERPRET=1, Triton's switch to run kernels on a CPU in Python, and the device exclude this."""
+    """Return why the device excludes the case, with or without TRITON_INTERPRET=1 (Triton on a CPU, in Python)."""
     if device.kind != "cpu":
         return refusal_of_interpreter(device)
     if not is_interpreted():
@@ -217,7 +217,7 @@ def _fp8_refusal(case: Case, device: Device) -> str | None:
     if case.has_backward:
         return "fp8 is forward only"
     if device.is_amd:
-        return "no fp8 on AMD GPUs: the e4m3 of CDNA3 is another format (fnuz), and newer ones were not tried"
+        return "no fp8 on AMD GPUs: the e4m3 of CDNA3 is another format (fnuz), and newer GPUs are not wired up"
     if device.capability is not None and device.capability < MIN_CAPABILITY_FP8:
         return f"fp8 needs compute capability 8.9 or newer, this GPU has {'.'.join(map(str, device.capability))}"
     return None

@@ -45,7 +45,7 @@ def attention_backward(
     `lse` is the log-sum-exp that attention_forward returned.
     """
     nheads, nheads_k = q.shape[2], k.shape[2]
-    if dout.stride(-1) != 1:  # a broadcast gradient, such as that of out.sum()
+    if dout.stride(-1) != 1:  # a broadcast gradient, for example of out.sum()
         dout = dout.contiguous()
     constants = tile_constants(q, v)
     lse_padded, delta = padded_lse_and_delta(dout, out, lse)
@@ -63,7 +63,7 @@ def attention_backward(
     dv: Any = torch.empty(v.shape, dtype=q.dtype, device=q.device) if need_dkv else None
 
     def parts(blocks: Blocks) -> tuple[tuple[Part, Part], tuple[Part, Part]]:
-        """Return the tensors that are read in blocks of queries, and those that are read in blocks of keys."""
+        """Return the tensors to read in blocks of queries, and the tensors to read in blocks of keys."""
         m, n, width, width_v = blocks.BLOCK_M, blocks.BLOCK_N, constants["BLOCK_D"], constants["BLOCK_DV"]
         return ((q, m, width), (dout, m, width_v)), ((k, n, width), (v, n, width_v))
 
@@ -148,13 +148,13 @@ def padded_lse_and_delta(dout: Tensor, out: Tensor, lse: Tensor) -> tuple[Tensor
 
 
 def empty_splits(x: Tensor, splits: int) -> Tensor:
-    """Return a new fp32 tensor for the parts of x, (batch, seqlen, nheads, headdim), with `splits` times the heads."""
+    """Return a new fp32 tensor for `splits` parts of x: (batch, seqlen, nheads * splits, headdim)."""
     batch, seqlen, nheads, headdim = x.shape
     return torch.empty((batch, seqlen, nheads * splits, headdim), dtype=torch.float32, device=x.device)
 
 
 def add_splits(parts: Tensor, result: Tensor, splits: int) -> None:
-    """Write the sums of the parts that empty_splits made to `result`, in an order that is always the same."""
+    """Write the sums of the parts, a tensor of `empty_splits`, to `result`; the order of additions is fixed."""
     launch(
         _sum_splits,
         Blocks(16, 1, 4, 1),
@@ -168,7 +168,7 @@ def add_splits(parts: Tensor, result: Tensor, splits: int) -> None:
 
 def _gradient_of_sink(sink: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
     """Return the gradient of the sink (nheads,), from the log-sum-exp in base 2 and delta, (batch, nheads, queries)."""
-    of_sink = torch.exp2(sink.float()[:, None] * LOG2_E - lse)  # its probability in each row; 0 in the padding
+    of_sink = torch.exp2(sink.float()[:, None] * LOG2_E - lse)  # probability of the sink in each row; 0 in the padding
     return (of_sink * delta).sum((0, 2)).neg().to(sink.dtype)
 
 

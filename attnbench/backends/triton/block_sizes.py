@@ -1,24 +1,24 @@
 """Block sizes of the attention kernels: the tables, the choice for a device, and sizes that follow from them.
 
 For Hopper and 16-bit inputs one row is fixed: the fastest on an H200 or H100 (docs/triton-kernel.md). On another GPU
-the few rows that fit are timed at the first call that needs them (tuned_blocks.py), and that time is part of the call.
+the first call that needs a choice times the few rows that fit (tuned_blocks.py), so that its time includes the search.
 
-How the other tables were made: they started from the block sizes that PyTorch's FlexAttention found by search on an
-H100 (torch/_inductor/template_heuristics/triton.py). Each row was then compiled for its GPU (sm_90, sm_80, sm_86;
-Triton 3.6) and changed where `ptxas -v` showed spills inside a loop. The limits are:
+The other tables started from the block sizes that PyTorch's FlexAttention found by search on an H100
+(torch/_inductor/template_heuristics/triton.py). Each row was then compiled for its GPU (sm_90, sm_80, sm_86; Triton
+3.6) and changed where `ptxas -v` showed spills inside a loop. The limits are:
 
 - **Registers.** A thread has 255. The accumulators stay in registers during the whole loop: forward
   BLOCK_M x headdim_v, dq BLOCK_M x headdim, dk and dv BLOCK_N x (headdim + headdim_v), in fp32, over 32 * num_warps
   threads. All rows keep these at 128 registers per thread or less, so that two blocks of scores fit too. On Hopper no
-  kernel with tensor descriptors spills on a dense batch (Triton 3.6); of ragged ones those of headdim 192 and 256 do.
+  kernel with tensor descriptors spills on a dense batch (Triton 3.6); on ragged batches headdim 192 and 256 do.
 - **Shared memory.** It holds the block that a program owns and num_stages of the blocks over which it loops, so that
-  the next ones can be loaded meanwhile. `shared_memory` is an upper bound of that where num_stages > 1: at headdim 128
+  the next ones can be loaded meanwhile. `shared_memory` is an upper bound of it where num_stages > 1: at headdim 128
   on Hopper Triton allocates 128 of 128 KiB forward, 161 of 192 for dk/dv and 160 of 176 for dq; less on Ampere, which
   keeps the owned block in registers. A program may use 227 KiB on Hopper, 163 on an A100, 99 on a consumer Ampere or
   Ada. The first row that fits is taken.
 - **fp32** does not use the tensor cores, so nothing needs shared memory, but each thread unrolls all its
   multiplications and holds their operands. Blocks are therefore small and spread over 8 warps.
-- **Decode** waits for K and V, so its blocks of keys need only be large enough to keep loads in flight.
+- **Decode** waits for K and V, so its blocks of keys only need to be large enough to keep loads in flight.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
@@ -34,15 +34,15 @@ from torch import Tensor
 
 Kernel = Literal["fwd", "dkdv", "dq", "decode"]
 
-# Bytes. Programs run in sections of heads whose keys and values (or queries) together stay in L2. An A100 has 40 MB of
-# it, an H100 50 MB, each in two halves.
+# Bytes of the keys and values (or queries) of a section of heads, which run together so that these stay in L2. An A100
+# has 40 MB of L2, an H100 50 MB, each in two halves.
 L2_BUDGET = 16 << 20
 
 MIN_BLOCK = 16  # the least side of a matmul
-MIN_SPLIT_BLOCKS = 4  # the least blocks, of keys or of queries, for one program of a split
-SPLIT_WARPS = 64  # for a multiprocessor, the most for dk and dv where the query heads of a key head are split
-PAGED_PROGRAMS = 16  # of a multiprocessor, over a cache of pages
-PAGED_STRETCH = 1024  # keys of one
+MIN_SPLIT_BLOCKS = 4  # the least blocks of keys or of queries for one program of a split
+SPLIT_WARPS = 64  # most warps a multiprocessor for dk and dv, where the query heads of a key head are split
+PAGED_PROGRAMS = 16  # most programs a multiprocessor over a cache of pages
+PAGED_STRETCH = 1024  # the least keys of such a program
 
 
 class Blocks(NamedTuple):
@@ -57,8 +57,8 @@ class Blocks(NamedTuple):
     ahead: bool = False  # start matmuls before elementwise work on which they do not depend
 
 
-# Rows by the padded headdim (the larger of headdim and headdim_v), best first. The comment behind a list has the KiB of
-# shared memory of each row.
+# Rows by the padded headdim (the larger of headdim and headdim_v), best first. The comment behind a list has the shared
+# memory of each row in KiB.
 _HALF_PRECISION: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {
         64: (Blocks(128, 64, 4, 3), Blocks(128, 64, 4, 2)),  # 64, 48
@@ -94,11 +94,10 @@ _SINGLE_PRECISION: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 }
 
 
-# For Hopper and 16-bit inputs, where tensor descriptors can be made: the fastest of 15 to 30 candidates on an H200,
-# found by tests/gpu/tune_triton.py. Two programs of 4 warps fit on a multiprocessor, and one computes while the other
-# waits for its matmuls; at headdim 256, dk, dv and dq need the registers of 8 warps. Where there are two rows, the
-# second is for calls with a mask. The rows of 192, for a headdim of 192 beside a headdim_v of 128,
-# were measured on an H100.
+# Rows for Hopper and 16-bit inputs, where tensor descriptors can be made: the fastest of 15 to 30 candidates on an
+# H200, found by tests/gpu/tune_triton.py. Two programs of 4 warps fit on a multiprocessor, and one computes while the
+# other waits for its matmuls; at headdim 256, dk, dv and dq need the registers of 8 warps. A second row is for calls
+# with a mask. Rows of 192, for headdim 192 and headdim_v 128, were measured on an H100.
 _HOPPER_MEASURED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {
         64: (Blocks(64, 128, 4, 3, tma=True, resident=True),),  # 96 KiB
@@ -121,12 +120,12 @@ _HOPPER_MEASURED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 }
 
 
-# Rows for ragged batches, where dk and dv have no tensor descriptors: the fastest of 4 or 5 candidates on an H100 over
-# sequences of `uniform` and `documents` lengths, mean 1k and 4k, causal (tests/gpu/time_ragged_tiles.py).
+# Rows for ragged batches, in which dk and dv have no tensor descriptors: the fastest of 4 or 5 candidates on an H100,
+# for sequences of `uniform` and `documents` lengths, mean 1k and 4k, causal (tests/gpu/time_ragged_tiles.py).
 _HOPPER_RAGGED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "dkdv": {64: (Blocks(64, 64, 4, 2),), 128: (Blocks(64, 128, 8, 2),)},  # 48, 128
 }
-# The same where the longest sequence is short (Problem.mask_kind).
+# Rows for ragged batches whose longest sequence is short (Problem.mask_kind).
 _HOPPER_RAGGED_SHORT: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     **_HOPPER_RAGGED,
     "fwd": {64: (Blocks(128, 64, 4, 3),)},  # 64
@@ -142,13 +141,13 @@ def decode_blocks(q: Tensor, v: Tensor, rows: int) -> Blocks:
     return chosen._replace(BLOCK_M=max(MIN_BLOCK, triton.next_power_of_2(rows)))
 
 
-# The kernel of latent rows (MLA) keeps 512 columns of its queries and loads as many of each key: rows, best first, for
-# GPUs with 227 and 163 KiB of shared memory for a program, and for less. Not measured on any GPU yet.
+# Rows of the kernel of latent rows (MLA), best first, for GPUs with 227 KiB, 163 KiB and less of shared memory for a
+# program: 512 columns of its queries, and as many of each loaded key. They are estimates, not measured.
 _LATENT = (Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 2), Blocks(16, 32, 4, 2), Blocks(16, 16, 4, 1))
 
 
 def latent_blocks(q: Tensor, headdim_v: int, rows: int) -> Blocks:
-    """Return the block sizes of the kernel of latent rows: the first that fit; BLOCK_M holds at most `rows`."""
+    """Return the block sizes of the kernel of latent rows: the first that fit. BLOCK_M is at most what `rows` need."""
     limit, width_v = _shared_memory_limit(device_index(q)), triton.next_power_of_2(headdim_v)
     width = width_v + triton.next_power_of_2(q.shape[-1] - headdim_v)
     fits = (b for b in _LATENT if latent_shared_memory(b, width, width_v, q.element_size()) <= limit)
@@ -157,7 +156,7 @@ def latent_blocks(q: Tensor, headdim_v: int, rows: int) -> Blocks:
 
 
 def latent_shared_memory(blocks: Blocks, block_d: int, block_dv: int, itemsize: int) -> int:
-    """Return an upper bound of the bytes of shared memory of a program for latent rows: queries, and keys in stages."""
+    """Return an upper bound in bytes of a program's shared memory for latent rows: queries, and keys in stages."""
     return (blocks.BLOCK_M + blocks.num_stages * blocks.BLOCK_N) * max(block_d, block_dv) * itemsize
 
 
@@ -165,14 +164,14 @@ def latent_shared_memory(blocks: Blocks, block_d: int, block_dv: int, itemsize: 
 def candidates(
     kernel: Kernel, block_d: int, block_dv: int, itemsize: int, device: int | None, use_tma: bool, mask: str
 ) -> tuple[Blocks, ...]:
-    """Return the rows that fit, best first; for Hopper only the best.
+    """Return the rows that fit, best first; where they were measured, only the best.
 
     `block_d` and `block_dv` are the padded head dims, `device` is a GPU's index or None for the interpreter. `use_tma`
-    says whether tensor descriptors can be made of the tensors, `mask` is Problem.mask_kind.
+    is true where tensor descriptors can be made of the tensors, `mask` is Problem.mask_kind.
     """
     limit = _shared_memory_limit(device)
     rows = rows_of((_HALF_PRECISION if itemsize <= 2 else _SINGLE_PRECISION)[kernel], block_d, block_dv)
-    # The estimate is an upper bound, so the smallest row may fit although the estimate is above the limit.
+    # The estimate is an upper bound, so the smallest row may fit even if the estimate is above the limit.
     fitting = tuple(r for r in rows if shared_memory(kernel, r, block_d, block_dv, itemsize) <= limit) or rows[-1:]
     measured: tuple[Blocks, ...] = ()
     if use_tma and itemsize == 2 and has_tma(device):
@@ -186,12 +185,12 @@ def candidates(
 
 
 def rows_of(table: dict[int, tuple[Blocks, ...]], block_d: int, block_dv: int) -> tuple[Blocks, ...]:
-    """Return a table's rows for these padded head dims: of the least width that holds both; none in an empty table."""
+    """Return a table's rows of the least width that holds both padded head dims; () from an empty table."""
     return next((table[width] for width in sorted(table) if width >= max(block_d, block_dv)), ())
 
 
 def padded_head_dims(q: Tensor, v: Tensor) -> tuple[int, int]:
-    """Return how many columns of q and k, and of v, a block of forward, dk and dv, and dq holds."""
+    """Return the columns of q and k, and of v, in a block of forward, dk and dv, and dq."""
     sizes = tile_constants(q, v)
     return sizes["BLOCK_D"] * sizes["PARTS"], sizes["BLOCK_DV"]
 
@@ -248,33 +247,33 @@ def multiprocessors(device: int | None) -> int:
 
 
 def key_splits(q: Tensor, programs: int, seqlen_k: int, block_n: int) -> int:
-    """Return into how many stretches to split the keys, so that two programs run on each multiprocessor.
+    """Return the number of stretches into which to split the keys, for two programs on each multiprocessor.
 
     `programs` is the number of programs without splitting. A stretch has at least MIN_SPLIT_BLOCKS blocks of `block_n`
-    keys: a shorter one would take less time than combining its result.
+    keys, because the result of a shorter one would take longer to combine than to compute.
     """
     wanted = 2 * multiprocessors(device_index(q)) // programs
     return max(1, min(wanted, seqlen_k // (MIN_SPLIT_BLOCKS * block_n)))
 
 
 def paged_splits(q: Tensor, programs: int, seqlen_k: int, block_n: int) -> int:
-    """Return into how many stretches to split keys in pages: as `key_splits`, or more of at least PAGED_STRETCH keys.
+    """Return the number of stretches for keys in pages: `key_splits`, or more, of at least PAGED_STRETCH keys each.
 
-    With PAGED_PROGRAMS for each multiprocessor the last ones leave few of them idle, and a long sequence of a ragged
-    batch does not last longer than the others. Measured on an H200 with 32 query heads on 8, headdim 128, pages of 16,
-    as shares of what a copy reaches, before and after: 64 sequences of 8k keys 77 and 94 %, 32 of 16k 89 and 96 %, 64
-    of 8k in the mean and up to 57k 28 and 90 %.
+    With PAGED_PROGRAMS for each multiprocessor the last programs leave few multiprocessors idle, and a long sequence
+    of a ragged batch does not last longer than the others. On an H200, with 32 query and 8 key heads, headdim 128 and
+    pages of 16, the bandwidth as a share of a copy's was, with `key_splits` alone and with more: 77 and 94 % for 64
+    sequences of 8k keys, 89 and 96 % for 32 of 16k, 28 and 90 % for 64 of up to 57k with a mean of 8k.
     """
     more = min(-(-PAGED_PROGRAMS * multiprocessors(device_index(q)) // programs), seqlen_k // PAGED_STRETCH)
     return max(key_splits(q, programs, seqlen_k, block_n), more)
 
 
 def query_splits(q: Tensor, programs: int, group: int, blocks_of_queries: int, num_warps: int) -> int:
-    """Return into how many parts to split the `group` query heads of a key head for dk and dv: a divisor of `group`.
+    """Return the number of parts, a divisor of `group`, into which dk and dv split the query heads of a key head.
 
-    `programs` is the number of programs without splitting, `blocks_of_queries` those of one query head. It is the
-    largest number with which there are at most SPLIT_WARPS warps for each multiprocessor, so that under a causal mask,
-    too, the last programs leave few of them idle. A program has at least MIN_SPLIT_BLOCKS blocks of queries.
+    `programs` is the number of programs without splitting, `blocks_of_queries` the number of blocks of one query head.
+    The result is the largest with at most SPLIT_WARPS warps for each multiprocessor, so that the last programs leave
+    few multiprocessors idle, under a causal mask too. A program has at least MIN_SPLIT_BLOCKS blocks of queries.
     """
     wanted = SPLIT_WARPS * multiprocessors(device_index(q)) // (programs * num_warps)
     most = min(wanted, group * blocks_of_queries // MIN_SPLIT_BLOCKS)
@@ -282,9 +281,9 @@ def query_splits(q: Tensor, programs: int, group: int, blocks_of_queries: int, n
 
 
 def tile_constants(q: Tensor, v: Tensor) -> dict[str, int]:
-    """Return the constants of forward, dk and dv, and dq: those of `head_dim_constants`, with q and k in PARTS tiles.
+    """Return the constants of forward, dk and dv, and dq: `head_dim_constants`, with q and k in PARTS tiles.
 
-    BLOCK_D is the width of each tile. A headdim from 129 to 192 has three tiles of 64, and is not padded to 256.
+    BLOCK_D is the width of each tile. A headdim from 129 to 192 has three tiles of 64 instead of padding to 256.
     """
     constants = head_dim_constants(q, v)
     width, parts = column_parts(q.shape[-1])
@@ -292,7 +291,7 @@ def tile_constants(q: Tensor, v: Tensor) -> dict[str, int]:
 
 
 def column_parts(headdim: int) -> tuple[int, int]:
-    """Return (width, number) of the tiles in which q and k are computed; (0, 1) where it is one, padded."""
+    """Return (width, number) of the tiles of q and k; (0, 1) for one padded tile."""
     return (64, 3) if 128 < headdim <= 192 else (0, 1)
 
 
@@ -305,5 +304,5 @@ def head_dim_constants(q: Tensor, v: Tensor) -> dict[str, int]:
 
 
 def heads_per_section(heads: int, nbytes: int) -> int:
-    """Return how many heads run at the same time, so that what they read, `nbytes` per head, stays in L2."""
+    """Return the number of heads that run together, such that their data of `nbytes` per head stay in L2."""
     return max(1, min(heads, L2_BUDGET // nbytes))

@@ -1,12 +1,12 @@
-"""The forward for few queries: K and V are read one time per key head, by several programs, and the results combined.
+"""The forward for few queries: several programs read the K and V of a key head once, and their results are combined.
 
-A decode step has one query for every head, and its time is spent on reading K and V. The plain forward would start one
-program per query head: too few programs to use the memory bandwidth, with most of their rows empty, and query heads
-that share a key head would each read it. So here (Flash-Decoding,
-https://crfm.stanford.edu/2023/10/12/flashdecoding.html):
+A decode step has one query for each head, and most of its time goes into reading K and V. The plain forward would start
+one program per query head. These are too few programs to use the memory bandwidth, most of their rows would be empty,
+and each query head of a key head would read its K and V. Therefore, as in Flash-Decoding
+(https://crfm.stanford.edu/2023/10/12/flashdecoding.html):
 
 - The queries of all query heads that share a key head are the rows of one block: row r is query r // group of head
-  r % group of that group.
+  r % group of the group.
 - The keys are split into stretches, with one program for each. It computes attention over its stretch alone, and the
   log-sum-exp of the stretch.
 - `_combine` adds the results of the stretches, weighted by exp2(lse of the stretch - lse of all keys).
@@ -38,12 +38,12 @@ MAX_ROWS = 64  # seqlen_q * group; with more rows the blocks of the plain forwar
 
 
 def is_short(seqlen_q: int, group: int) -> bool:
-    """Return whether all queries of a key head fit one block; `group` is the number of query heads per key head."""
+    """Return whether all queries of a key head, seqlen_q for each of its `group` query heads, fit one block."""
     return seqlen_q * group <= MAX_ROWS
 
 
 def attention_decode(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple[Tensor, Tensor]:
-    """Return (out, lse) as attention_forward does, for problems for which `is_short` is true."""
+    """Return (out, lse) as attention_forward does, for problems of which `is_short` is true."""
     out, lse = empty_results(q, v)
     nheads, nheads_k = q.shape[2], k.shape[2]
     group, heads = nheads // nheads_k, problem.batch * nheads_k
@@ -76,7 +76,7 @@ def attention_decode(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tuple
 
 
 def combine_stretches(part: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor, constants: dict[str, int]) -> None:
-    """Write the attention over all keys to `out` and `lse`, from that over stretches of them.
+    """Write attention over all keys to `out` and `lse`, from the results over stretches of the keys.
 
     `part` is (stretches, *out.shape), `part_lse` (stretches, *lse.shape), both fp32.
     """
@@ -100,7 +100,7 @@ def combine_stretches(part: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor, 
 )
 def _decode(
     Q, K, V,
-    Out, Lse,  # one per stretch; with a single stretch these are the results
+    Out, Lse,  # one per stretch; with a single stretch the final results
     Cu_q, Cu_k, Descale_q, Descale_k, Descale_v, Sink, Slopes,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh,  # with FP8, stride_vn is the stride of the headdim
@@ -110,7 +110,7 @@ def _decode(
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, ALIBI: tl.constexpr,
     SINK: tl.constexpr, FP8: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention over one stretch of the keys of one key head, for all queries of that head."""
+    """Compute attention over one stretch of the keys of one key head, for all queries of the head."""
     pid = tl.program_id(0)
     split, bh = pid % splits, (pid // splits).to(tl.int64)
     b, h_k = bh // nheads_k, bh % nheads_k
@@ -127,7 +127,7 @@ def _decode(
     V += b * stride_vb + h_k * stride_vh + (first_k if FP8 else first_k * stride_vn)
     scale_tanh, scale_log2 = apply_descale(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP, FP8)
 
-    # The part of the visible keys that lies in this stretch, [low, high).
+    # The visible keys of this stretch, [low, high).
     stretch = tl.cdiv(tl.cdiv(seqlen_k, BLOCK_N), splits) * BLOCK_N
     low = split * stretch
     high = tl.minimum(low + stretch, seqlen_k)
@@ -147,7 +147,7 @@ def _decode(
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    if SINK and split == 0:  # in one stretch alone
+    if SINK and split == 0:  # only one stretch includes the sink
         row_max, row_sum = softmax_of_sink(tl.load(Sink + h, mask=there, other=0.0), row_sum)
     for start_n in range(full_begin, full_end, BLOCK_N):
         acc, row_max, row_sum = forward_block(
@@ -183,7 +183,7 @@ def _combine(
 ):  # fmt: skip
     """Combine the results of the stretches, (splits, count, headdim_v), for one query of one head.
 
-    This is an online softmax over the stretches.
+    It is an online softmax over the stretches.
     """
     index = tl.program_id(0).to(tl.int64)  # index in (batch, seqlen_q, nheads), the layout of out
     bm, h = index // nheads, index % nheads
@@ -198,7 +198,7 @@ def _combine(
         split = (start + tl.arange(0, BLOCK_N)).to(tl.int64)
         there = split < splits
         lse = tl.load(PartLse + split * count + at, mask=there, other=float("inf"))
-        lse = tl.where(lse == float("inf"), float("-inf"), lse)  # a stretch of which no key is seen
+        lse = tl.where(lse == float("inf"), float("-inf"), lse)  # a stretch without a visible key
         new_top = tl.maximum(top, tl.max(lse, 0))
         base = tl.where(new_top == float("-inf"), 0.0, new_top)
         weight, alpha = tl.exp2(lse - base), tl.exp2(top - base)

@@ -1,4 +1,4 @@
-"""Device functions of several attention kernels: the order of programs, loads and stores, masks, tanh."""
+"""Device functions that attention kernels share: the order of programs, loads and stores, masks, tanh."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 # mypy: disable-error-code="untyped-decorator, assignment"
@@ -13,8 +13,8 @@ import triton.language as tl
 def block_and_head(blocks, heads, section):
     """Return (rank of the block, head) that this program computes.
 
-    Programs start in the order of their ids. Within a section of heads all blocks of rank 0 come first, then those of
-    rank 1, and so on. Under a causal mask the caller gives rank 0 to the block with the most work, so that short
+    Programs start in the order of their ids. Within a section of heads all blocks of rank 0 come first, then all blocks
+    of rank 1, and so on. Under a causal mask the caller gives rank 0 to the block with the most work, so that short
     programs fill the multiprocessors at the end.
     """
     pid = tl.program_id(0)
@@ -30,9 +30,9 @@ def block_of_program(
 ):
     """Return (sequence, head, first row) of the block of BLOCK rows that this program computes.
 
-    `heads` is batch * nheads. `blocks` is the number of blocks of a sequence, or with VARLEN of all of them, as
-    Problem.blocks_of_queries or blocks_of_keys counts them. With LAST_FIRST the last block of a sequence is the first
-    that is computed. A program that no block is left for gets a row beyond the end of its sequence.
+    `heads` is batch * nheads. `blocks` is the number of blocks of a sequence, or with VARLEN of all sequences, as
+    Problem.blocks_of_queries or blocks_of_keys counts them. With LAST_FIRST the last block of a sequence is computed
+    first. A program without a block gets a row beyond the end of its sequence.
     """
     if VARLEN:
         rank, h = block_and_head(blocks, nheads, section)
@@ -53,9 +53,9 @@ def block_of_program(
 
 @triton.jit
 def sequence_of_block(Cu, rank, batch, BLOCK: tl.constexpr):
-    """Return the sequence of a block: the last b whose first block, Cu[b] // BLOCK + b, is not after it.
+    """Return the sequence of block `rank`: the last b whose first block, Cu[b] // BLOCK + b, is not after `rank`.
 
-    These numbers leave room for every block of a sequence that does not begin at a multiple of BLOCK, and need no table
+    This numbering has room for every block of a sequence that does not begin at a multiple of BLOCK, and needs no table
     that would have to be computed from cu_seqlens first.
     """
     low, high = 0, batch
@@ -82,9 +82,9 @@ def sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN: tl.constexpr):
 
 @triton.jit
 def key_row(first_key, start_n):
-    """Return where a block of keys begins in the tensors that descriptors are of.
+    """Return the row at which a block of keys begins in the tensors of the descriptors.
 
-    `first_key` is the row of a packed sequence's first key, None where each sequence has a batch entry of its own.
+    `first_key` is the row of a packed sequence's first key, None where each sequence is a batch entry.
     """
     return start_n if first_key is None else first_key + start_n
 
@@ -93,7 +93,7 @@ def key_row(first_key, start_n):
 def zero_beyond(tiles, limit, ROWS: tl.constexpr):
     """Return tiles, a tuple of (ROWS, columns), with zeros from row `limit` on.
 
-    A descriptor of packed sequences loads rows of the next sequence there. Their weight is 0, but 0 times infinity or
+    There a descriptor of packed sequences loads rows of the next sequence. Their weight is 0, but 0 times infinity or
     NaN is NaN.
     """
     there = tl.arange(0, ROWS)[:, None] < limit
@@ -108,7 +108,7 @@ def keys_seen(
     begin_m, end_m, seqlen_q, seqlen_k, left, right, whole,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, VARLEN: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Return (begin, full_begin, full_end, end): the keys that the queries [begin_m, end_m) see, in blocks of BLOCK_N.
+    """Return (begin, full_begin, full_end, end) of the keys that queries [begin_m, end_m) see, in blocks of BLOCK_N.
 
     Every query sees all keys of [full_begin, full_end). Some queries see some keys of [begin, full_begin) and of
     [full_end, end). No query sees a key outside of [begin, end). All but `end` are multiples of BLOCK_N. `whole` is
@@ -131,7 +131,7 @@ def keys_seen(
         begin = tl.maximum(begin_m + shift - left, 0) // BLOCK_N * BLOCK_N
         full_begin = tl.minimum(tl.cdiv(tl.maximum(end_m - 1 + shift - left, 0), BLOCK_N) * BLOCK_N, full_end)
     if VARLEN:
-        some = begin_m < end_m  # else this block is beyond the end of a short sequence
+        some = begin_m < end_m  # false where the block is beyond the end of a short sequence
         full_end = tl.where(some, full_end, 0)
         end = tl.where(some, end, 0)
     return begin, full_begin, full_end, end
@@ -139,7 +139,7 @@ def keys_seen(
 
 @triton.jit
 def mask_scores(scores, keys, first, last, LEFT: tl.constexpr):
-    """Return the scores with -inf where a key is outside of [first, last], the keys that its query sees."""
+    """Return the scores with -inf for keys outside of [first, last], the keys that the query sees."""
     seen = keys <= last
     if LEFT:
         seen = seen & (keys >= first)
@@ -148,9 +148,10 @@ def mask_scores(scores, keys, first, last, LEFT: tl.constexpr):
 
 @triton.jit
 def listed_blocks(Listed, number, others, BLOCK: tl.constexpr):
-    """Return (list, full_end, end): the list of one block, and the ends of its blocks seen whole and in part.
+    """Return (list, full_end, end): the list of one block, the end of its blocks seen whole, and the end of all.
 
-    `others` is how many blocks there are to list (named_mask.py). The ends count BLOCK for each block in the list.
+    `others` is the number of blocks that can be listed (named_mask.py). The ends count BLOCK for each block in the
+    list.
     """
     Listed += number * (2 + others)
     full_end = tl.load(Listed) * BLOCK
@@ -162,10 +163,10 @@ def mask_by_name(
     scores, places, keys, first, last, seqlen_k, Kept,
     KIND: tl.constexpr, NUMBER: tl.constexpr, LEFT: tl.constexpr,
 ):  # fmt: skip
-    """Return the scores with -inf where a query does not see a key, as core/masks.py says.
+    """Return the scores with -inf where a query does not see a key, as core/masks.py defines it.
 
-    `places` and `keys` are positions in the sequence, [first, last] the keys that causal and window leave, Kept the
-    blocks of random:P. KIND is of named_mask.py.
+    `places` and `keys` are positions in the sequence, [first, last] the keys that causal and window leave visible,
+    Kept the blocks of random:P. KIND is a value of KINDS in named_mask.py.
     """
     seen = keys <= last
     if LEFT:
@@ -186,22 +187,22 @@ def mask_by_name(
 
 @triton.jit
 def add_alibi(scores, slope, distance):
-    """Return the scores, not scaled, with ALiBi's bias: `slope` as `alibi_slope` gives it, a distance in keys."""
+    """Return unscaled scores with ALiBi's bias, from a slope of `alibi_slope` and the distance in keys."""
     return scores - slope * tl.abs(distance).to(tl.float32)
 
 
 @triton.jit
 def alibi_slope(slopes, scale_log2):
-    """Return slopes of ALiBi for scores that are not scaled yet, by the factor that they get before exp2."""
+    """Return ALiBi's slopes for unscaled scores: over the factor `scale_log2` that scores get before exp2."""
     return slopes * (1.4426950408889634 / scale_log2)  # log2(e)
 
 
 @triton.jit
 def tanh(x, EXACT: tl.constexpr):
-    """Return tanh(x) as 1 - 2 / (1 + e^2x), two instructions of the special function unit.
+    """Return tanh(x) as 1 - 2 / (1 + e^2x), in two instructions of the special function unit.
 
-    The absolute error is a rounding of fp32. With EXACT the relative error is small too: for |x| < 1/4, where the
-    difference cancels, the Taylor series up to x^9 is used.
+    The absolute error is one rounding of fp32. With EXACT the relative error is small too: |x| < 1/4, where the
+    difference cancels, has the Taylor series up to x^9.
     """
     t = 1.0 - 2.0 / (1.0 + tl.exp2(x * 2.8853900817779268))  # 2 log2(e)
     if EXACT:
@@ -215,7 +216,7 @@ def tanh(x, EXACT: tl.constexpr):
 def load_rows(base, stride, rows, limit, D: tl.constexpr, BLOCK_D: tl.constexpr, CHECK: tl.constexpr):
     """Load a block of `rows` x BLOCK_D, with zeros beyond D columns and (with CHECK) beyond `limit` rows.
 
-    `base` points at the first row of the block and `rows` count from there, so that only `base` needs 64-bit offsets.
+    `base` points at the first row of the block, and `rows` count from it, so that only `base` needs 64-bit offsets.
     """
     cols = tl.arange(0, BLOCK_D)
     pointers = base + rows.to(tl.int64)[:, None] * stride + cols[None, :]
@@ -232,18 +233,18 @@ def load_rows(base, stride, rows, limit, D: tl.constexpr, BLOCK_D: tl.constexpr,
 
 @triton.jit
 def load_block(Descriptor, b, h, start, column, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, BY_HEAD: tl.constexpr):
-    """Load ROWS rows from `start` on, BLOCK_D columns from `column` on, through the descriptor of a tensor.
+    """Load ROWS rows from `start` on, and BLOCK_D columns from `column` on, through the descriptor of a tensor.
 
-    The descriptor is of (batch, seqlen, nheads, headdim), with BY_HEAD of (batch, nheads, seqlen, headdim). Values
-    beyond the end of the tensor are zero.
+    The tensor is (batch, seqlen, nheads, headdim), with BY_HEAD (batch, nheads, seqlen, headdim). Values beyond its
+    end are zero.
     """
     b, h, start = b.to(tl.int32), h.to(tl.int32), tl.cast(start, tl.int32)
     values = Descriptor.load([b, h, start, column]) if BY_HEAD else Descriptor.load([b, start, h, column])
     return values.reshape(ROWS, BLOCK_D)
 
 
-# Queries and keys of a headdim from 129 to 192 are computed as PARTS = 3 tiles of 64 columns (block_sizes.py), where a
-# single tile would be padded to 256. The functions below take and return such tiles as tuples, of one tile elsewhere.
+# Queries and keys of a headdim from 129 to 192 are computed as PARTS = 3 tiles of 64 columns (block_sizes.py), because
+# a single tile would be padded to 256. The functions below take and return tuples of tiles, for other head dims of one.
 
 
 @triton.jit
@@ -281,7 +282,7 @@ def zero_parts(ROWS: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr):
 
 @triton.jit
 def dot_of_parts(a, b, PARTS: tl.constexpr):
-    """Return a b^T, where the summed dimension, the headdim, is in parts."""
+    """Return a b^T, where the summed dimension, the headdim, is in PARTS tiles."""
     result = tl.dot(a[0], tl.trans(b[0]), input_precision="ieee")
     for i in tl.static_range(1, PARTS):
         result = tl.dot(a[i], tl.trans(b[i]), result, input_precision="ieee")
@@ -290,7 +291,7 @@ def dot_of_parts(a, b, PARTS: tl.constexpr):
 
 @triton.jit
 def add_dot_by_parts(sums, a, b, PARTS: tl.constexpr):
-    """Return sums + a b, where the columns of b and of the sums are in parts."""
+    """Return sums + a b, where the columns of b and of the sums are in PARTS tiles."""
     results = ()
     for i in tl.static_range(PARTS):
         results += (tl.dot(a, b[i], sums[i], input_precision="ieee"),)
@@ -301,7 +302,7 @@ def add_dot_by_parts(sums, a, b, PARTS: tl.constexpr):
 def load_transposed_rows(
     base, stride, limit, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, CHECK: tl.constexpr
 ):
-    """Load ROWS x BLOCK_D as load_rows does, from memory where rows are contiguous and columns are `stride` apart."""
+    """Load ROWS x BLOCK_D as load_rows does, from memory with contiguous rows and columns `stride` apart."""
     rows, cols = tl.arange(0, ROWS), tl.arange(0, BLOCK_D)
     pointers = base + cols.to(tl.int64)[:, None] * stride + rows[None, :]
     if CHECK:
@@ -315,7 +316,7 @@ def load_transposed_rows(
 
 @triton.jit
 def load_transposed_block(Descriptor, b, h, start, ROWS: tl.constexpr, BLOCK_D: tl.constexpr):
-    """Load ROWS x BLOCK_D through the tensor descriptor of (batch, headdim, nheads, seqlen)."""
+    """Load ROWS x BLOCK_D through the descriptor of a tensor (batch, headdim, nheads, seqlen)."""
     values = Descriptor.load([b.to(tl.int32), 0, h.to(tl.int32), tl.cast(start, tl.int32)])
     return tl.trans(values.reshape(BLOCK_D, ROWS))
 

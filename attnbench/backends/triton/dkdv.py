@@ -43,9 +43,9 @@ def _dk_dv(
     stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
     scale, scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads,
     group,  # query heads of one program
-    splits,  # programs that share a block of keys, None where it has one
+    splits,  # programs that share a block of keys; None for one program
     heads,  # batch * nheads_k * splits
-    blocks,  # of keys, Problem.blocks_of_keys
+    blocks,  # number of blocks of keys (Problem.blocks_of_keys)
     section,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, VARLEN: tl.constexpr, ALIBI: tl.constexpr,
@@ -54,14 +54,14 @@ def _dk_dv(
 ):  # fmt: skip
     """Compute dK and dV of one block of keys of one key head, from the queries of all query heads that share it.
 
-    Where few programs would run, `splits` of them share the block, each for a part of the query heads. DK and DV are
-    then fp32, with splits * nheads_k heads: the parts of key head h are the heads from h * splits on (_sum_splits in
-    backward.py adds them).
+    Where too few programs would run, `splits` programs share the block, each with a part of the query heads. DK and DV
+    are then fp32, with splits * nheads_k heads: the parts of key head h are the heads from h * splits on, which
+    _sum_splits in backward.py adds.
     """
-    # Under a causal mask the first keys are seen by the most queries, so the block with the most work is already first.
-    nheads_k = nheads // group  # times splits, the heads of dK and dV
+    # Under a causal mask most queries see the first keys, so the block with the most work is already first.
+    nheads_k = nheads // group  # the heads of dK and dV, including the factor `splits`
     b, h_k, start_n = block_of_program(Cu_k, blocks, nheads_k, heads, section, False, VARLEN, BLOCK_N)
-    h_kv = h_k if splits is None else h_k // splits  # of K and V
+    h_kv = h_k if splits is None else h_k // splits  # head of K and V
     first_q, first_k, seqlen_q, seqlen_k = sequence_bounds(b, Cu_q, Cu_k, seqlen_q, seqlen_k, VARLEN)
     cols = tl.arange(0, BLOCK_N)
     limit_n, first_n = seqlen_k - start_n, start_n.to(tl.int64) + first_k
@@ -80,8 +80,8 @@ def _dk_dv(
     if KIND:  # the loop below then counts the blocks of a list
         begin, full_begin = 0, 0
         Listed, full_end, end = listed_blocks(Listed, start_n // BLOCK_N, tl.cdiv(seqlen_q, BLOCK_M), BLOCK_M)
-    # Query m sees the keys from m - left to m + right, where keys are counted from the one with which query 0 is
-    # aligned. `keys` are the positions of this program's keys in that count.
+    # Query m sees the keys from m - left to m + right, counted from the key with which query 0 is aligned. `keys` are
+    # the positions of this program's keys in this count.
     keys = (start_n - (seqlen_k - seqlen_q) + cols)[:, None]
     dk = zero_parts(BLOCK_N, BLOCK_D, PARTS)
     dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
@@ -116,16 +116,16 @@ def queries_seeing(
     begin_n, end_n, seqlen_q, seqlen_k, left, right,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, VARLEN: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """Return (begin, full_begin, full_end, end): the queries that see the keys [begin_n, end_n), in blocks of BLOCK_M.
+    """Return (begin, full_begin, full_end, end) of the queries that see keys [begin_n, end_n), in blocks of BLOCK_M.
 
-    The queries of [full_begin, full_end) see every key, those of [begin, full_begin) and [full_end, end) see some, and
-    all others see none.
+    Queries of [full_begin, full_end) see every key, queries of [begin, full_begin) and [full_end, end) see some keys,
+    and all others see none.
     """
     shift = seqlen_k - seqlen_q
     begin = 0
     full_begin = 0
     end = seqlen_q
-    full_end = seqlen_q  # need not be a multiple of BLOCK_M: queries beyond seqlen_q add nothing
+    full_end = seqlen_q  # not rounded to BLOCK_M, because queries beyond seqlen_q add nothing
     if RIGHT:
         begin = tl.maximum(begin_n - shift - right, 0) // BLOCK_M * BLOCK_M
         full_begin = tl.cdiv(tl.maximum(end_n - 1 - shift - right, 0), BLOCK_M) * BLOCK_M
@@ -134,7 +134,7 @@ def queries_seeing(
         full_end = tl.minimum(tl.maximum(begin_n + left - shift + 1, 0), seqlen_q) // BLOCK_M * BLOCK_M
         full_begin = tl.minimum(full_begin, full_end)
     if VARLEN:
-        some = begin_n < end_n  # else this block is beyond the end of a short sequence
+        some = begin_n < end_n  # false where the block is beyond the end of a short sequence
         full_begin = tl.where(some, full_begin, 0)
         full_end = tl.where(some, full_end, 0)
         end = tl.where(some, end, 0)
@@ -152,7 +152,7 @@ def _dk_dv_block(
     keys,  # (keys, 1), counted from the key with which query 0 is aligned
     left, right,
     start_m,
-    is_edge,  # whether some of the queries do not see some of the keys
+    is_edge,  # whether some query does not see some key
     seqlen_q, seqlen_k,
     Kept,  # of a mask by name
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -162,8 +162,8 @@ def _dk_dv_block(
 ):  # fmt: skip
     """Return dk and dv with the contribution of one block of queries added.
 
-    Scores are transposed (keys x queries), since both results are by key. Only a causal mask or window needs a mask: a
-    query beyond seqlen_q has lse +inf, which makes its p 0, and a key beyond seqlen_k changes only its own row of dk
+    Scores are transposed (keys x queries), because both results are by key. Only a causal mask or window needs a mask:
+    a query beyond seqlen_q has lse +inf, which makes its p 0, and a key beyond seqlen_k changes only its own row of dk
     and dv, which is not stored. With AHEAD, dP is computed before P.
     """
     rows = tl.arange(0, BLOCK_M)
@@ -176,13 +176,13 @@ def _dk_dv_block(
     else:
         q = load_row_parts(Q + offset * stride_qm, stride_qm, rows, limit, HEADDIM, BLOCK_D, PARTS, True)
         dout = load_rows(DOut + offset * stride_gm, stride_gm, rows, limit, HEADDIM_V, BLOCK_DV, True)
-        if VARLEN:  # no padding: the next sequence follows
+        if VARLEN:  # packed sequences have no padding between them
             lse = tl.load(Lse + offset + rows, mask=rows < limit, other=float("inf"))
             delta = tl.load(Delta + offset + rows, mask=rows < limit, other=0.0)
         else:
             lse = tl.load(Lse + offset + rows)
             delta = tl.load(Delta + offset + rows)
-    # dP - delta is one matmul that starts from -delta, so delta need not stay in registers until it is subtracted.
+    # dP - delta is one matmul that starts from -delta, so that delta does not occupy registers until a subtraction.
     minus_delta = tl.broadcast_to(-delta[None, :], (v.shape[0], BLOCK_M))
     scores = dot_of_parts(k, q, PARTS)
     if AHEAD:
@@ -193,7 +193,7 @@ def _dk_dv_block(
     if ALIBI:
         scores = add_alibi(scores, slope, keys - start_m - rows[None, :])
     if LEFT or RIGHT or KIND:  # noqa: SIM102  the outer condition is a compile-time constant
-        # A branch and not a second loop: the constants of two loops need more registers than there are.
+        # A branch instead of a second loop: two loops would need too many registers.
         if is_edge:
             position = start_m + rows[None, :]
             if KIND:

@@ -43,7 +43,7 @@ def _dq(
     stride_gb, stride_gm, stride_gh, stride_lb, stride_lh, stride_dqb, stride_dqm, stride_dqh,
     scale, scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
     heads,  # batch * nheads
-    blocks,  # of queries, Problem.blocks_of_queries
+    blocks,  # number of blocks of queries (Problem.blocks_of_queries)
     section,
     whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -58,7 +58,7 @@ def _dq(
     limit_m, first_m = seqlen_q - start_m, start_m.to(tl.int64) + first_q
     first_key = first_k if TMA and VARLEN else None
     if TMA:
-        b = b * 0 if VARLEN else b  # packed sequences are all in one batch entry
+        b = b * 0 if VARLEN else b  # packed sequences are one batch entry
         q = load_block_parts(Q, b, h, first_q + start_m, BLOCK_M, BLOCK_D, PARTS, BY_HEAD=not RESIDENT)
         dout = load_block(DOut, b, h, first_q + start_m, 0, BLOCK_M, BLOCK_DV, BY_HEAD=not RESIDENT)
     else:
@@ -117,10 +117,10 @@ def _dq_block(
     stride_kn, stride_vn,
     b, h_k, first_key,  # for TMA
     scale_tanh, scale_log2,
-    slope, middle,  # of ALiBi, and the key at which each query stands, (queries, 1)
+    slope, middle,  # ALiBi's slope, and the key at which each query stands, (queries, 1)
     first, last,  # first and last key that each query sees, (queries, 1)
     start_n, seqlen_k,
-    Kept,  # of a mask by name
+    Kept,  # blocks of a mask by name
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, KIND: tl.constexpr,
     NUMBER: tl.constexpr, TMA: tl.constexpr, AHEAD: tl.constexpr, MASK: tl.constexpr,

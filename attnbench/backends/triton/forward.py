@@ -1,4 +1,4 @@
-"""The forward: its host side and its kernel. attention.py explains the algorithm."""
+"""The forward: host side and kernel. attention.py explains the algorithm."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
 
@@ -37,8 +37,8 @@ from attnbench.backends.triton.launch import can_use_tma, launch, launch_best, t
 from attnbench.backends.triton.named_mask import arguments
 from attnbench.backends.triton.problem import FLOAT8, Problem
 
-# fp8 multiplies P, which is at most 1, by 2^8 to use the range of e4m3 (2^-9 to 448) better: values below 2^-17 are
-# lost instead of values below 2^-9.
+# Exponent by which P, which is at most 1, is scaled in fp8 to use the range of e4m3 (2^-9 to 448): values below 2^-17
+# are lost instead of values below 2^-9.
 FLOAT8_SHIFT = tl.constexpr(8.0)
 
 
@@ -92,7 +92,7 @@ def attention_forward(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> tupl
 
 
 def v_as_read(v: Tensor) -> Tensor:
-    """Return v as the kernels read it: for fp8 as (batch, headdim_v, nheads_k, seqlen_k), where keys are contiguous."""
+    """Return v as the kernels read it; for fp8 (batch, headdim_v, nheads_k, seqlen_k), with contiguous keys."""
     return v.transpose(1, 3) if v.dtype == FLOAT8 else v
 
 
@@ -119,7 +119,7 @@ def _forward(
     stride_ob, stride_om, stride_oh, stride_lb, stride_lh,
     scale_tanh, scale_log2, seqlen_q, seqlen_k, left, right, nheads, group,
     heads,  # batch * nheads
-    blocks,  # of queries, Problem.blocks_of_queries
+    blocks,  # number of blocks of queries (Problem.blocks_of_queries)
     section,
     whole,  # seqlen_k rounded down to a multiple of BLOCK_N; with VARLEN the longest seqlen_k
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -136,7 +136,7 @@ def _forward(
 
     first_key = first_k if TMA and VARLEN else None
     if TMA:
-        b = b * 0 if VARLEN else b  # packed sequences are all in one batch entry
+        b = b * 0 if VARLEN else b  # packed sequences are one batch entry
         q = load_block_parts(Q, b, h, first_q + start_m, BLOCK_M, BLOCK_D, PARTS, BY_HEAD=not RESIDENT)
     else:
         Q += b * stride_qb + h * stride_qh + first_m * stride_qm
@@ -162,7 +162,7 @@ def _forward(
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
     if SINK:
         row_max, row_sum = softmax_of_sink(tl.load(Sink + h), row_sum)
-    if AHEAD:  # compute S of the next block before the softmax of this one, to keep the tensor cores busy meanwhile
+    if AHEAD:  # S of the next block starts before the softmax of this one and keeps the tensor cores busy meanwhile
         scores = raw_scores(
             q, K, stride_kn, b, h_k, first_key, full_begin, seqlen_k, HEADDIM, BLOCK_D, PARTS, BLOCK_N, TMA, CHECK=True
         )
@@ -212,13 +212,13 @@ def _forward(
 
 @triton.jit
 def softmax_of_sink(sink, zeros):
-    """Return (row_max, row_sum) of an online softmax that has seen the sink alone: a score whose value is 0."""
+    """Return (row_max, row_sum) of an online softmax over the sink alone, a score whose value is 0."""
     return zeros + sink.to(tl.float32) * 1.4426950408889634, zeros + 1.0  # log2(e)
 
 
 @triton.jit
 def apply_descale(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP: tl.constexpr, FP8: tl.constexpr):
-    """Return (scale_tanh, scale_log2) with the descale factors of q and k in the one that is applied to q k^T first."""
+    """Return (scale_tanh, scale_log2), the first to be applied to q k^T times the descale factors of q and k."""
     if FP8:
         factor = tl.load(Descale_q) * tl.load(Descale_k)
         if SOFTCAP:
@@ -234,12 +234,12 @@ def forward_block(
     q,  # in parts
     K, V,
     stride_kn, stride_vn,
-    b, h_k, first_key,  # for TMA, whose descriptor is of the whole tensor (key_row)
+    b, h_k, first_key,  # for TMA, whose descriptors are of whole tensors (key_row)
     scale_tanh, scale_log2,
-    slope,  # of ALiBi, a scalar or (queries, 1)
+    slope,  # ALiBi's slope, a scalar or (queries, 1)
     middle, first, last,  # the key at which each query stands, and the first and last that it sees, (queries, 1)
     start_n, seqlen_k,
-    Kept,  # of a mask by name
+    Kept,  # blocks of a mask by name
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, KIND: tl.constexpr,
     NUMBER: tl.constexpr, FP8: tl.constexpr, TMA: tl.constexpr, MASK: tl.constexpr,
@@ -261,7 +261,7 @@ def raw_scores(
     HEADDIM: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_N: tl.constexpr, TMA: tl.constexpr,
     CHECK: tl.constexpr,
 ):  # fmt: skip
-    """Return q k^T of one block of keys, not scaled. q is in parts."""
+    """Return the unscaled q k^T of one block of keys. q is in PARTS tiles."""
     if TMA:
         k = load_block_parts(K, b, h_k, key_row(first_key, start_n), BLOCK_N, BLOCK_D, PARTS, BY_HEAD=False)
     else:
@@ -274,7 +274,7 @@ def raw_scores(
 def update_softmax(
     acc, row_max, row_sum, scores, V, stride_vn, b, h_k, first_key, scale_tanh, scale_log2, slope, middle, first, last,
     start_n, seqlen_k, Kept,
-    dtype: tl.constexpr,  # of q
+    dtype: tl.constexpr,  # dtype of q
     HEADDIM_V: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr,
     ALIBI: tl.constexpr, KIND: tl.constexpr, NUMBER: tl.constexpr, FP8: tl.constexpr, TMA: tl.constexpr,
     MASK: tl.constexpr,
@@ -303,7 +303,7 @@ def update_softmax(
     elif FP8:
         offset = tl.multiple_of(
             tl.cast(start_n, tl.int64), 16
-        )  # it is a multiple of BLOCK_N; wide loads must know of 16
+        )  # start_n is a multiple of BLOCK_N; wide loads need to know that 16 divides it
         v = load_transposed_rows(V + offset, stride_vn, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, BLOCK_N, MASK)
     elif TMA:
         v = load_block(V, b, h_k, key_row(first_key, start_n), 0, BLOCK_N, BLOCK_DV, BY_HEAD=False)
@@ -312,10 +312,10 @@ def update_softmax(
         v = load_rows(V + offset * stride_vn, stride_vn, cols, seqlen_k - start_n, HEADDIM_V, BLOCK_DV, MASK)
     if TMA and MASK and first_key is not None:
         v = zero_beyond((v,), seqlen_k - start_n, BLOCK_N)[0]
-    # Tensor cores of Hopper add e4m3 products to a sum with some 14 bits. Each block of keys has such a sum of its own,
-    # which is added to acc in fp32; one over all keys is 0.2 off after 16k keys of values about 1.
+    # Tensor cores of Hopper add e4m3 products to a sum with some 14 bits. So each block of keys has its own sum,
+    # which is added to acc in fp32; one sum over 16k keys with values about 1 is off by 0.2.
     weights = p.to(v.dtype)
-    if FP8:  # not dot's max_num_imprecise_acc, with which ptxas serialises all matmuls of the kernel
+    if FP8:  # dot's max_num_imprecise_acc would make ptxas serialise all matmuls of the kernel
         acc = acc * alpha[:, None] + tl.dot(weights, v)
     else:
         acc = tl.dot(weights, v, acc * alpha[:, None], input_precision="ieee")

@@ -1,4 +1,4 @@
-"""Launching the attention kernels: the choice of block sizes, tensor descriptors, and the launch itself."""
+"""Launch the attention kernels: the choice of block sizes, tensor descriptors, and the launch itself."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls
 
@@ -18,9 +18,9 @@ from attnbench.backends.triton.block_sizes import Blocks, Kernel
 def launch_best(kernel: Kernel, q: Tensor, v: Tensor, mask: str, use_tma: bool, run: Callable[[Blocks], None]) -> None:
     """Call `run` with the best block sizes for these tensors.
 
-    They come from the table of block_sizes.py, or from timing (tuned_blocks.py) on GPUs for which none was measured.
-    Masks by name have the first row of the table, since lists of their blocks would have to be made for each.
-    `mask` is Problem.mask_kind. `use_tma` says whether tensor descriptors can be made of all that the kernel reads.
+    They come from the table of block_sizes.py, or from timing (tuned_blocks.py) on GPUs without a measured row. Masks
+    by name use the first row, because each candidate would need its own lists of blocks. `mask` is Problem.mask_kind.
+    `use_tma` is true where tensor descriptors can be made of all tensors that the kernel reads.
     """
     sizes, device = block_sizes.padded_head_dims(q, v), block_sizes.device_index(q)
     rows = block_sizes.candidates(kernel, *sizes, q.element_size(), device, use_tma, mask)
@@ -42,7 +42,7 @@ def launch_best(kernel: Kernel, q: Tensor, v: Tensor, mask: str, use_tma: bool, 
     return run(_choices[key])
 
 
-_choices: dict[str, Blocks] = {}  # choices found by timing or read from the file, in this process
+_choices: dict[str, Blocks] = {}  # choices of this process, found by timing or read from the file
 
 
 def _time_run(run: Callable[[], None], q: Tensor) -> float:
@@ -59,10 +59,10 @@ def _time_run(run: Callable[[], None], q: Tensor) -> float:
 
 
 # The tensor memory accelerator writes to multiples of 128 bytes in shared memory, and Triton 3.6 puts the stages of a
-# pipelined block of rows next to each other. So each must have 128 bytes: 32 values of fp32 (tests/gpu/wrong_code.py).
+# pipelined block of rows next to each other. So a stage needs 128 bytes: 32 values of fp32 (tests/gpu/wrong_code.py).
 MIN_DESCRIPTOR_ROWS = 32
 
-Part = tuple[Tensor, int, int]  # a tensor, and the rows and the width of a block of it
+Part = tuple[Tensor, int, int]  # (tensor, rows of a block, width of a block)
 
 
 def can_use_tma(*tensors: Tensor) -> bool:
@@ -81,9 +81,9 @@ def can_use_tma(*tensors: Tensor) -> bool:
 def tensor_descriptors(own: tuple[Part, ...], inner: tuple[Part, ...], resident: bool) -> tuple[TensorDescriptor, ...]:
     """Return descriptors of (batch, seqlen, nheads, headdim) tensors: first of `own`, then of `inner`.
 
-    A program keeps its block of an `own` tensor and loops over blocks of the `inner` ones. The order of a descriptor's
-    dimensions decides where Triton 3.6 keeps the left operand of a matmul: with seqlen before nheads it is moved to
-    registers and its shared memory is free again (`resident`), with nheads first it stays in shared memory.
+    A program keeps its block of an `own` tensor and loops over blocks of the `inner` tensors. The order of a
+    descriptor's dimensions decides where Triton 3.6 keeps the left operand of a matmul: with seqlen before nheads in
+    registers, which frees its shared memory (`resident`), with nheads first in shared memory.
     """
     descriptors = []
     for i, (x, rows, width) in enumerate((*own, *inner)):
@@ -94,7 +94,7 @@ def tensor_descriptors(own: tuple[Part, ...], inner: tuple[Part, ...], resident:
 
 
 def row_descriptors(tensors: tuple[Tensor, ...], rows: int) -> tuple[TensorDescriptor, ...]:
-    """Return descriptors of (batch, nheads, seqlen) fp32 tensors in blocks of `rows`. The tensors are padded for it.
+    """Return descriptors of padded (batch, nheads, seqlen) fp32 tensors in blocks of `rows`.
 
     Raises ValueError on a GPU for fewer rows than MIN_DESCRIPTOR_ROWS: the kernel would end with a misaligned address.
     """

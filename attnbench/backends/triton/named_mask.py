@@ -1,9 +1,9 @@
-"""Masks by name in the Triton kernels: which blocks a program visits, and the constants of the mask.
+"""Masks by name in the Triton kernels: the lists of blocks that a program visits, and the constants of the mask.
 
-A program that owns a block of queries (forward, dq) or of keys (dk and dv) reads from a list which blocks of the others
-it visits: first those of which every pair is seen, then those of which some are, where the kernel computes the mask of
-each pair. Other blocks are never visited. The lists are made from the definition of the mask (core/masks.py), for the
-block sizes that a kernel has.
+A program owns a block of queries (forward, dq) or of keys (dk and dv) and reads from a list the blocks of the other
+side that it visits: first the blocks in which every pair is seen, then the blocks in which some pairs are, for which
+the kernel computes the mask of each pair. Other blocks are never visited. The lists are made from the definition of the
+mask (core/masks.py), for the block sizes of a kernel.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 from attnbench.backends.shared.masks import seen_blocks
 from attnbench.core import masks
 
-# The numbers by which the kernels know the masks (device_functions.mask_by_name)
+# The number of each mask in the kernels (device_functions.mask_by_name)
 KINDS = {"prefix": 1, "sink_tokens": 2, "strided": 3, "dilated": 4, "random": 5}
-LISTED = 6  # the list tells it all, but for causal and window
+LISTED = 6  # the list holds the whole mask, except for causal and window
 
 
 class NamedMask:
     """A mask by name with causal and a window, for lengths and a device.
 
-    `text` is as in `Case.mask`; `window_size` is (left, right), None for an open side. There are at most as many
-    queries as keys. Lists are made when they are first needed, and kept.
+    `text` is as in `Case.mask`; `window_size` is (left, right), None for a side without a limit. There are at most as
+    many queries as keys. Lists are made at first need, and kept.
     """
 
     def __init__(
@@ -46,10 +46,10 @@ class NamedMask:
             raise ValueError(f"the kernels know no mask of one's own: {text}")
         kind, number = KINDS[text.partition(":")[0]], mask.number
         if kind == KINDS["random"] and (seqlen_k - seqlen_q) % masks.BLOCK == 0:
-            kind = LISTED  # no block of a kernel, of at most masks.BLOCK queries and keys, is in two blocks of the mask
+            kind = LISTED  # a kernel's block, masks.BLOCK queries and keys at most, is in one block of the mask
         left, right = window_size
         self._left, self._right = left, 0 if causal else right
-        self.constants = {"KIND": kind, "NUMBER": int(min(number, seqlen_k))}  # of random:P it is not read
+        self.constants = {"KIND": kind, "NUMBER": int(min(number, seqlen_k))}  # random:P ignores it
         self._blocks = masks.kept_blocks(text, seqlen_k, device)
         self.kept = None if self._blocks is None or kind == LISTED else self._blocks.to(torch.int8)
         self._lists: dict[tuple[int, int, bool], Tensor] = {}
@@ -58,8 +58,8 @@ class NamedMask:
     def lists(self, block_m: int, block_n: int, *, by_keys: bool = False, forward: bool = False) -> Tensor:
         """Return the lists of the blocks of queries, int32 (blocks of queries, 2 + blocks of keys).
 
-        Each is the number of blocks that are seen whole, that of those seen in part, then the numbers of both. With
-        `by_keys` they are the lists of the blocks of keys, in which keys beyond the last count as seen.
+        A list has the count of blocks seen whole, the count of blocks seen in part, then the blocks in this order. With
+        `by_keys` the lists are of the blocks of keys, and keys beyond the last count as seen.
         """
         if forward:
             self._forward = block_m, block_n
@@ -69,12 +69,12 @@ class NamedMask:
         return self._lists[at]
 
     def rebuild(self) -> None:
-        """Make all lists once more that were needed so far."""
+        """Make all lists that have been made so far again."""
         self._lists = {at: self._make(*at) for at in self._lists}
 
     @property
     def pairs(self) -> int:
-        """The pairs of one head in the blocks that the forward visits; 0 before it ran."""
+        """The number of pairs of one head in the blocks that the forward visits; 0 before it has run."""
         if self._forward is None:
             return 0
         block_m, block_n = self._forward
@@ -94,7 +94,7 @@ class NamedMask:
 
 
 def make_lists(mask: NamedMask, q: Tensor, k: Tensor, v: Tensor, *, backward: bool) -> None:
-    """Make the lists that calls with such tensors need, (batch, seqlen, nheads, headdim) each."""
+    """Make the lists that calls need with tensors such as q, k and v, (batch, seqlen, nheads, headdim) each."""
     from attnbench.backends.triton.block_sizes import Kernel, candidates, device_index, padded_head_dims
     from attnbench.backends.triton.launch import can_use_tma
 
@@ -106,5 +106,5 @@ def make_lists(mask: NamedMask, q: Tensor, k: Tensor, v: Tensor, *, backward: bo
 
 
 def arguments(mask: NamedMask | None, block_m: int, block_n: int, **which: Any) -> tuple[Tensor | None, ...]:
-    """Return a kernel's arguments Listed and Kept; None without a mask by name, or where it has no table."""
+    """Return a kernel's arguments (Listed, Kept); None without a mask by name, Kept also without a table of blocks."""
     return (None, None) if mask is None else (mask.lists(block_m, block_n, **which), mask.kept)

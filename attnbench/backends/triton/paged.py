@@ -4,14 +4,14 @@ k and v are caches, (pages, page_size, nheads_k, headdim), as a server keeps the
 2309.06180): key j of sequence b lies in page page_table[b, j // page_size], at place j % page_size. A program looks up
 the page of every key that it loads; nothing is gathered first.
 
-- As in decode.py the queries of all query heads that share a key head are rows of one block, so that keys and values
-  are read one time for all of them: row r is query r // group of head r % group. A chunk has several blocks of rows.
+- As in decode.py the queries of all query heads of a key head are rows of one block, so that keys and values are read
+  once for all: row r is query r // group of head r % group. A chunk has several blocks of rows.
 - Where there are too few programs for the GPU, the keys are split into stretches of one length, with a program for
-  each, and decode.py's `_combine` adds their results. A sequence that is shorter has fewer stretches: programs without
-  keys end at once.
-- A cache may be e4m3 (`descale`): its values become those of q's dtype when they are loaded.
+  each, and decode.py's `_combine` adds their results. A shorter sequence has fewer stretches: programs without keys
+  end at once.
+- A cache may be e4m3 (`descale`): its values are converted to q's dtype when they are loaded.
 - Latent rows (MLA with absorbed weights, DeepSeek-V2, arXiv 2405.04434, section 2.1) are keys whose first headdim_v
-  columns are the values too: these are loaded one time, and the rest of a key is multiplied apart.
+  columns are also the values: these columns are loaded once, and the rest of a key is multiplied separately.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
@@ -36,7 +36,7 @@ from attnbench.backends.triton.forward import empty_results, finish_softmax, sof
 from attnbench.backends.triton.launch import launch
 from attnbench.backends.triton.problem import Problem, Window, paged_problem
 
-MAX_ROWS = 64  # of a block
+MAX_ROWS = 64  # most rows of a block
 
 
 def attention_paged(
@@ -61,7 +61,7 @@ def attention_paged(
     """Return attention of queries that are the last of their sequences, over keys and values in pages. Forward only.
 
     q is (total_q, nheads, headdim), the queries of the sequences one after the other; k_cache (pages, page_size,
-    nheads_k, headdim), v_cache (pages, page_size, nheads_k, headdim_v); page_table (sequences, most pages of one) and
+    nheads_k, headdim), v_cache (pages, page_size, nheads_k, headdim_v); page_table (sequences, most pages of one),
     seqlens_k (sequences,) and cu_seqlens_q (sequences + 1,) are int32 on the device. Sequence b has the queries
     cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1, at most max_seqlen_q, and seqlens_k[b] keys, at most max_seqlen_k. Their
     values are not checked. The result is (total_q, nheads, headdim_v).
@@ -93,7 +93,7 @@ def _attend(
     nheads, nheads_k = q.shape[2], k_cache.shape[2]
     group, heads = nheads // nheads_k, problem.batch * nheads_k
     rows = problem.seqlen_q * group
-    if latent:  # the kernel's q and k are the columns of v; the rest of them is apart
+    if latent:  # the kernel's q and k have the columns of v; their other columns are separate tensors
         constants = head_dim_constants(v_cache, v_cache)
         rest = q.shape[3] - v_cache.shape[3]
         blocks = latent_blocks(q, v_cache.shape[3], rows)
@@ -142,18 +142,18 @@ def _attend(
 )
 def _paged(
     Q, K, V,
-    Out, Lse,  # one per stretch; with a single stretch these are the results
+    Out, Lse,  # one per stretch; with a single stretch the final results
     Table, Seqlens_k, Cu_q, Sink, Slopes,
     stride_qm, stride_qh, stride_kp, stride_kn, stride_kh, stride_vp, stride_vn, stride_vh, stride_tb,
     stride_os, stride_om, stride_oh, stride_ls, stride_lh,
     scale_tanh, scale_log2, descale_k, descale_v,
-    seqlen_k,  # the most of a sequence
+    seqlen_k,  # the most keys of a sequence
     left, right, nheads_k, group, row_blocks, splits,
     stretch,  # keys of one stretch, a multiple of BLOCK_N
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
     PAGE: tl.constexpr, LATENT: tl.constexpr,
-    REST: tl.constexpr, BLOCK_R: tl.constexpr,  # with LATENT, the columns of a key that are not of its value
+    REST: tl.constexpr, BLOCK_R: tl.constexpr,  # with LATENT, the columns of a key that are not part of its value
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Compute attention of one block of rows over one stretch of the keys of one key head of one sequence."""
@@ -185,7 +185,7 @@ def _paged(
     else:
         scale_log2 *= descale_k
 
-    # The part of the keys that some row sees which lies in this stretch.
+    # The keys of this stretch that some row sees.
     first_m, end_m = start // group, tl.minimum((start + BLOCK_M - 1) // group + 1, seqlen_q)
     begin, full_begin, full_end, end = keys_seen(
         first_m, end_m, seqlen_q, seqlen_k, left, right, whole, LEFT, RIGHT, True, BLOCK_N
@@ -204,7 +204,7 @@ def _paged(
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     row_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     row_sum = tl.zeros((BLOCK_M,), tl.float32)
-    if SINK and split == 0:  # in one stretch alone
+    if SINK and split == 0:  # only one stretch includes the sink
         row_max, row_sum = softmax_of_sink(tl.load(Sink + h, mask=there, other=0.0), row_sum)
     for start_n in range(full_begin, full_end, BLOCK_N):
         acc, row_max, row_sum = _paged_block(
@@ -232,17 +232,17 @@ def _paged(
 @triton.jit
 def _paged_block(
     acc, row_max, row_sum, q, q_rest, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn, scale_tanh, scale_log2,
-    slope, middle,  # of ALiBi, and the key at which each row stands, (rows, 1)
+    slope, middle,  # ALiBi's slope, and the key at which each row stands, (rows, 1)
     first, last,  # first and last key that each row sees, (rows, 1)
     start_n, seqlen_k,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PAGE: tl.constexpr,
     LATENT: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
-    """Return (acc, row_max, row_sum) of the online softmax with one block of keys added, from the pages they are in."""
+    """Return (acc, row_max, row_sum) of the online softmax with one block of keys, read from pages, added."""
     keys = start_n + tl.arange(0, BLOCK_N)
     cols, cols_v = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
-    known = keys < seqlen_k  # true of all without MASK, which the compiler does not know
+    known = keys < seqlen_k  # all true without MASK, but the compiler cannot know it
     page, place = tl.load(Table + keys // PAGE, mask=known, other=0).to(tl.int64), keys % PAGE
     of_k = K + (page * stride_kp + place * stride_kn)[:, None] + cols[None, :]
     k = tl.load(of_k, mask=known[:, None] & (cols[None, :] < HEADDIM), other=0.0).to(q.dtype)

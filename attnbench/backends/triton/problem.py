@@ -1,4 +1,4 @@
-"""The attention problem of one call: checks of its inputs, and the arguments that the kernels need."""
+"""The attention problem of one call: checks of the inputs, and the arguments of the kernels."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from attnbench.backends.triton.named_mask import NamedMask
 
 LOG2_E = 1.4426950408889634
 
-MIN_HEADDIM = 16  # what a tensor core's matmul takes at least
-MAX_HEADDIM = 256  # more would leave no room for the accumulators in registers
-MAX_HEADDIM_LATENT = 1024  # of which v has 512 at most: its accumulators are as wide
+MIN_HEADDIM = 16  # least size of a tensor core's matmul
+MAX_HEADDIM = 256  # larger accumulators would not fit the registers
+MAX_HEADDIM_LATENT = 1024  # v has 512 of these columns at most, and the accumulators are as wide as v
 FLOAT8 = torch.float8_e4m3fn
-SHORT_SEQLEN = 2048  # the most keys of a sequence in a ragged batch whose sequences count as short
+SHORT_SEQLEN = 2048  # keys up to which the longest sequence of a ragged batch counts as short
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
 
 Window = tuple[int | None, int | None]
@@ -24,11 +24,11 @@ Window = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class Problem:
-    """What the kernels must know besides q, k and v, which they take as (batch, seqlen, nheads, headdim).
+    """The arguments of the kernels besides q, k and v, which are (batch, seqlen, nheads, headdim).
 
     With `cu_seqlens_q` and `cu_seqlens_k`, int32 of batch + 1 values, all sequences are packed in the seqlen dimension
     of tensors whose first dimension is 1: sequence b has the queries cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1.
-    `seqlen_q` and `seqlen_k` are then those of the longest sequence.
+    `seqlen_q` and `seqlen_k` are then the lengths of the longest sequence.
 
     Query i sees the keys from i + seqlen_k - seqlen_q - left to i + seqlen_k - seqlen_q + right; None for a side
     without a limit.
@@ -44,8 +44,8 @@ class Problem:
     cu_seqlens_q: Tensor | None = None
     cu_seqlens_k: Tensor | None = None
     descale: tuple[Tensor, Tensor, Tensor] | None = None  # for fp8: one fp32 on the device for each of q, k and v
-    sink: Tensor | None = None  # one more score of each query head, (nheads,) fp32, natural logarithm
-    alibi_slopes: Tensor | None = None  # of each query head, (nheads,) fp32
+    sink: Tensor | None = None  # an additional score of each query head, (nheads,) fp32, natural logarithm
+    alibi_slopes: Tensor | None = None  # ALiBi's slope of each query head, (nheads,) fp32
     named_mask: NamedMask | None = None
 
     @property
@@ -72,8 +72,8 @@ class Problem:
     def mask_kind(self) -> str:
         """The kind of mask, by which block sizes are chosen.
 
-        It is "full", "causal", "window" or "named", and of ragged batches "varlen" or, where no sequence has more than
-        SHORT_SEQLEN keys, "varlen short".
+        It is "full", "causal", "window" or "named"; for ragged batches it is "varlen" or, where no sequence has more
+        than SHORT_SEQLEN keys, "varlen short".
         """
         if self.varlen:
             return "varlen short" if self.seqlen_k <= SHORT_SEQLEN else "varlen"
@@ -98,10 +98,10 @@ class Problem:
         return self.named_mask.constants if self.named_mask else {"KIND": 0, "NUMBER": 0}
 
     def blocks_of_queries(self, q: Tensor, size: int) -> int:
-        """Return the number of blocks of `size` queries: of a sequence, or where they differ in length of all of them.
+        """Return the number of blocks of `size` queries: of a sequence, or of all sequences of a ragged batch.
 
-        The number for all is an upper bound, as their lengths are known on the device alone: a sequence can have one
-        block that is not full (device_functions.py, sequence_of_block).
+        The number for all is an upper bound, because only the device has the lengths: each sequence can have a block
+        that is not full (device_functions.py, sequence_of_block).
         """
         return q.shape[1] // size + self.batch if self.varlen else -(-self.seqlen_q // size)
 
@@ -110,10 +110,10 @@ class Problem:
         return k.shape[1] // size + self.batch if self.varlen else -(-self.seqlen_k // size)
 
     def heads_in_order(self, nheads: int) -> int:
-        """Return how many heads a kernel's grid has for each block that blocks_of_queries or blocks_of_keys counts.
+        """Return the number of heads in a kernel's grid for each block of blocks_of_queries or blocks_of_keys.
 
-        Blocks of a ragged batch are those of all its sequences, so that each has `nheads`; in a dense batch block i of
-        every sequence counts as one, with `nheads` for each sequence.
+        Each block of a ragged batch belongs to one sequence and has `nheads` heads. In a dense batch block i of all
+        sequences counts as one block, with `nheads` heads for each sequence.
         """
         return nheads if self.varlen else self.batch * nheads
 
@@ -147,7 +147,7 @@ def varlen_problem(
     """Return the problem for packed (total, nheads, headdim) tensors. Raises ValueError for unsupported inputs.
 
     The values of cu_seqlens must rise from 0 to at most the total, each by at most max_seqlen. They are not checked,
-    because reading them would wait for the device.
+    because a read would wait for the device.
     """
     _check_tensors(q, k, v, dim=3)
     for name, cu in zip(("cu_seqlens_q", "cu_seqlens_k"), cu_seqlens, strict=True):
@@ -180,7 +180,7 @@ def paged_problem(
     """Return the problem for a cache of pages. Raises ValueError for unsupported inputs.
 
     q is (total, nheads, headdim), the caches are (pages, page_size, nheads_k, d); `sequences` are page_table, seqlens_k
-    and cu_seqlens_q, whose values are not checked. `latent` says that v_cache is a part of k_cache.
+    and cu_seqlens_q, whose values are not checked. With `latent` v_cache is a part of k_cache.
     """
     most = MAX_HEADDIM_LATENT if latent else MAX_HEADDIM
     page_table, seqlens_k, cu_seqlens_q = sequences
@@ -229,7 +229,7 @@ def _make_problem(
         raise ValueError(f"max_seqlen_q and max_seqlen_k must be at least 1, got {seqlen_q} and {seqlen_k}")
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
     if not scale > 0:
-        # The kernels take the maximum of a row before they scale it, which needs a positive factor.
+        # The kernels take the maximum of a row before the scale, which is right for a positive factor only.
         raise ValueError(f"softmax_scale must be positive, got {scale}")
     if not softcap >= 0:
         raise ValueError(f"softcap must be positive, or 0 for none, got {softcap}")
@@ -274,8 +274,7 @@ def _make_problem(
 def _effective_window(window_size: Window, causal: bool, seqlen_q: int, seqlen_k: int) -> Window:
     """Return (left, right) with causal included, None for a side that hides no key from any query.
 
-    The kernel is then compiled without a mask on that side. This also keeps sums of positions and limits within 32
-    bits.
+    The kernel is then compiled without a mask on this side, and sums of positions and limits stay within 32 bits.
     """
     left, right = (None if side == -1 else side for side in window_size)  # -1 is open in flash-attn's interface
     if (left or 0) < 0 or (right or 0) < 0:
@@ -287,7 +286,7 @@ def _effective_window(window_size: Window, causal: bool, seqlen_q: int, seqlen_k
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor, dim: int) -> None:
-    """Raise ValueError for inputs that would be read out of bounds, or for which the result would be wrong."""
+    """Raise ValueError for inputs with which a kernel would read out of bounds or give a wrong result."""
     layout = "(batch, seqlen, nheads, headdim)" if dim == 4 else "(total, nheads, headdim)"
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.dim() != dim:
@@ -316,7 +315,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor, dim: int) -> None:
 
 
 def _check_float8(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Raise ValueError where fp8 inputs need a gradient, and for a GPU without fp8 matmuls."""
+    """Raise ValueError for fp8 inputs that need a gradient, and for a GPU without fp8 matmuls."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (q, k, v)):
         raise ValueError(f"{FLOAT8} inputs have no backward here: detach them")
     if q.is_cuda and torch.version.hip is None and (found := torch.cuda.get_device_capability(q.device)) < (8, 9):

@@ -1,12 +1,11 @@
-"""Block sizes found by timing on this machine, for GPUs for which block_sizes.py has no measured row.
+"""Find block sizes by timing on this machine, for GPUs without a measured row in block_sizes.py.
 
-The first call that needs a choice makes it: a few candidates are compiled and timed on the tensors of that call, so the
-search is part of the call's time. It ends after BUDGET_S seconds, or later where a compilation is under way, which
-cannot be interrupted. Choices are kept in a JSON file, by architecture, Triton version, kernel, head dims, dtype, mask,
-and whether tensor descriptors can be made; delete it after a change of clocks or driver. A file that cannot be read
-counts as empty; where it cannot be written, the next process searches again.
-ATTNBENCH_TUNE=0 switches the search off; the first candidate is then taken. So it is while a CUDA graph is captured,
-where there is no choice yet.
+The first call that needs a choice makes it: a few candidates are compiled and timed on the tensors of the call, so the
+search is part of the call's time. It ends after BUDGET_S seconds, or with the compilation that is then under way.
+Choices are kept in a JSON file, by architecture, Triton version, kernel, head dims, dtype, mask, and whether tensor
+descriptors can be made; delete it after a change of clocks or driver. A file that cannot be read counts as empty; where
+it cannot be written, the next process searches again. ATTNBENCH_TUNE=0 switches the search off, and the first candidate
+is taken. The same holds while a CUDA graph is captured, if there is no choice yet.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from typing import Any, TypeVar
 
 from attnbench.core.files import below_home, write_whole
 
-BUDGET_S = 20.0  # seconds for one search
+BUDGET_S = 20.0  # seconds of one search
 FORMAT = 3  # version of the file, raised with the kernels' layouts too; a file of another version is not read
 
-Sizes = TypeVar("Sizes", bound=tuple[Any, ...])  # a Blocks
+Sizes = TypeVar("Sizes", bound=tuple[Any, ...])  # Blocks
 
 
 def cache_file() -> Path:
     """Return the file of this user's choices, in ATTNBENCH_CACHE_DIR or else in the user's cache folder.
 
-    A user without a home folder has none, and no choice is kept.
+    For a user without a home folder it is None, and no choice is kept.
     """
     folder = os.environ.get("ATTNBENCH_CACHE_DIR")
     if folder:
@@ -41,12 +40,12 @@ def cache_file() -> Path:
 
 
 def search_enabled() -> bool:
-    """Return whether candidates may be timed; ATTNBENCH_TUNE=0 forbids it."""
+    """Return whether candidates may be timed, which ATTNBENCH_TUNE=0 forbids."""
     return os.environ.get("ATTNBENCH_TUNE", "1") != "0"
 
 
 def read_choices(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the choices in a file by key; none where the file is missing, damaged or of another format."""
+    """Return the choices in a file by key; {} where the file is missing, damaged or of another format."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         choices = data["choices"] if data["format"] == FORMAT else {}

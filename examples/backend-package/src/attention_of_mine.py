@@ -1,4 +1,4 @@
-"""A package whose attention attnbench knows by name where it is installed: `attnbench run -b mine,sdpa-flash`."""
+"""A package that adds its attention to attnbench as the backend `mine`: `attnbench run -b mine,sdpa-flash`."""
 
 import torch
 
