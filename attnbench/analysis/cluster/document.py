@@ -33,7 +33,7 @@ from attnbench.render.document import (
 from attnbench.results.disturbed import doubt
 from attnbench.results.run_setup import differences
 
-EVERY_UNIT = "Wrong on every unit that measured it, so rather the kernel: {}."
+EVERY_UNIT = "Wrong on every unit that measured it, so probably by the kernel: {}."
 NOT_KNOWN = (
     "Wrong, and right on no other card of the same setup, so the kernel, the card or its software: {}. Measure on "
     "another card, set up alike."
@@ -284,7 +284,7 @@ def _readings(unit: Unit) -> dict[str, Any]:
 
 
 def _cautions(found: Sequence[Model]) -> Iterator[Caution]:
-    first_of = {model.run.environment.device.name: model for model in reversed(found)}  # which has the most units
+    first_of = {model.run.environment.device.name: model for model in reversed(found)}  # of most units
     for model in found:
         if names := [unit.name for unit in model.units if any(record.ecc_errors for record in unit.records)]:
             yield Caution(
@@ -306,7 +306,7 @@ def _cautions(found: Sequence[Model]) -> Iterator[Caution]:
         if again := [f"{unit.files[0]} ({len(unit.runs)} files)" for unit in model.units if len(unit.runs) > 1]:
             yield Caution(
                 f"Measured more than once, by the UUID: {some(again)}.",
-                "The files of a unit are joined; where each file was to be of another GPU, one was left out.",
+                "The files of a unit are joined. If each was meant for another GPU, one GPU is missing: measure it.",
             )
         unknown = [unit.name for unit in model.units if not unit.uuid]
         if len(unknown) > 1:
