@@ -45,7 +45,7 @@ _BAR_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
 def render(console: Console, document: Document) -> None:
-    """Print a document: what it is of, its tables, why figures are missing, what to doubt, and the verdict last."""
+    """Print a document: machines, tables, why figures are missing, cautions, and the verdict last."""
     out = _Writer(console)
     for sentence in document.answer:
         out.paragraph((sentence, "bold"))

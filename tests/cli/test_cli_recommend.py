@@ -59,8 +59,8 @@ def test_a_run_file_without_records(tool: Tool) -> None:
     [
         ((LIBRARIES, "--seqlen", "3k"), "no case of these run files has the shapes"),
         ((LIBRARIES, "-b", "fa9"), "--backend: these run files have none of them for these shapes, but eager, "),
-        ((LIBRARIES, "--rounds", "5"), "--rounds: of measuring; with run files nothing is measured, leave it out"),
-        ((LIBRARIES, "--device", "cpu", "--out", "x.jsonl"), "--device and --out: of measuring"),
+        ((LIBRARIES, "--rounds", "5"), "--rounds: for measuring; with run files nothing is measured, leave it out"),
+        ((LIBRARIES, "--device", "cpu", "--out", "x.jsonl"), "--device and --out: for measuring"),
         ((LIBRARIES, "--seqlen", "much"), "seqlen"),
         (("none.jsonl",), "none.jsonl"),
         (("notes.txt",), "is not an attnbench run file"),

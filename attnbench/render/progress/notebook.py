@@ -41,7 +41,7 @@ class NotebookLive:
         self._shown = renderable
 
     def stop(self) -> None:
-        """Leave an empty output: what the cell returns says it all."""
+        """Empty the output, as the cell's own result follows."""
         self._stopped.set()
         self._handle.update({"text/plain": ""}, raw=True)
 
