@@ -131,7 +131,7 @@ def test_attributes_of_a_function_are_kept(script: Script) -> None:
             "A, which is bound several times",
         ),
         ("import io\nS = io.StringIO()\ndef f(x, s=S): return s", "f", "a default of f is a StringIO"),
-        ("def make():\n n = 0\n def f(x):\n  nonlocal n\n  n += 1\n return f\nf = make()", "f", "f changes what"),
+        ("def make():\n n = 0\n def f(x):\n  nonlocal n\n  n += 1\n return f\nf = make()", "f", "f changes a variable"),
         ("import io\nclass A: k = io.StringIO()\ndef f(x): return A.k", "f", "A.k is a StringIO"),
     ],
 )
