@@ -38,7 +38,7 @@ MOST_SAID = 5  # findings in the message of a failure
 
 
 class SlowerError(AssertionError):
-    """A kernel is slower than what it was compared with, by more than the margin."""
+    """A kernel is slower than its rival in the comparison, by more than the margin."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Row:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What an assertion asks for."""
+    """The arguments of an assertion."""
 
     what: str  # as the table names it
     code: str  # as `ab` takes it

@@ -35,7 +35,7 @@ class Results:
     runs: each once, with its records and their raw samples, in seconds, bytes and hertz.
     cells: each case on each backend and device, with all its rounds; `cell.value("tflops")` is a metric's median over
         the rounds, `cell.rows[0].samples` are seconds of single calls.
-    problems: what is wrong with single lines of the files, which were left out.
+    problems: faults of single lines of the files, which were left out.
     files: the run file of each run, where it is known.
 
     >>> import attnbench

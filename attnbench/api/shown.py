@@ -24,7 +24,7 @@ VEGA_LITE = "application/vnd.vegalite.v5+json"  # which JupyterLab and VS Code d
 class Shown:
     """A document of a command: `print` it, let a notebook show it, or `save` it.
 
-    exit_code: that of the command; 0 where all is well.
+    exit_code: the command's; 0 where all is well.
     """
 
     document: Document

@@ -54,7 +54,7 @@ class Subjects:
             except OtherStateError as error:
                 if error.name in unlike:
                     raise
-                unlike[error.name] = f"{error.differs} is not in another process what it is here"
+                unlike[error.name] = f"{error.differs} is not the same in another process"
                 own = subjects(self.given, self.scope, in_process=self.in_process, unlike=unlike)
 
 

@@ -45,7 +45,7 @@ class HowToJudge:
         "-m help lists them all.",
     )
     expect: list[str] | None = what(
-        "NAMES", "What is meant to differ: torch, driver, gpu, a backend or library (fa2, triton)."
+        "NAMES", "Differences that are meant: torch, driver, gpu, a backend or library (fa2, triton)."
     )
     margin: list[str] | None = matters(
         "[METRIC=]MARGIN", "The change that matters: 3% (of latency, the default), relative_error=20%."
@@ -60,7 +60,7 @@ class HowToJudge:
     allow_wrong: bool = matters.flag("A wrong result is expected, unless it was right before. Exit code 5 otherwise.")
 
     def judged_by(self) -> Request:
-        """Return what the options ask a gate for. Raises UserError for unknown names and wrong margins."""
+        """Return the request of these options to a gate. Raises UserError for unknown names and wrong margins."""
         from attnbench.analysis.gate.findings import CHOICES, Request
         from attnbench.analysis.gate.margins import DEFAULT, margins
 
@@ -84,16 +84,16 @@ class HowToJudge:
 
 @dataclass(frozen=True, kw_only=True)
 class GateOutput(output.Output):
-    """Where the judgement is written, also as JUnit XML and GitHub's annotations."""
+    """The options of a judgement's output, also as JUnit XML and GitHub's annotations."""
 
     format: list[str] | None = output.formats(
         "table (default), md, html, json, junit, github (annotations and step summary; added by itself where GitHub "
         "runs it). Several may be given, each to a file: -f junit=gate.xml."
     )
-    every: bool = options.files.flag("List what is unchanged too.", "--all")
+    every: bool = options.files.flag("List unchanged cells too.", "--all")
 
     def wanted(self, known: Sequence[str] = FORMATS) -> list[tuple[str, Path | None]]:
-        """Return what is to be written, as Output.wanted does; GitHub's annotations may be printed beside a table.
+        """Return the outputs to write, as Output.wanted does; GitHub's annotations may be printed beside a table.
 
         In a GitHub workflow they are added where a table is printed.
         """

@@ -41,7 +41,7 @@ class Output:
     json: bool = files.flag("Short for -f json: everything, for programs, on stdout.")
 
     def wanted(self, known: Sequence[str] = FORMATS) -> list[tuple[str, Path | None]]:
-        """Return what is to be written: (format, file, or None for standard output), one of them to standard output.
+        """Return the outputs to write: (format, file, or None for standard output), one of them to standard output.
 
         Where only files were asked for, the table is printed too. Raises UserError for an unknown format, for a file
         that cannot be written, and for two formats that would both be printed: said before anything is measured.

@@ -71,7 +71,7 @@ class Options(output.Output):
         return {kind: file for kind, file in (("png", self.png), ("svg", self.svg)) if file}
 
     def wanted(self, known: Sequence[str] = (*output.FORMATS, *TRACKERS)) -> list[tuple[str, Path | None]]:
-        """Return what is written. With --html, --png or --svg only what is asked for is printed."""
+        """Return the outputs to write. With --html, --png or --svg only what is asked for is printed."""
         found = super().wanted(known)
         written = [file for _, file in found]
         for kind, picture in self.pictures.items():

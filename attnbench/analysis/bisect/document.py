@@ -1,4 +1,4 @@
-"""A bisection as a document: the commit that made a cell slower, how sure that is, and what was measured."""
+"""A bisection as a document: the commit that made a cell slower, the probability of that, and the A/Bs."""
 
 from __future__ import annotations
 

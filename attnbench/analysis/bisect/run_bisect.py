@@ -95,7 +95,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0: found; 3: not; that of a gate where GOOD and BAD cannot be compared; or that of a signal."""
+        """0: found; 3: not found; a gate's exit code where GOOD and BAD cannot be compared; or a signal's."""
         if self.found or self.interrupt:
             return EXIT_DONE if self.found else self.interrupt
         return (self.whole.exit_code if self.whole and not self.whole.finding else 0) or EXIT_INCONCLUSIVE

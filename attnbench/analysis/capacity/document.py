@@ -35,7 +35,7 @@ from attnbench.run.capacity import at_size, key_of, size_of
 PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "training"}
 STYLES: Mapping[str, Style] = {"wrong": "bad", "failed": "bad", "unchecked": "warning", "not reached": "warning"}
 NOTE = (
-    "Memory is that of one attention layer: its inputs, results and workspace. Weights and the memory of other "
+    "Memory counts one attention layer: its inputs, results and workspace. Weights and the memory of other "
     "layers are not counted. Each size in the column fits was compared with the reference at that size, in one call; "
     "attnbench run checks more."
 )
@@ -280,7 +280,7 @@ def _who(of: Finding) -> str:
 
 
 def _reasons(found: Sequence[Finding]) -> Iterator[Reason]:
-    """Yield what stopped each search; searches that stopped for one reason share a line."""
+    """Yield the reason why each search stopped; searches with equal reasons share a line."""
     stopped = [of for of in found if of.reason and of.limit != "wrong"]
     for (limit, reason), alike in grouped(stopped, lambda of: (of.limit, of.reason)).items():
         yield Reason(limit, some(map(_stopped, alike)), reason)

@@ -45,7 +45,7 @@ class Printed:
 
 
 def parse_printed(text: str) -> Printed:
-    """Return what a printed figure says: 616, 8.42 ms, 1.5-2.0, to 740, over 1. Raises UserError."""
+    """Return the value of a printed figure: 616, 8.42 ms, 1.5-2.0, to 740, over 1. Raises UserError."""
     kind: Kind = "equal"
     rest = text.strip()
     for word, named in (("to ", "up to"), ("over ", "at least")):
@@ -100,7 +100,7 @@ class ClaimFile(BaseModel):
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a claim: the metric of a backend, or how many times better that is than another's.
+    """One figure of a claim: the metric of a backend, or the factor by which it is better than another's.
 
     `backends` and `over` are names, of which the first that was measured counts.
     """

@@ -28,8 +28,8 @@ NOTHING = "-"
 STYLES: dict[Outcome, Style] = {"reproduced": "good", "not reproduced": "bad", "cannot be tried here": "quiet"}
 MOST_NAMED = 6  # claims in a sentence
 MORE = with_addresses(
-    "A figure is reproduced where what was printed, with its tolerance, is in the range from the value in bursts to "
-    "that without pauses, each with its uncertainty; docs/claims.md."
+    "A figure is reproduced where the printed value, with its tolerance, is in the range from the value in bursts to "
+    "the value without pauses, each with its uncertainty; docs/claims.md."
 )
 COLUMNS = (
     *("paper", "claim", "what", "where", "printed_of", "gpu", "metric", "figure", "printed", "printed_low"),

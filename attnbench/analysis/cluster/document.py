@@ -1,4 +1,4 @@
-"""A cluster as a document: which units are wrong, which stand out, and every unit with what is known of it."""
+"""A cluster as a document: the units that are wrong, those that stand out, and the figures of every unit."""
 
 from __future__ import annotations
 
@@ -169,8 +169,8 @@ def _answer(found: Sequence[Model]) -> Iterator[str]:
         if far:
             yield (
                 f"Far off among {units}{where}, but not apart from the others: "
-                f"{some([f'{unit.name} ({_latencies(own)})' for unit, own in far])}. That is a fault, or the end of "
-                "what units of this model differ by: look at clocks, power cap and temperature, and measure again."
+                f"{some([f'{unit.name} ({_latencies(own)})' for unit, own in far])}. That is a fault, or the tail "
+                "of this model's spread: look at clocks, power cap and temperature, and measure again."
             )
         if silent := [unit.name for unit in model.units if not unit.latencies]:
             yield f"Nothing could be measured on {some(silent)}."
@@ -289,7 +289,7 @@ def _cautions(found: Sequence[Model]) -> Iterator[Caution]:
         if names := [unit.name for unit in model.units if any(record.ecc_errors for record in unit.records)]:
             yield Caution(
                 f"Uncorrected memory errors (ECC) on {some(names)}.",
-                "What such a unit computes cannot be trusted.",
+                "Results of such a unit cannot be trusted.",
                 "Reset it, test its memory, and replace it if they come again.",
             )
     for model in found:

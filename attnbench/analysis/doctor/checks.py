@@ -284,7 +284,7 @@ def findings_of_aa_test(test: AATest) -> Iterator[Finding]:
     if throttled := [limit for limit in test.limits if limit in THROTTLED]:
         yield warning("throttling", f"{', '.join(throttled)} during the A/A test", "look at cooling and supply")
     if test.host_bound:
-        yield warning("host", "the GPU waited for it during the A/A test", "end what else the host does")
+        yield warning("host", "the GPU waited for it during the A/A test", "end other work on the host")
     found = worst(test)
     if found is None:
         turns = f"{min(len(c.a) for c in test.cases)} turns in {format_duration(test.seconds)}"

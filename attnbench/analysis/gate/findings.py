@@ -36,7 +36,7 @@ GRAVEST_FIRST = (EXIT_WRONG_RESULT, EXIT_REGRESSION, EXIT_INCONCLUSIVE)  # the t
 
 @dataclass(frozen=True)
 class Request:
-    """What to compare, and how strictly."""
+    """The metrics that a gate compares, their margins, and the findings that it lets pass."""
 
     metrics: tuple[str, ...]
     margins: Margins = field(default_factory=Margins)

@@ -1,4 +1,4 @@
-"""How large a change must be to matter: a margin per metric, and per cell where a file says so.
+"""Margins: the size from which a change matters, per metric, and per cell where a file says so.
 
     latency: 3%
     first_call: 100%
@@ -26,7 +26,7 @@ from attnbench.results import uncertainty
 
 @dataclass(frozen=True)
 class Rule:
-    """How a metric is judged by default. Lower is better in all of these metrics."""
+    """The rule by which a metric is judged by default. Lower is better in all of these metrics."""
 
     margin: float  # relative
     floor: float = 0.0  # in the metric's unit: a smaller value counts as this, so that changes below it do not count
@@ -61,7 +61,7 @@ DEFAULT = ("latency", "memory_peak", "relative_error", "first_call")
 
 @dataclass(frozen=True)
 class Margins:
-    """The margins that a person gave; where none was given, that of RULES counts."""
+    """The margins that a person gave; elsewhere the margin of RULES counts."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     cells: tuple[tuple[str, Mapping[str, float]], ...] = ()  # (glob, metric -> margin)

@@ -110,7 +110,7 @@ def _one_round(judged: Sequence[Finding]) -> str:
     halves = [math.log1p(high) - math.log1p(change) for high, change in intervals]
     half = stats.median(halves)
     known = f"no better than a factor of {FAR}" if half > math.log(FAR) else percent(half)
-    noise = "the other side's" if any(max(f.rounds) > 1 for f in judged) else "how differently the cells changed"
+    noise = "the other side's" if any(max(f.rounds) > 1 for f in judged) else "the spread of the cells' changes"
     return (
         f"One round is weak: its noise is taken from {noise}, a disturbed cell cannot be told from a changed one, and "
         f"the typical change is known to {known}. Run both with --rounds {ROUNDS}."

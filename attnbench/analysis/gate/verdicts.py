@@ -123,7 +123,7 @@ def interval(decision: Decision) -> str:
 
 
 def _level(decision: Decision) -> str:
-    """Return the confidence of an interval: " at 90%", rounded down to two digits of what is missing from 100 %."""
+    """Return the confidence of an interval, rounded down: " at 90%", " at 99.71%"."""
     if decision.level is None:
         return ""
     missing = round(100 * (1 - decision.level), 6)

@@ -9,7 +9,7 @@ of these orders (Westfall and Young, "Resampling-Based Multiple Testing", 1993, 
 et al., "Circular binary segmentation", Biostatistics 5(4), 2004). That holds whatever the noise.
 
 **Runs that resemble the run before.** A step must also be more likely than noise of which each run keeps the share rho
-of what the last one was off by (AR(1)). Both are fitted by least squares for each rho up to a limit, whose greatest
+of the error of the last one (AR(1)). Both are fitted by least squares for each rho up to a limit, whose greatest
 likelihoods are compared. The critical ratio is the largest of simulated series with rho up to that limit, for
 FALSE_ALARM over all cells (Bonferroni). The limit is the autocorrelation of the median cell, corrected for what a short
 series hides (Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), plus its standard
@@ -207,7 +207,7 @@ def _simulated(runs: int, limit: float) -> float:
 
 
 def _noise(runs: int, rho: float, number: int = _SERIES) -> Floats:
-    """Return series of noise of which each run keeps rho of what the last one was off by."""
+    """Return series of noise of which each run keeps a share rho of the error of the last one."""
     drawn = np.random.default_rng(0).normal(size=(number, runs))
     for run in range(1, runs):
         drawn[:, run] = rho * drawn[:, run - 1] + math.sqrt(1 - rho**2) * drawn[:, run]

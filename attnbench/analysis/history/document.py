@@ -51,7 +51,7 @@ FIT = "attnbench doctor says whether the machine is fit."
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asks a history for."""
+    """The series to follow, the changes to accept, and the change that fails a history."""
 
     join_units: bool = False
     metrics: Sequence[str] = DEFAULT

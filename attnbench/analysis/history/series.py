@@ -45,7 +45,7 @@ class Series:
 
     @property
     def cell(self) -> tuple[str, str, Case]:
-        """What names the cell, whatever the metric."""
+        """The key of the cell, whatever the metric."""
         return self.device, self.backend, self.case
 
 

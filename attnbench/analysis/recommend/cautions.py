@@ -192,7 +192,7 @@ CAUTIONS: Sequence[Rule[Recommended]] = (
     Rule(
         _alike_kernels,
         f"In {{cases}} {DEFAULT} ran the same kernels as the backend to use ({{some_used}}).",
-        "What sets them apart is the time to choose, or noise that the uncertainty does not hold.",
+        "Their difference is the time to choose, or noise beyond the uncertainty.",
         "Measure again with --rounds 5.",
     ),
     Rule(

@@ -2,8 +2,8 @@
 
 CSV has a row for each problem, and JSON the same rows beside the answer. Seconds and bytes are not scaled; tflops is
 TFLOP/s and gbps GB/s. `run` is when the run of `use` was started. `alike` are the backends that tie with the fastest,
-it included; `gain` is how many times as fast `use` is as PyTorch's default, with its 95 % interval. What is not known
-is None.
+it included; `gain` is how many times as fast `use` is as PyTorch's default, with its 95 % interval. Unknown values
+are None.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class Candidate:
 
     @property
     def version(self) -> str:
-        """What the backend says of its library; "" where the run does not have it."""
+        """The version of its library, as the backend names it; "" where the run does not have it."""
         return self.cells[0].rows[0].record.version or self.run.versions.get(self.backend, "")
 
     @cached_property

@@ -273,7 +273,7 @@ def _entry(cell: Cell, metric: Metric, best: bool) -> Figure | Ending:
 def _best(metric: Metric, rivals: Sequence[Cell]) -> Sequence[Cell]:
     """Return the cells with the best figure and those that tie with it; none where no value is better.
 
-    Latency, energy and what follows from them tie within their uncertainty, and have no best where what reads better is
+    Latency, energy and figures derived from them tie within their uncertainty, and have no best where a better one is
     hardly known (uncertainty.contest). Other figures tie at the digits shown, and where more than half are that good
     there is no best.
     """

@@ -37,7 +37,7 @@ class NotebookLive:
         threading.Thread(target=self._draw_again, daemon=True).start()
 
     def update(self, renderable: RenderableType, *, refresh: bool = False) -> None:
-        """Take what is shown from now on."""
+        """Take the text to show from now on."""
         self._shown = renderable
 
     def stop(self) -> None:

@@ -61,9 +61,7 @@ class RunProgress(JobProgress):
         self.say("starting the workers")
 
     def started(self, job: Job) -> None:
-        self._ahead.setdefault(
-            job.id, job.forecast.seconds
-        )  # new here only if the plan had left it out for want of time
+        self._ahead.setdefault(job.id, job.forecast.seconds)  # new only if the plan left it out for want of time
         super().started(job)
         self._began = time.monotonic()
         if self._live:
@@ -110,7 +108,7 @@ class RunProgress(JobProgress):
 
     @property
     def line(self) -> Text:
-        """Return the line: how far the run is, the job at hand, and the last figure."""
+        """The line: how far the run is, the job at hand, and the last figure."""
         line = Text().append(f"{self._count()} ", style="bold")
         if self._running:
             line.append(self._name(self._running), style="cyan")
