@@ -247,7 +247,7 @@ def test_bad_reports(littered: Tool, options: str, says: str) -> None:
         (["gate", "a", "b", "-m", " "], "--metric: the value is empty"),
         (["history", "a", "--branch="], "--branch: the value is empty"),
         (["capacity", "x.jsonl", "--memory", "2g"], "with files of earlier searches nothing is run"),
-        (["claims", "x.jsonl", "--list"], "--list shows what is claimed, and run files judge it"),
+        (["claims", "x.jsonl", "--list"], "--list shows claims, and run files judge them"),
         (["step", "x.jsonl", "--allow-wrong"], "--allow-wrong: for measuring; with run files nothing is measured"),
         (["step", "tiny", "--batch", "0"], "--batch: 0 is not at least 1"),
         (["baseline", "list", "--dir", __file__], "is no folder of baselines"),
