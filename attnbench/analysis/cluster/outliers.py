@@ -8,12 +8,12 @@ Deviation", JASA 88, 1993).
 **Far off** is a unit beyond Student's t at FALSE_ALARM over all units, families of cells and both directions
 (Bonferroni), times that deviation. The limit is widened because the median of the model is not known exactly either.
 
-**An outlier** is far off and apart from the others. Apart: its distance from the median is so many times that of the
-farthest unit that is no outlier that Student's t with TAIL degrees of freedom has such a gap in FALSE_ALARM of reports
-only. Where P(distance > x) falls as x^-TAIL or faster, the largest distance is r times the second with a probability of
-at most r^-TAIL, as the logarithms of such distances are exponential (Renyi; David and Nagaraja, "Order Statistics", 3rd
-ed. 2003, section 2.5). This needs no scale, and two groups of units are not apart. The distances of few units lie where
-the tail falls more slowly; the factor n / (n - 2) allows for it (simulated).
+**An outlier** is far off and apart from the others: the ratio of its distance from the median to that of the farthest
+unit that is no outlier is one that Student's t with TAIL degrees of freedom shows in FALSE_ALARM of reports. Where
+P(distance > x) falls as x^-TAIL or faster, the largest distance is r times the second with a probability of at most
+r^-TAIL, as the logarithms of such distances are exponential (Renyi; David and Nagaraja, "Order Statistics", 3rd ed.
+2003, section 2.5). This needs no scale, and two groups of units are not apart. The distances of few units lie where the
+tail falls more slowly; the factor n / (n - 2) allows for it (simulated).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ change_tests.py decides beforehand whether the series changed at all.
 computational cost", JASA 107, 2012) finds the steps that lower the squared error of the logarithms most, each step
 costing a penalty. A level lasts for LEAST runs or longer: a value that the next run does not repeat is no change.
 
-**The noise** is that between runs, not rounds: half the variance of the differences between successive runs, from their
+**The noise** is between runs, not rounds: half the variance of the differences between successive runs, from their
 median absolute deviation, so that steps and a creep do not count as noise. A short series has few differences, so its
 variance is moderated (results/noise.py) by that of the median cell of the unit, which is at least the runs' own
 uncertainty (results/uncertainty.py). Where each run keeps a share rho of the error of the run before, means vary as if
@@ -118,7 +118,7 @@ def levels(
 ) -> Levels | None:
     """Return the levels of a series of MIN_RUNS runs or more, one of `cells` in a history; None of a shorter one.
 
-    `prior`: of the noise, from the cells of its unit; `least`: the least noise that a run has; `kept`: the rho of
+    `prior`: the prior of the noise, from the cells of its unit; `least`: the least noise of a run; `kept`: the rho of
     change_tests.py. A series that has not `changed` has one level. Raises UserError without ruptures.
     """
     if len(values) < MIN_RUNS:

@@ -345,7 +345,7 @@ def _table(name: str, title: str, own: Sequence[Problem], short: bool) -> Table:
 
 
 def _is_told(column: str, entry: Entry) -> bool:
-    """Return whether a column whose entries are all `entry` is shown: not for sizes, runs, the usual dtype, nothing."""
+    """Return whether a column whose entries are all alike is shown: no sizes and runs, and of dtypes no bf16."""
     if column == "dtype":
         return entry not in ("", NOTHING, "bf16")
     return column not in (*SIZES, "run") and entry not in ("", NOTHING)
