@@ -80,5 +80,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Name what is imported when it is asked for too, so that a notebook completes it."""
+    """Return all names of the API, also those that are imported on demand, so that a notebook completes them."""
     return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""What starts the command line, and turns whatever ends a command into an exit code.
+"""Starts the command line, and turns every end of a command into an exit code.
 
 It imports next to nothing before it handles signals: the commands take a tenth of a second to import.
 """
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-COMPLETION = "_ATTNBENCH_COMPLETE"  # set by what --install-completion gives a shell
+COMPLETION = "_ATTNBENCH_COMPLETE"  # set by the script that --install-completion gives a shell
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
-IMPATIENCE = 2.0  # seconds in which another Ctrl-C says nothing new
-COLUMNS = range(20, 1001)  # what a table or a text can be fitted to
+IMPATIENCE = 2.0  # seconds after a signal in which further ones are ignored
+COLUMNS = range(20, 1001)  # widths to which a table or a text can be fitted
 
 
 def main() -> None:
@@ -179,7 +179,7 @@ def _what_is_not_installed(error: BaseException) -> str:
 def _say_fault(error: Exception) -> None:
     """Print one line on an exception that no command expects, and keep its traceback in a file.
 
-    A Tab prints nothing: it may be given odd variables, and a line would stand in a person's command.
+    While a Tab completes words nothing is printed, as a line would stand in the person's command.
     """
     if os.environ.get(COMPLETION):
         return
@@ -205,7 +205,7 @@ def _drop_rest(stream: Any) -> None:
 
 
 def _hear_of_children() -> None:
-    """Let the ends of child processes be told where the shell ignores them: each would seem to have ended well."""
+    """Undo a shell's ignoring of ended child processes, under which each would seem to have ended well."""
     if hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
@@ -244,10 +244,10 @@ def _drop_odd_source_date() -> None:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """In the block let signals raise Interrupted, but those that are ignored (nohup).
+    """Let signals in the block raise Interrupted, except those that are ignored (nohup).
 
-    Those that follow at once are ignored, so that what the first has begun to tidy up and to show comes to its end; and
-    all after the block, when nothing is left but the end of the process.
+    Signals that follow at once are ignored, so that tidying up and output after the first one finish; so are all
+    signals after the block, when only the end of the process is left.
     """
     latest = -IMPATIENCE
 

@@ -22,14 +22,16 @@ PROPERTY = "attnbench"  # of a test's report, which xdist passes on
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
     group = parser.getgroup("attnbench")
-    group.addoption("--attnbench-save", metavar="NAME", help="Keep what tests measure in .attnbench/NAME.")
-    group.addoption("--attnbench-compare", metavar="NAME", help="Judge what tests measure by what NAME has.")
-    group.addoption("--attnbench-budget", metavar="TIME", default="4m", help="Of one comparison: 30s, 5m.")
+    group.addoption("--attnbench-save", metavar="NAME", help="Keep the measurements of tests in .attnbench/NAME.")
+    group.addoption(
+        "--attnbench-compare", metavar="NAME", help="Judge the measurements of tests by those kept as NAME."
+    )
+    group.addoption("--attnbench-budget", metavar="TIME", default="4m", help="Longest time of one comparison: 30s, 5m.")
     group.addoption("--attnbench-device", metavar="DEVICE", default="auto", help="auto, cuda:N, cpu or fake.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Tell pytest the marker."""
+    """Register the marker `attnbench`."""
     config.addinivalue_line("markers", "attnbench: measures a kernel (set by the fixture attnbench)")
 
 
@@ -61,7 +63,7 @@ def attnbench(request: pytest.FixtureRequest) -> Iterator[Guard]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Write a line for each assertion: what, than what, the verdict, and the figures."""
+    """Write a line for each assertion: the kernel, its rival, the verdict, and the figures."""
     told = (one for of in terminalreporter.stats.values() for one in of if isinstance(one, pytest.TestReport))
     last = (properties for report in told if report.when == "teardown" for properties in report.user_properties)
     found: list[Any] = [row for name, row in last if name == PROPERTY]

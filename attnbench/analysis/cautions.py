@@ -40,12 +40,15 @@ def stated(rules: Iterable[Rule[Found]], found: Found) -> tuple[Caution, ...]:
 
 
 def when(holds: object, **values: Any) -> Places:
-    """Return one place with these values, none where it does not hold."""
+    """Return one place with these values, or none where `holds` is false."""
     return [values] if holds else []
 
 
 def in_cells(cells: Iterable[Cell], **values: Any) -> Places:
-    """Return one place for some cells, none for none: their {number}, as {cells}, {results}, {figures}, and {names}."""
+    """Return one place for some cells, or none without cells.
+
+    Its values: {number} of cells, the same with a noun as {cells}, {results} and {figures}, and their {names}.
+    """
     found = list(cells)
     told = {f"{noun}s": count(len(found), noun) for noun in ("cell", "result", "figure")}
     return when(found, number=len(found), names=some(cell.name for cell in found), **told, **values)
@@ -56,7 +59,10 @@ def furthest(
     write: Callable[[float], str] = percent,
     pick: Callable[..., tuple[float, Cell]] = max,
 ) -> Places:
-    """Return one place for cells with a figure each: their number, the {most}, of the picked one, and its {cell}."""
+    """Return one place for cells with a figure each, or none without cells.
+
+    Its values: those of in_cells, the picked figure as {most}, and its {cell}.
+    """
     if not found:
         return []
     most, cell = pick(found, key=lambda pair: pair[0])

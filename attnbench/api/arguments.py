@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Values = Any  # of an axis: one value, a list of them, or a text as the command line takes
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.float8_e4m3fn": "fp8"}
 
-Kind = tuple[str, tuple[type, ...]]  # what an argument is to be, for a person, and its types
+Kind = tuple[str, tuple[type, ...]]  # the name of a kind of argument, for messages, and its types
 TEXT: Kind = ("a text", (str,))
 PATH: Kind = ("a path", (str, Path))
 WHOLE: Kind = ("a whole number", (Integral,))
@@ -48,7 +48,7 @@ def check_texts(name: str, given: Iterable[Any] | None, what: str = "a text") ->
 
 
 def path_of(given: Any) -> Path:
-    """Return the argument "path" as a path. Raises UserError for what is none."""
+    """Return the argument "path" as a path. Raises UserError for any other value."""
     check_types({"path": given}, {"path": (PATH,)})
     return Path(given)
 
@@ -62,8 +62,7 @@ def texts_of(name: str, given: Any) -> Sequence[str]:
 
 
 def settings(axes: Mapping[str, Values], **others: Any) -> Settings:
-    """Return the part of a suite that arguments replace, of axes that are not None.
-
+    """Return the settings of a suite that arguments replace; axes that are None are left out.
     Raises UserError for an unknown axis or value.
     """
     from attnbench.run.suite import parse_options
@@ -99,12 +98,12 @@ def _as_option(name: str, value: Values) -> Any:
 
 
 def _has_several(value: Any) -> bool:
-    """Whether what can be iterated holds several values: a number as an array of no dimensions does not."""
+    """Return whether an iterable holds several values; an array without dimensions is a single number."""
     return bool(getattr(value, "ndim", 1))
 
 
 def _flag(name: str, value: Any) -> bool:
-    """Return a flag. Raises UserError for what is none: as a text "False" would be true."""
+    """Return a flag. Raises UserError for any other value: the text "False" would count as true."""
     if type(value).__name__ not in ("bool", "bool_"):  # of Python, of numpy
         raise UserError(f"{name}: {shortened(repr(value))} is neither True nor False")
     return bool(value)

@@ -1,4 +1,4 @@
-"""The definition of a function or a class as its file or cell has it, where that is what its process runs."""
+"""Finds the definition of a function or a class in its file or cell, if the process runs the code of that text."""
 
 from __future__ import annotations
 import __future__
@@ -13,7 +13,7 @@ ANNOTATIONS = __future__.annotations.compiler_flag
 
 
 class NotSource(Exception):
-    """There is no source of what a function needs. The message says of what."""
+    """Raised where a part that a function needs has no source; the message names the part."""
 
 
 def definition(of: FunctionType) -> ast.stmt | ast.expr:
@@ -40,7 +40,7 @@ def _first_line(node: ast.AST) -> int:
 
 
 def class_definition(of: type, scope: Mapping[str, Any]) -> ast.ClassDef:
-    """Return the class of the script or the notebook, whose methods are those that it has now. Raises NotSource."""
+    """Return the definition of a class of a script or notebook, with the methods that it has now. Raises NotSource."""
     found = [node for node in bindings(scope, of.__qualname__) if isinstance(node, ast.ClassDef)]
     methods = [getattr(one, "__func__", one) for one in vars(of).values()]
     own = [one for one in methods if isinstance(one, FunctionType) and one.__module__ == of.__module__]
@@ -97,9 +97,9 @@ def _is_python(text: str) -> bool:
 
 
 def _is_as_written(function: FunctionType, text: str) -> bool:
-    """Whether a function has the code that the text of its file or cell has now: it may have been edited since.
+    """Return whether a function's code is still that of its file or cell, which may have been edited meanwhile.
 
-    Of a file of tests, whose assertions pytest has rewritten, that is not known, and taken to be so.
+    A file of tests, whose assertions pytest has rewritten, cannot be compared and is taken to be unedited.
     """
     if type(function.__globals__.get("__loader__")).__name__ == "AssertionRewritingHook":
         return True

@@ -1,4 +1,4 @@
-"""What the pytest fixture `attnbench` is: assertions that a kernel is right, and not slower than another."""
+"""The pytest fixture `attnbench`: assertions that a kernel is right, and not slower than another."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ from attnbench.run.venvs import user_folder
 
 FOLDER = Path(".attnbench")  # below pytest's root: NAME/TEST.jsonl of --attnbench-save, runs/ of all others
 ROUNDS = 5  # of a run that is saved, or compared with a saved one
-MOST_SAID = 5  # findings of a failure
+MOST_SAID = 5  # findings in the message of a failure
 
 
 class SlowerError(AssertionError):
-    """A kernel is slower than what it was compared with, by more than the margin."""
+    """A kernel is slower than its rival in the comparison, by more than the margin."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Row:
 
 @dataclass(frozen=True)
 class _Asked:
-    """What an assertion asks for."""
+    """The arguments of an assertion."""
 
     what: str  # as the table names it
     code: str  # as `ab` takes it
@@ -119,8 +119,8 @@ class Guard:
 
         `than`: a function, own code or a backend, which is measured in turns with it (A B B A, fresh processes) until
         the gate's test decides, within `budget` ("4m"; --attnbench-budget by default); or a run file, by which it is
-        judged; without it what this test saved by --attnbench-save NAME and --attnbench-compare NAME reads. None is
-        returned where nothing is compared. `suite` and the axes say what is measured.
+        judged; by default the run that this test saved with --attnbench-save NAME, if --attnbench-compare NAME is
+        given. None is returned where nothing is compared. `suite` and the axes say what is measured.
 
         Raises SlowerError, and WrongResultError for a wrong result.
 
@@ -177,7 +177,7 @@ class Guard:
         return saved if saved.is_file() else None
 
     def _by_baseline(self, asked: _Asked, baseline: Path | None) -> Verdict | None:
-        """Measure, save, and judge by a baseline, with more rounds while time is left and that is open."""
+        """Measure, save, and judge by a baseline, with more rounds while the verdict is open and time is left."""
         from attnbench.run.run_suite import Request, run_suite
 
         began, path, rounds = time.monotonic(), self._run_file(), ROUNDS
@@ -207,7 +207,7 @@ class Guard:
             verdict = judge(of_runs([outcome.run], [path]))
         if verdict is not None:
             self._judged(verdict, asked.what, str(baseline), (str(path),))
-        if self.save:  # what is slower or wrong is no baseline
+        if self.save:  # a slower or wrong result is no baseline
             write_file(self.root / FOLDER / self.save / f"{self._slug}.jsonl", path.read_bytes())
         if verdict is None:
             new = f"measured; {self.compare} has no such test" if self.compare else "measured"
@@ -245,7 +245,7 @@ class Guard:
 
     @property
     def _slug(self) -> str:
-        """A name for the files of the assertion at hand: its test and a hash of that, and its number in the test."""
+        """A name for the files of the assertion at hand: its test, a hash of that, and its number in the test."""
         told = re.sub(r"[^\w.-]+", "-", self.test).strip("-.")[-100:]
         number = f"-{self.number}" if self.number > 1 else ""
         return f"{told}-{hashlib.sha256(self.test.encode()).hexdigest()[:8]}{number}"
@@ -276,7 +276,7 @@ def _code(given: Any, scope: Any) -> str:
 
 
 def _loaded(own: Subjects) -> None:
-    """Load them in another process. Raises OtherStateError where they are something else there."""
+    """Load subjects in another process. Raises OtherStateError where they have another state there."""
     from attnbench.run.select import choose
     from attnbench.run.session import Session
 

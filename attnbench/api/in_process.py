@@ -17,7 +17,7 @@ from attnbench.run.process import TAIL, OnQuestion, WorkerDied
 
 
 class InProcess:
-    """Has the interface of run/process.WorkerProcess. It answers while it is asked, and ends at no timeout."""
+    """Has the interface of run/process.WorkerProcess. It answers within the call that asks; no timeout ends it."""
 
     def __init__(self) -> None:
         from attnbench.worker.environment import measure_in_this_process
@@ -80,7 +80,7 @@ class InProcess:
     def kill(self) -> None:
         """Let a later request of the pool have another worker, and free what this one holds of this process.
 
-        It has frozen Python's collector, which then frees no cycle of what there was, of a person's neither.
+        The worker has frozen Python's garbage collector, which then frees no earlier cycles, also none of the person's.
         """
         if self.alive:
             self.alive = False
@@ -99,7 +99,7 @@ def worker_of(name: str, function: Any) -> InProcess:
 
 @contextlib.contextmanager
 def _quiet_profiler() -> Iterator[None]:
-    """Keep off stderr that torch's profiler starts and stops, which shows what ran."""
+    """Keep the messages of torch's profiler, which lists the kernels that ran, off stderr."""
     with captured_stderr() as said:
         yield
     sys.stderr.writelines(line for line in said[0].splitlines(keepends=True) if not line.startswith("USDT:"))

@@ -87,7 +87,7 @@ def measure(
         what: a backend's name or a pattern ("sdpa-*"), own code ("file.py:function"), a function f(q, k, v, *, causal,
             softmax_scale) of tensors (batch, seqlen, nheads, headdim), an nn.Module, a compiled function, or several
             of these; every backend that works here by default.
-        backends: more of these, to measure beside it.
+        backends: further ones, measured beside `what`.
         seqlen, headdim, dtype, causal, direction, and any other axis by its name: one value, a list, or a text as
             the option takes it ("1k-64k"). They multiply. `attnbench run --help` lists the axes.
         suite: the name of a shipped suite or a YAML file, whose axes these replace.
@@ -97,11 +97,11 @@ def measure(
         out: the run file; a new one in results/ by default, named by `Results.files`.
         in_process: True: measure functions in this process; False: never; by default only those of which no other
             process can have the source. The report then says what is not guarded against.
-        progress: whether stderr, or the notebook, shows what goes on.
+        progress: whether stderr, or the notebook, shows the progress.
 
-    A function of a script or a notebook runs in a worker, which gets its source with what that needs. An interrupt
-    (Ctrl-C) returns what was measured, and raises KeyboardInterrupt where that is nothing. Raises UserError for what
-    a person can mend.
+    A function of a script or a notebook runs in a worker, which gets its source and everything that this needs. An
+    interrupt (Ctrl-C) returns the results so far, and raises KeyboardInterrupt where there are none. Raises UserError
+    for mistakes that a person can mend.
 
     >>> import attnbench
     >>> found = attnbench.measure("fake", device="fake", seqlen=[1024, 2048], headdim=128, dtype="bf16", causal=True,
@@ -127,7 +127,7 @@ def measure(
     def measured(own: Subjects) -> Outcome:
         if own.here and (rounds > 1 or (policy or {}).get("caches") == "fresh"):
             name, why = next(iter(own.why.items()))
-            raise UserError(f"rounds and fresh caches are of new processes, and {name} is measured in this one: {why}")
+            raise UserError(f"rounds and fresh caches need new processes, and {name} is measured in this one: {why}")
         replaced = settings(
             given,
             backends=[*own.patterns] or None,
@@ -164,7 +164,7 @@ def measure(
 
 @dataclass(frozen=True, repr=False)
 class CheckResult(Shown):
-    """What `check` found. It is true where all that could be checked is right.
+    """The result of `check`. It is true where every case that could be checked is right.
 
     records: one for each case on each backend, with its status, its reason, and its errors in `accuracy.errors`:
         {"out": TensorError(max_error, tolerance, ...)}, of the tensors' own unit.
@@ -234,10 +234,10 @@ def check(
     progress: bool = True,
     **axes: Values,
 ) -> CheckResult:
-    """Say whether a kernel is right: small shapes that tell, against the reference and tolerance of `measure`, untimed.
+    """Check whether a kernel is right, on small shapes that show bugs, by the reference and tolerance of `measure`.
 
-    `timeout` is of one case, in seconds; the other arguments are those of `measure`, and axes replace what the cases
-    have. Raises UserError for what a person can mend.
+    Nothing is timed. `timeout` is of one case, in seconds; the other arguments are those of `measure`, and axes replace
+    the axes of the cases. Raises UserError for mistakes that a person can mend.
 
     >>> import attnbench
     >>> import torch

@@ -1,4 +1,4 @@
-"""Results: what was measured now, or read from run files, with what the commands say of it."""
+"""Results that were measured now or read from run files, and the documents of the commands on them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Other: TypeAlias = "Results | str | Path | Iterable[str | Path]"  # results, or 
 
 @dataclass(frozen=True)
 class Results:
-    """What `measure` has measured, or what some run files hold.
+    """The results of `measure`, or of some run files.
 
     runs: each once, with its records and their raw samples, in seconds, bytes and hertz.
     cells: each case on each backend and device, with all its rounds; `cell.value("tflops")` is a metric's median over
         the rounds, `cell.rows[0].samples` are seconds of single calls.
-    problems: what is wrong with single lines of the files, which were left out.
+    problems: faults of single lines of the files, which were left out.
     files: the run file of each run, where it is known.
 
     >>> import attnbench
@@ -74,7 +74,7 @@ class Results:
         return export_rows.dataframe(self.cells)
 
     def report(self, *metrics: str, by: str | None = None) -> Shown:
-        """Return what `attnbench report` shows: who is fastest, a table by length, what to doubt.
+        """Return what `attnbench report` shows: the fastest backends, a table by length, and cautions.
 
         `metrics`: in place of TFLOP/s, by name, as "latency" or "memory_peak"; `by`: the axis of the columns, as
         "dtype". Raises UserError for unknown ones.
@@ -116,7 +116,7 @@ class Results:
         """Judge these results, of one run, against a baseline, cell by cell, as `attnbench gate` does.
 
         `baseline`: results, run files, or the name of a saved baseline; `margin`: the change that matters, as "3%" (of
-        latency; also 0.03) or "memory_peak=5%"; `expect`: what is meant to differ, as "torch". Raises UserError.
+        latency; also 0.03) or "memory_peak=5%"; `expect`: differences that are meant, as "torch". Raises UserError.
         """
         from attnbench.analysis.baseline.baseline_files import pick
         from attnbench.analysis.gate.document import document_of
@@ -194,7 +194,7 @@ class Results:
         return write_file(path_of(path), trackers.content("parquet", self.cells))
 
     def to_tracker(self, format: str, path: str | Path | None = None) -> str:
-        """Return what another tool tracks: "pytest-benchmark", "bmf" (Bencher) or "github-action-benchmark".
+        """Return the results in another tool's format: "pytest-benchmark", "bmf" (Bencher), "github-action-benchmark".
 
         With a path write it there too. Raises UserError for another format, and without a measured cell.
         """
@@ -208,7 +208,7 @@ class Results:
         return self.files or tuple(Path(f"run-{number}.jsonl") for number, _ in enumerate(self.runs))
 
     def _complete(self, form: str) -> Shown:
-        """Return the report with what a format needs beyond what a terminal shows."""
+        """Return the report with the parts that a format has beyond those of a terminal."""
         from attnbench.analysis.report.document import complete
 
         return Shown(complete(self.report().document, {form}, self.cells, self.runs, self._names()))

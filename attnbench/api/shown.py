@@ -1,4 +1,4 @@
-"""What a command would show, as an object: a table in a terminal, in a notebook and in files."""
+"""The documents of commands as objects, to show in a terminal or a notebook, or to save in files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VEGA_LITE = "application/vnd.vegalite.v5+json"  # which JupyterLab and VS Code d
 class Shown:
     """A document of a command: `print` it, let a notebook show it, or `save` it.
 
-    exit_code: that of the command; 0 where all is well.
+    exit_code: the command's; 0 where all is well.
     """
 
     document: Document
@@ -41,7 +41,7 @@ class Shown:
 
     @property
     def data(self) -> Any:
-        """What the command's JSON holds, as Python values."""
+        """The data of the command's JSON, as Python values."""
         return self.document.data
 
     def __str__(self) -> str:
@@ -116,7 +116,7 @@ class Verdict(Shown):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What was found of each cell and metric, the gravest first."""
+        """The findings on each cell and metric, the gravest first."""
         return self.judgement.findings
 
 

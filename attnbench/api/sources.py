@@ -1,7 +1,7 @@
 """The source of a function that a person has defined in a script or a notebook, as a module of its own.
 
 It holds the statements that the function needs, and no others, so that another process can load it without running the
-script. What cannot be had as source (a tensor, an object with state) is named by NotSource.
+script. NotSource names a part that has no source (a tensor, an object with state).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Slice:
         self._folders: set[str] = set()  # on sys.path
 
     def add(self, name: str, value: Any) -> None:
-        """Add what binds a name to a value, behind what that needs. Raises NotSource."""
+        """Add the statement that binds a name to a value, after the statements that it needs. Raises NotSource."""
         if name in self._known:
             if self._known[name] is not value and self._known[name] != value:
                 raise NotSource(f"{name} stands for two things")
@@ -145,7 +145,7 @@ class _Slice:
         return self._scope.maps[-1] if isinstance(self._scope, ChainMap) else self._scope
 
     def _is_made_by_its_def(self, layers: Sequence[Any]) -> bool:
-        """Whether a def, with a decorator for each layer around it, has made what its name holds now."""
+        """Return whether the value of its name was made by a def, with a decorator for each layer around it."""
         node = definition(layers[-1])
         decorators = len(getattr(node, "decorator_list", ()))
         if len(layers) == 1:
@@ -155,7 +155,7 @@ class _Slice:
     def _assignment(self, name: str, value: Any) -> ast.stmt:
         """Return the one statement of the script or the notebook that binds an object to a name.
 
-        It has no state of its own, and what it is made of was bound one time too. Raises NotSource.
+        The object must have no state of its own, and each name in the statement be bound once. Raises NotSource.
         """
         kind = type(value).__name__
         if not callable(value):
@@ -165,7 +165,7 @@ class _Slice:
         held = next((of for of, one in self._globals.items() if one is value and not of.startswith("_")), "")
         found = bindings(self._globals, held) if held else []
         if len(found) != 1 or not isinstance(found[0], ast.Assign):
-            raise NotSource(f"{name} is a {kind} that no statement alone assigns to a name")
+            raise NotSource(f"{name} is a {kind} that no single statement assigns to a name")
         for needed in _needs(ast.unparse(found[0])):
             if len(bindings(self._globals, needed)) > 1:
                 raise NotSource(f"{name} is made of {needed}, which is bound several times")
@@ -173,7 +173,7 @@ class _Slice:
 
 
 def _has_state(value: Any) -> bool:
-    """Whether an object holds what a new one of its class would not, as far as that is known."""
+    """Return whether an object holds attributes that a new one of its class would not, as far as that is known."""
     own = {**getattr(value, "__dict__", {})}
     if "torch" in sys.modules and isinstance(value, sys.modules["torch"].nn.Module):
         plain = vars(sys.modules["torch"].nn.Module())
@@ -182,7 +182,7 @@ def _has_state(value: Any) -> bool:
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, str]]:
-    """Yield what was set on a function or a class, as text: order = "bhsd". Raises NotSource for what has no text."""
+    """Yield the attributes set on a function or a class, as text: order = "bhsd". Raises NotSource for one without."""
     if isinstance(value, type) and not isinstance(value, enum.EnumMeta):
         for name, given in vars(value).items():
             if name.startswith("__") or isinstance(given, (FunctionType, staticmethod, classmethod, property, type)):
@@ -227,7 +227,7 @@ def _inner(value: Any) -> Iterator[Any]:
 def _as_live(node: ast.stmt | ast.expr, of: FunctionType) -> ast.stmt | ast.expr:
     """Return a def or a lambda with the defaults that the function has now. Raises NotSource."""
     if any(one.opname == "STORE_DEREF" and one.argval in of.__code__.co_freevars for one in dis.get_instructions(of)):
-        raise NotSource(f"{of.__name__} changes what a function around it has")
+        raise NotSource(f"{of.__name__} changes a variable of a function around it")
     arguments: ast.arguments = node.args  # type: ignore[union-attr]
     given = of.__defaults__ or ()
     if len(given) != len(arguments.defaults):
@@ -247,7 +247,7 @@ def _constant(of: FunctionType, value: Any) -> ast.expr:
 
 
 def _names_around(function: FunctionType) -> Mapping[str, Any]:
-    """Return what a function's names stand for outside of it: those of the functions around it go first."""
+    """Return the values of names outside of a function: those of the functions around it go first."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     enclosing = {}
     for name, cell in cells:

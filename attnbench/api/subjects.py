@@ -1,4 +1,4 @@
-"""What a person gives to be measured: names of backends and own code, and functions of this process."""
+"""The subjects of a measurement, as a person gives them: names of backends, own code, functions of this process."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ What: TypeAlias = "str | Callable[..., Any] | Iterable[str | Callable[..., Any]]
 
 @dataclass(frozen=True)
 class Subjects:
-    """What is measured.
+    """The subjects of a measurement.
 
-    patterns: as --backend takes them. here: spec -> what makes its worker in this process. why: name -> why it is
-    measured in this process. live: spec -> the state that a worker's function is to have. given, scope, in_process: the
-    arguments of `subjects`, which make them anew.
+    patterns: as --backend takes them. here: spec -> a function that makes its worker in this process. why: name -> why
+    it is measured in this process. live: spec -> the state that a worker's function is to have. given, scope,
+    in_process: the arguments of `subjects`, from which they can be made again.
     """
 
     patterns: tuple[str, ...]
@@ -46,7 +46,7 @@ class Subjects:
     in_process: bool | None = None
 
     def measured(self, measure: Callable[[Subjects], T]) -> T:
-        """Return what `measure` gives of them; what has another state in another process is measured in this one."""
+        """Return the result of `measure`; a subject with another state in another process is measured in this one."""
         own, unlike = self, dict[str, str]()
         while True:
             try:
@@ -54,19 +54,20 @@ class Subjects:
             except OtherStateError as error:
                 if error.name in unlike:
                     raise
-                unlike[error.name] = f"{error.differs} is not in another process what it is here"
+                unlike[error.name] = f"{error.differs} is not the same in another process"
                 own = subjects(self.given, self.scope, in_process=self.in_process, unlike=unlike)
 
 
 def subjects(
     given: What, scope: Mapping[str, Any], *, in_process: bool | None = None, unlike: Mapping[str, str] | None = None
 ) -> Subjects:
-    """Return what `given` stands for: names and patterns, functions, modules of torch, or several of these.
+    """Return the subjects that `given` stands for: names and patterns, functions, modules of torch, or several of them.
 
     A function that another process can import is named by its file; one of a script or a notebook is written to a file
-    with what it needs; any other is measured in this process, as all are with `in_process`, and none without, and those
-    of `unlike`: name -> why another process has another state. `scope` has the names of the caller. Raises UserError
-    for what is neither, and, with in_process=False, for what another process cannot have.
+    with everything that it needs; any other is measured in this process. With `in_process` True all are, with False
+    none is. `unlike`: name -> why another process has another state; these are measured in this process too. `scope`
+    has the names of the caller. Raises UserError for any other value, and, with in_process=False, for a function that
+    another process cannot have.
     """
     patterns, here, why = list[str](), dict[str, Callable[[], Any]](), dict[str, str]()
     live = dict[str, Mapping[str, str]]()

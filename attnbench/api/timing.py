@@ -34,21 +34,20 @@ _KINDS: Mapping[str, Sequence[Kind]] = {
     "device": (TEXT, NONE),
 }
 MODES = ("min", "max", "mean", "median", "all", "timing")
-# Half a 95 % interval of a latency whose clock power holds down, for what the GPU did before, beyond the table's: from
-# 60 readings of an H200 against fresh processes (tests/gpu/api_agreement.py), root mean square.
+# What earlier work of the GPU adds to the uncertainty of a latency whose clock power holds down: half a 95 % interval,
+# from 60 readings of an H200 against fresh processes (tests/gpu/api_agreement.py), root mean square.
 HELD_DOWN = 0.010
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long one call takes, and how that is known.
+    """The time of one call, and how it was measured.
 
     latency: the median, in seconds. samples: single calls, in seconds. uncertainty: half of the 95 % interval of the
     latency for other processes on this device, relative to it, and for other work before it where power holds the
-    clock down; None of too few samples. clock: the median SM clock
-    that was held, in Hz, counted on the GPU during the calls; None on a CPU. timer: "events" or "perf_counter". l2:
-    "cold" or "warm" as a test of the instrument showed it, else "unproven". host_bound: whether the GPU waited for
-    the host. notes: what else to know.
+    clock down; None for too few samples. clock: the median SM clock that was held, in Hz, counted on the GPU during the
+    calls; None on a CPU. timer: "events" or "perf_counter". l2: "cold" or "warm" as a test of the instrument showed it,
+    else "unproven". host_bound: whether the GPU waited for the host. notes: further facts on the figure.
     """
 
     latency: float
@@ -129,7 +128,7 @@ def do_bench(
     """Return the time of `fn()` in milliseconds: a drop-in for triton.testing.do_bench, on a GPU or a CPU.
 
     Args:
-        fn: what is timed, without arguments. Its results are not checked: `attnbench.check` does that.
+        fn: the function to time, without arguments. Its results are not checked: `attnbench.check` does that.
         warmup: least time of calls before the first sample, in milliseconds; longer while they still get faster.
         rep: most time of sampling, in milliseconds; less where the median is known to 0.5 % before.
         grad_to_none: tensors whose `grad` is set to None before each call.
@@ -140,8 +139,8 @@ def do_bench(
         device: "cuda:N" or "cpu"; by default the current GPU of torch, or the CPU where there is none.
 
     The launch is hidden behind work on the GPU, the SM clock is counted during the calls, and pauses let it recover
-    where it fell. Raises UserError for unknown words, and what `fn` raises. See docs/python.md for what differs from
-    Triton's figures, and by how much.
+    where it fell. Raises UserError for unknown words, and whatever `fn` raises. docs/python.md has the differences from
+    Triton's figures.
 
     >>> import attnbench
     >>> ms = attnbench.do_bench(lambda: sum(range(10_000)), device="cpu")
@@ -230,7 +229,7 @@ def _timed(
             tensor.grad = None
         return fn()
 
-    launch()  # what is compiled, is compiled here
+    launch()  # the first call may compile
     found = instruments.time(TimedLaunch(launch, lambda _: (), 0, 0), policy)
     samples = found.measurements["time"].values
     known = uncertainty.uncertainty([samples], uncertainty.spread(instruments.device_info))

@@ -1,4 +1,4 @@
-"""What a person sees of a measurement that a script or a notebook has started, and how Ctrl-C ends it."""
+"""Shows the progress of a measurement that a script or a notebook has started, and lets Ctrl-C end it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnbench.core.errors import Interrupted
 
 
 class Unwatched:
-    """Hears of a run, and shows nothing."""
+    """An observer of a run that shows nothing."""
 
     def __getattr__(self, _: str) -> Callable[..., None]:
         return lambda *_, **__: None
@@ -20,7 +20,7 @@ class Unwatched:
 
 @contextlib.contextmanager
 def watched(progress: bool) -> Iterator[Any]:
-    """Give what shows a person how far a run is: in a notebook in its cell, else on stderr."""
+    """Give the observer that shows the progress of a run: in the cell of a notebook, else on stderr."""
     if not progress:
         yield Unwatched()
         return
@@ -36,8 +36,7 @@ def watched(progress: bool) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """In the block let Ctrl-C end the measuring, so that what was measured stands; KeyboardInterrupt where nothing was.
-
+    """Let Ctrl-C in the block end the measuring and keep its results; without results KeyboardInterrupt is raised.
     In a thread other than the first Python delivers no signals: nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():

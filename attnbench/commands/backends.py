@@ -61,7 +61,7 @@ def backends(given: Options) -> None:
 
 
 def _here(pythons: Sequence[str]) -> Document:
-    """Return what runs on the device of this machine."""
+    """Return the document of the backends on the device of this machine."""
     from attnbench.analysis.backends.document import Row, document
     from attnbench.backends import BACKENDS, available
     from attnbench.render.progress.progress_line import ProgressLine
@@ -93,7 +93,7 @@ def _here(pythons: Sequence[str]) -> Document:
 
 
 def _support(gpus: Sequence[str], device: str | None) -> Document:
-    """Return what each backend supports on GPUs that need not be here, and on a device that is."""
+    """Return the document of what each backend supports on GPUs that need not be here, and on a device that is."""
     from attnbench.analysis.backends import support_document
     from attnbench.run.support_matrix import named_device, support_matrix
 

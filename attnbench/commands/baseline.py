@@ -13,7 +13,7 @@ from attnbench.commands.shared import read_with_damage, tell
 from attnbench.core.errors import UserError
 
 app = typer.Typer(
-    help="Keep what gates compare with: small text files for git, one per name and GPU model.",
+    help="Keep the runs that gates compare with: small text files for git, one per name and GPU model.",
     epilog="attnbench gate baselines RUN then finds the one for the GPU of RUN. The guide: docs/ci.md.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -34,7 +34,7 @@ class SaveOptions(Options):
     run: Path = options.argument("RUN", "The run file, of attnbench run --rounds 5.")
     name: str = options.plain("NAME", "What it is the baseline of: a branch, a release.", MAIN)
     add: bool = options.plain.flag(
-        "One run more of the baseline: three show what runs differ by. Else it replaces all."
+        "Add the run to the baseline: three show the spread between runs. Else it replaces all."
     )
 
 

@@ -27,14 +27,14 @@ class Options(output.Output, options.WhatToMeasure):
     )
     python: str = builds("PATH", "The Python that it leaves in the worktree, v/bin/python; -b says what it runs.", "")
     code: str = builds("FILE.py:FUNCTION", "In place of --python: code in the worktree, which needs no build.", "")
-    build_limit: str = builds("TIME", "Of one build.", "1h")
+    build_limit: str = builds("TIME", "Longest time of one build.", "1h")
     metric: str = options.how(
         "NAME", "latency, or cycles (latency times clock), free of the clock.", "latency", "--metric", "-m"
     )
     margin: str = options.how("CHANGE", "BAD must be slower than GOOD by more.", "1%")
-    expect: str = options.how("NAMES", "What is meant to differ between the builds, as in gate: torch.", "")
+    expect: str = options.how("NAMES", "Differences between the builds that are meant, as in gate: torch.", "")
     device: str = options.device()
-    time_limit: str = options.how("TIME", "Of all A/Bs together; builds do not count.", "1h")
+    time_limit: str = options.how("TIME", "Longest time of all A/Bs together; builds do not count.", "1h")
     seed: int | None = options.seed()
     allow_busy: bool = options.allow_busy()
     out: Path | None = options.out(

@@ -51,7 +51,7 @@ class Options(output.Output, options.OnDevice, options.WhichModel):
     axes: Mapping[str, Any] = options.axes(helps=HELPS)
     call_limit: str = options.how("TIME", "A size is too slow where one call takes longer.", "10s")
     memory: str | None = options.how(
-        "SIZE", "Search what fits in so much of each device: 24g, 512m; on a CPU the check is in it. Default: all."
+        "SIZE", "Use this much memory of each device: 24g, 512m; on a CPU the check included. Default: all."
     )
     time_limit: str | None = options.how("TIME", "Begin no step after this time, as in 10m; --resume goes on.")
     allow_wrong: bool = options.allow_wrong()
@@ -67,8 +67,8 @@ class Options(output.Output, options.OnDevice, options.WhichModel):
 def capacity(given: Options) -> None:
     """Find the longest sequence, or the largest batch, that fits and is right, by backend, pass and dtype.
 
-    Sizes are doubled and bisected to a sixteenth of an octave (4.4 %), each checked against the reference. What stops
-    the next size is told: memory, a wrong result, a refusal, or a call that takes longer than --call-limit.
+    Sizes are doubled and bisected to a sixteenth of an octave (4.4 %), each checked against the reference. The result
+    names what stops the next size: memory, a wrong result, a refusal, or a call that takes longer than --call-limit.
 
     attnbench capacity -b 'sdpa-*,fa*' --time-limit 10m
     attnbench capacity --model llama-3.1-8b --phase train -b fa4,cudnn
@@ -99,7 +99,7 @@ def capacity(given: Options) -> None:
 
 
 def _search(given: Options) -> Search:
-    """Return what is searched. Raises UserError for options that do not go together."""
+    """Return the search that the options describe. Raises UserError for options that do not go together."""
     from attnbench.core.record import Search
     from attnbench.core.sizes import parse_duration
 

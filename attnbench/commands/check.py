@@ -32,16 +32,16 @@ class Options(output.Output, options.OnDevice):
         None,
         autocompletion=complete.several(complete.backends),
     )
-    backend: list[str] | None = options.backend("The same.", options.plain)
+    backend: list[str] | None = options.backend("The same, as an option.", options.plain)
     axes: Mapping[str, Any] = options.axes(cases, HELPS)
-    wrong: Path | None = cases("FILE", "In their place, the cases of the wrong results in this run file.")
+    wrong: Path | None = cases("FILE", "Check only the cases of the wrong results in this run file.")
     trust: bool = options.trust()
-    timeout: str = options.how("TIME", "Of one case: 30s, 5m; its process is then killed.", "60s")
+    timeout: str = options.how("TIME", "Longest time of one case: 30s, 5m; its process is then killed.", "60s")
 
 
 @options.command
 def check(given: Options) -> None:
-    """Say whether a kernel is right: small shapes that tell, against the reference and tolerance of `run`, no timing.
+    """Check whether a kernel is right, without timing: small shapes that show bugs, by the tolerance of `run`.
 
     attnbench check ./mine.py:attention
     attnbench check ./mine.py:attention --headdim 64 --pass fwd --dtype bf16
@@ -58,7 +58,7 @@ def check(given: Options) -> None:
     from attnbench.run.check import check as checked
 
     seconds = parse_duration(given.timeout, "--timeout")
-    # Nothing is timed, so threads that wait may sleep. Beside other work those that spin cost four times the time.
+    # Nothing is timed, so waiting threads may sleep; beside other work, spinning threads take four times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with live(ProgressLine, "the check was complete") as line:
         run, interrupt = checked(

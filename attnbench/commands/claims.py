@@ -28,7 +28,7 @@ class Options(output.Output, options.WholeRun):
     )
     gpu: list[str] | None = which("NAMES", "Claims printed of GPUs with one of these in their names: h100.")
     backend: list[str] | None = options.backend("Claims about these backends: names or patterns.", which)
-    listed: bool = which.flag("Show what is claimed; measure nothing.", "--list")
+    listed: bool = which.flag("List the claims; measure nothing.", "--list")
     sustained: str = options.how(
         "TIME", "Measure each cell this long without pauses too, as papers may have; 0: not.", "1s"
     )
@@ -52,7 +52,7 @@ def claims(given: Options) -> None:
     """
     wanted = given.wanted()
     if given.results and given.listed:
-        raise UserError("--list shows what is claimed, and run files judge it; leave out one of them")
+        raise UserError("--list shows claims, and run files judge them; leave out one of the two")
     if given.results or given.listed:
         given.refuse_measuring("sustained", where="with run files or --list")
 

@@ -100,7 +100,7 @@ class ReportOptions(output.Output):
 @app.command()
 @options.command
 def report(given: ReportOptions) -> None:
-    """Judge each GPU against the median of its model: which are slower than units differ by, and which are wrong?
+    """Judge each GPU against the median of its model: which are outliers, and which compute wrong results?
 
     The files are those of `attnbench run`, however they were made: by `cluster run`, srun, or a Kubernetes Job. A file
     is named after its node and GPU. Three units of a model are the least. The statistics: docs/cluster.md.

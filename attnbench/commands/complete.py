@@ -1,4 +1,4 @@
-"""What a Tab completes: the values of options. They come from tables that are read without importing a library.
+"""Completes the values of options at a Tab, from tables that are read without importing a library.
 
 A completer is for typer's `autocompletion`. Where it returns nothing, the shell offers files.
 """

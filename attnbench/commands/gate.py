@@ -45,7 +45,7 @@ class HowToJudge:
         "-m help lists them all.",
     )
     expect: list[str] | None = what(
-        "NAMES", "What is meant to differ: torch, driver, gpu, a backend or library (fa2, triton)."
+        "NAMES", "Differences that are meant: torch, driver, gpu, a backend or library (fa2, triton)."
     )
     margin: list[str] | None = matters(
         "[METRIC=]MARGIN", "The change that matters: 3% (of latency, the default), relative_error=20%."
@@ -60,7 +60,7 @@ class HowToJudge:
     allow_wrong: bool = matters.flag("A wrong result is expected, unless it was right before. Exit code 5 otherwise.")
 
     def judged_by(self) -> Request:
-        """Return what the options ask a gate for. Raises UserError for unknown names and wrong margins."""
+        """Return the request of these options to a gate. Raises UserError for unknown names and wrong margins."""
         from attnbench.analysis.gate.findings import CHOICES, Request
         from attnbench.analysis.gate.margins import DEFAULT, margins
 
@@ -84,16 +84,16 @@ class HowToJudge:
 
 @dataclass(frozen=True, kw_only=True)
 class GateOutput(output.Output):
-    """Where the judgement is written, also as JUnit XML and GitHub's annotations."""
+    """The options of a judgement's output, also as JUnit XML and GitHub's annotations."""
 
     format: list[str] | None = output.formats(
         "table (default), md, html, json, junit, github (annotations and step summary; added by itself where GitHub "
         "runs it). Several may be given, each to a file: -f junit=gate.xml."
     )
-    every: bool = options.files.flag("List what is unchanged too.", "--all")
+    every: bool = options.files.flag("List unchanged cells too.", "--all")
 
     def wanted(self, known: Sequence[str] = FORMATS) -> list[tuple[str, Path | None]]:
-        """Return what is to be written, as Output.wanted does; GitHub's annotations may be printed beside a table.
+        """Return the outputs to write, as Output.wanted does; GitHub's annotations may be printed beside a table.
 
         In a GitHub workflow they are added where a table is printed.
         """
@@ -111,18 +111,18 @@ class GateOutput(output.Output):
 
 @dataclass(frozen=True, kw_only=True)
 class Options(GateOutput, HowToJudge):
-    """The options of `attnbench gate`: beside those, what it measures of what it leaves open."""
+    """The options of `attnbench gate`: those of judging and output, and those of settling open cells."""
 
     baseline: list[Path] = options.argument(
         "BASELINE...",
-        "What to compare with: run files, a baseline's name, or a folder of baselines. Three runs show what runs "
-        "differ by.",
+        "What to compare with: run files, a baseline's name, or a folder of baselines. Three runs show the spread "
+        "between runs.",
     )
     current: Path = options.argument("CURRENT", "The run file to judge.")
     settle: str | None = when_open(
         "TIME",
-        "Measure what is inconclusive in turns against the baseline's build, as attnbench ab does, for this time at "
-        "most, as in 5m.",
+        "Measure inconclusive cells in turns with the baseline's build, as attnbench ab does, for this time at most, "
+        "as in 5m.",
     )
     a: str | None = when_open(
         "BUILD",
@@ -135,10 +135,10 @@ class Options(GateOutput, HowToJudge):
     )
 
     def settles(self) -> Settle | None:
-        """Return what is asked for; None without --settle. Raises UserError for a wrong time or build."""
+        """Return the request to settle cells, None without --settle. Raises UserError for a wrong time or build."""
         if self.settle is None:
             if idle := [*options.changed(self, ("a", "b", "trust"))]:
-                raise UserError(f"{idle[0]} is of what --settle measures; add --settle TIME, as in 5m")
+                raise UserError(f"{idle[0]} is an option of --settle; add --settle TIME, as in 5m")
             return None
         from attnbench.analysis.ab.settle import Request
         from attnbench.core.sizes import parse_duration
@@ -177,7 +177,7 @@ def gate(given: Options) -> None:
         path, what = next(iter(of_baseline.items()))
         raise UserError(f"{path}: {what}, and the baseline lacks what is lost; restore the file, or measure again")
     judgement = judge(runs[0][1], now, request, [run for _, run in runs[1:]])
-    gone = judgement.only_missing() if damage != CUT_OFF else []  # that run is shorter, and fails for it
+    gone = judgement.only_missing() if damage != CUT_OFF else []  # a run that is cut off fails by them anyway
     if damage and request.missing == "fail" and (gone or judgement.exit_code in (EXIT_PASS, EXIT_INCONCLUSIVE)):
         lost = some(gone) or "a wrong result"
         raise UserError(f"{current}: {damage}, and {lost} may be in what is lost; restore the file, or measure again")

@@ -1,4 +1,4 @@
-"""Options: those of a command are the fields of a dataclass, and `command` makes them parameters for typer.
+"""The options of commands: fields of a dataclass, from which `command` makes parameters for typer.
 
 A field is declared by the panel of --help that shows it: `seed: int | None = how("N", "The seed of the inputs.")`.
 Options that several commands have are in dataclasses that theirs inherit, or in functions that return a field. The
@@ -210,7 +210,9 @@ def seed() -> Any:
 
 def allow_busy() -> Any:
     """Return the field of --allow-busy."""
-    return how.flag("Measure also on a GPU that other processes use; what is shown then says first not to believe it.")
+    return how.flag(
+        "Measure also on a GPU that other processes use; the output then begins with the advice not to believe it."
+    )
 
 
 def allow_wrong() -> Any:
@@ -287,7 +289,7 @@ class ShortRun(OnDevice):
     def refuse_measuring(self, *more: str, where: str = "with run files") -> None:
         """Raise UserError where options of measuring, or these fields, are given beside run files."""
         if idle := changed(self, [*more, *(field.name for field in dataclasses.fields(WholeRun))]):
-            raise UserError(f"{' and '.join(idle)}: of measuring; {where} nothing is measured, leave it out")
+            raise UserError(f"{' and '.join(idle)}: for measuring; {where} nothing is measured, leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

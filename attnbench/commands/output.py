@@ -41,7 +41,7 @@ class Output:
     json: bool = files.flag("Short for -f json: everything, for programs, on stdout.")
 
     def wanted(self, known: Sequence[str] = FORMATS) -> list[tuple[str, Path | None]]:
-        """Return what is to be written: (format, file, or None for standard output), one of them to standard output.
+        """Return the outputs to write: (format, file, or None for standard output), one of them to standard output.
 
         Where only files were asked for, the table is printed too. Raises UserError for an unknown format, for a file
         that cannot be written, and for two formats that would both be printed: said before anything is measured.
@@ -89,7 +89,7 @@ def check_file(option: str, file: Path, others: Sequence[Path | None] = ()) -> N
 
 
 def _input_kind(file: Path) -> str:
-    """Return what a file is that attnbench reads or runs; "" for any other."""
+    """Return the kind of a file that attnbench reads or runs: "a run file"; "" for any other file."""
     from attnbench.results import run_file
 
     target = Path(os.path.realpath(file))  # of a link, which is written through
@@ -103,9 +103,9 @@ def _input_kind(file: Path) -> str:
 
 
 def with_damage(document: Document, damage: Mapping[Path, str]) -> Document:
-    """Return a document of files of which something cannot be read, `damage`, with a caution that says so, if any.
+    """Return a document with a caution on what cannot be read of its files, `damage`, if there is any.
 
-    For programs it is "damage", what is lost by file, where the document's JSON is a mapping.
+    For programs, a mapping in the document's JSON gets the key "damage": file -> what is lost.
     """
     from attnbench.render.document import Caution
 
@@ -113,7 +113,7 @@ def with_damage(document: Document, damage: Mapping[Path, str]) -> Document:
         return document
     told = some(what if str(path) in what else f"{path}: {what}" for path, what in damage.items())
     what = f"{count(len(damage), 'file')} cannot be read in whole: {told}."
-    caution = Caution(what, "What is lost is missing here.", "Restore the files, or measure again.")
+    caution = Caution(what, "The lost records are missing here.", "Restore the files, or measure again.")
     lost = {str(path): what for path, what in damage.items()}
     data = {**document.data, "damage": lost} if isinstance(document.data, dict) else document.data
     return replace(document, cautions=(caution, *document.cautions), data=data)
@@ -122,8 +122,8 @@ def with_damage(document: Document, damage: Mapping[Path, str]) -> Document:
 def write(document: Document, wanted: Wanted, writers: Writers | None = None) -> int:
     """Write a document to where `Output.wanted` says, files first; `writers` make formats of the command's own.
 
-    Returns the exit code of the command: the document's; where that is 0, that of what could not be written, which is
-    said on stderr.
+    Returns the exit code of the command: the document's; where that is 0 and an output could not be written, the code
+    of that error, which stderr names.
     """
     failed = []
     for name, file in sorted(wanted, key=lambda output: output[1] is None):

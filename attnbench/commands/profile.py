@@ -32,7 +32,7 @@ class Options(output.Output, options.OnDevice):
     )
     keep: Path | None = options.files(
         "DIR",
-        "Write there a Chrome trace of one call (https://ui.perfetto.dev), with pyinstrument a flame graph of the "
+        "The folder for a Chrome trace of one call (https://ui.perfetto.dev), with pyinstrument a flame graph of the "
         "host's work, with nsys an nsys-rep, and with --counters an ncu-rep.",
     )
 

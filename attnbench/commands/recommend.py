@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.ShortRun, options.WhichModel, options.WhatToMeasure):
-    """The options of the command: those of a short run, of which some also choose among what run files have."""
+    """The options of the command: those of a short run, of which some also choose among the cells of run files."""
 
     results: list[Path] | None = options.argument(
         "RUN|DIR", "Run files, or folders; without any a short run is measured.", None
     )
-    suite: str = options.suite("quick", "Of the short run: a shipped suite, or a YAML file of your own.")
+    suite: str = options.suite("quick", "The suite of the short run: a shipped one, or a YAML file of your own.")
     every: bool = options.files.flag(
-        "In table all machines, cases and columns, as md, html, json and csv have them.", "--all"
+        "Show all machines, cases and columns in the table too, as md, html, json and csv do.", "--all"
     )
 
 
@@ -39,8 +39,8 @@ def recommend(given: Options) -> None:
     """Say which backend to use: the fastest right one by case, its gain over PyTorch's default, the code to paste.
 
     From run files, of which the options choose cases and backends, it needs no GPU. Without files it measures the
-    suite quick with your shapes first, as `attnbench run` does. What ties within the uncertainty is shown as a tie.
-    Of many cases and machines the table has those that tell most.
+    suite quick with your shapes first, as `attnbench run` does. Backends that are alike within the uncertainty are
+    shown as a tie. Where there are many cases and machines, the table has those that tell most.
 
     attnbench recommend results/*.jsonl.gz
     attnbench recommend results/*.jsonl.gz --headdim 128 --causal --pass fwd
@@ -91,7 +91,7 @@ def _with_latencies(runs: Sequence[Run]) -> Sequence[Run]:
 
 
 def _measured(given: Options, settings: Settings) -> Outcome:
-    """Measure a short run; stderr says what goes on, and which file it wrote."""
+    """Measure a short run; stderr shows the progress and names the run file."""
     from attnbench.run.run_suite import Request
 
     outcome = measured(options.request(Request, given, settings=settings, allow_wrong=True))

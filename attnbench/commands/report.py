@@ -71,7 +71,7 @@ class Options(output.Output):
         return {kind: file for kind, file in (("png", self.png), ("svg", self.svg)) if file}
 
     def wanted(self, known: Sequence[str] = (*output.FORMATS, *TRACKERS)) -> list[tuple[str, Path | None]]:
-        """Return what is written. With --html, --png or --svg only what is asked for is printed."""
+        """Return the outputs to write. With --html, --png or --svg only what is asked for is printed."""
         found = super().wanted(known)
         written = [file for _, file in found]
         for kind, picture in self.pictures.items():
@@ -81,7 +81,7 @@ class Options(output.Output):
         return found if printed or not (self.html or self.pictures) else [one for one in found if one[1]]
 
     def check_together(self, formats: Set[str]) -> None:
-        """Raise UserError for options of which one says nothing beside another."""
+        """Raise UserError for options of which one has no effect beside another."""
 
         def refuse(why: str, *names: str, more: Sequence[str] = ()) -> None:
             if given := [*options.changed(self, names), *more]:
@@ -186,9 +186,9 @@ def _command(run: Run) -> str:
 
 
 def own_document(runs: Sequence[Run], claims: Sequence[Setting] | None = None) -> Document | None:
-    """Return what the command shows that measured all of the runs, where it shows more than a table of cells.
+    """Return the document of the command that measured all of the runs; None where it is a table of cells too.
 
-    `claims` are those that ship, where they were loaded before.
+    `claims` are the shipped claims, where they were loaded before.
     """
     commands = {_command(run) for run in runs}
     if commands == {"capacity"}:
@@ -214,7 +214,7 @@ def own_document(runs: Sequence[Run], claims: Sequence[Setting] | None = None) -
 
 
 def _with_cells(read: list[tuple[Path, Run]], *, tell_all: bool) -> list[tuple[Path, Run]]:
-    """Return the runs without searches, unless there is nothing else; what another command shows better is told."""
+    """Return the runs without searches, unless there is nothing else; stderr names commands that show runs better."""
     kept = [(path, run) for path, run in read if not run.search] or read
     for command, what in _MEASURED.items():
         number = sum(_command(run) == command for _, run in read)
@@ -226,7 +226,7 @@ def _with_cells(read: list[tuple[Path, Run]], *, tell_all: bool) -> list[tuple[P
 
 
 def _trackers(formats: Set[str], cells: Sequence[Cell]) -> output.Writers:
-    """Return what writes those of the formats that are for other tools; what these would not notice goes to stderr."""
+    """Return the writers of the formats for other tools; doubts that those tools would not notice go to stderr."""
     wanted = [format for format in TRACKERS if format in formats]
     if not wanted:
         return {}

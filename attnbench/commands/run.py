@@ -65,8 +65,7 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
     isolate_power: bool = instruments.flag("Wait before each cell until clock and power have recovered.")
     resume: Path | None = options.files(
         "FILE",
-        "Measure what this run file lacks, with the options that it was started with but its time limit. --rounds N "
-        "adds rounds.",
+        "Measure what this run file lacks, with its options except the time limit. --rounds N adds rounds.",
     )
     again: list[int] | None = options.files(
         "ROUND", "With --resume: measure this round anew, as gate asks for a disturbed one. Repeatable."
@@ -134,7 +133,7 @@ def run(given: Options) -> None:
 
 
 def _epilogue(console: Console, outcome: Outcome) -> None:
-    """Print how good the forecast was, where the results are, how to measure what is left, and what is wrong."""
+    """Print the forecast's error, the place of the results, how to measure the jobs left, and the wrong results."""
     from attnbench.analysis.report.planned import forecast_line
     from attnbench.core.text import count, printable, some
     from attnbench.results.case_names import case_name

@@ -1,4 +1,4 @@
-"""What several commands share: read run files, tell what goes on, check a word, write a text."""
+"""Functions that several commands share: they read run files, show progress, and write text."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def results_line(path: Path | None) -> str:
 
 
 def jobs_left(run: Run) -> str:
-    """Return what a run has not measured but could: "2 jobs left (forecast 3m05s)"; "" where nothing is left."""
+    """Return the jobs that a run could still measure: "2 jobs left (forecast 3m05s)"; "" where none is left."""
     from attnbench.core.sizes import format_duration
     from attnbench.results.run_file import missing
 
@@ -71,7 +71,7 @@ def jobs_left(run: Run) -> str:
 
 
 def measured(request: Request, command: str = "") -> Outcome:
-    """Measure a suite; stderr says what goes on, and which file was written.
+    """Measure a suite; stderr shows the progress and names the run file.
 
     `command`: one that shows such runs; stderr then says how to measure what is left, and to show it with that.
     """
@@ -89,10 +89,10 @@ def measured(request: Request, command: str = "") -> Outcome:
 
 
 def read_with_damage(path: Path, *, cut: bool = False) -> tuple[Run, str]:
-    """Return the run of a file, and what is lost of it: "2 lines of it cannot be read"; "" of a whole file.
+    """Return the run of a file, and what is lost of it: "2 lines of it cannot be read"; "" for a whole file.
 
-    What is wrong with single lines goes to stderr. A file whose last write was interrupted is whole, as its run is
-    shorter, unless `cut`. Raises UserError for no run file, and for one of whose records none can be read.
+    Faults of single lines go to stderr. A file whose last write was interrupted counts as whole and its run as shorter,
+    unless `cut`. Raises UserError for a file that is no run file, and for one of which no record can be read.
     """
     from attnbench.results import run_file
 
@@ -115,9 +115,9 @@ def read_with_damage(path: Path, *, cut: bool = False) -> tuple[Run, str]:
 def read_runs(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]], dict[Path, str]]:
     """Return the runs of files, and of all run files below folders, each once (results/given_again.py).
 
-    Beside them is what cannot be read of each file that is not whole; those that are not among the runs are files of a
-    folder that were left out, and folders in it. What is left out is said on stderr. Raises UserError for a folder
-    without run files.
+    The second value has, for each damaged file, what cannot be read of it; it also has the files and folders of a given
+    folder that were left out for that. stderr names everything left out. Raises UserError for a folder without run
+    files.
     """
     from attnbench.results.given_again import went_on_apart, without_copies
     from attnbench.results.run_file import without_collector
@@ -179,7 +179,7 @@ def _of_folder(folder: Path, damage: dict[Path, str]) -> list[tuple[Path, Run]]:
 
 @contextmanager
 def live(kind: type[L], goal: str) -> Iterator[L]:
-    """Give a line on stderr that says what goes on. Interrupted, say what was kept and end with the exit code."""
+    """Give a progress line on stderr. At an interrupt, print what was kept and end with the exit code of the signal."""
     from attnbench.render.console import Console
 
     line = kind(Console(stderr=True, highlight=False))

@@ -71,7 +71,7 @@ def step(given: Options) -> None:
     runs = [Path(name) for name in given.models if _is_of_runs(name)]
     if runs:
         if len(runs) < len(given.models):
-            raise UserError("models: of measuring; with run files nothing is measured")
+            raise UserError("models: for measuring; with run files nothing is measured")
         given.refuse_measuring("phase", "seqlen", "batch", "layers", "dtype", "backend")
 
     from attnbench.analysis.step.document import document

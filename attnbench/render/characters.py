@@ -12,7 +12,7 @@ _UTF_HEIGHTS, _ASCII_HEIGHTS = " ▁▂▃▄▅▆▇█", " .:-=+*#"
 
 
 def marks(figure: Figure) -> str:
-    """Return what stands behind the digits of a figure: that its clock was held down, that it is hardly known."""
+    """Return the marks behind the digits of a figure: its clock was held down, it is hardly known."""
     return (HELD_DOWN if figure.held_down else "") + (HARDLY_KNOWN if figure.hardly_known else "")
 
 

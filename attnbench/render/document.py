@@ -45,7 +45,7 @@ class Figure:
     best: bool = False  # whether it is the best of those that it competes with
     held_down: bool = False  # the clock was below its best
     memory_bound: bool = False  # the aside is the share of the roofline
-    hardly_known: bool = False  # its uncertainty is so large that it says who is best of nothing
+    hardly_known: bool = False  # its uncertainty is too large to show which is best
 
     @property
     def text(self) -> str:
@@ -77,7 +77,7 @@ class Bar:
     start: float
     end: float
     group: int = 0
-    interval: tuple[float, float] | None = None  # how sure its end is: a thin line, where a page draws it
+    interval: tuple[float, float] | None = None  # uncertainty of its end: a page draws it as a thin line
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Grids:
         return [f for grid in self.grids for _, row in grid.rows for f in row if isinstance(f, Figure)]
 
     def legend(self, best: str, held_down: str, hardly_known: str) -> str:
-        """Return what the marks mean that occur; the arguments are the renderer's own marks."""
+        """Return the meaning of the marks that occur; the arguments are the renderer's own marks."""
         parts = [f"{best} best of its {self.competing}"] if any(f.best for f in self.figures) else []
         parts += [f"{held_down} clock held down"] if any(f.held_down for f in self.figures) else []
         parts += [f"{hardly_known} hardly known"] if any(f.hardly_known for f in self.figures) else []
@@ -272,7 +272,7 @@ class Document:
     blocks: tuple[Block, ...] = ()
     reasons: tuple[Reason, ...] = ()
     cautions: tuple[Caution, ...] = ()
-    facts: tuple[Caution, ...] = ()  # nothing is wrong, but a reader wants to know
+    facts: tuple[Caution, ...] = ()  # what a reader should know where nothing is wrong
     reproduce: tuple[Command, ...] = ()  # that measure rows again, the worst row first; a terminal shows one
     notes: tuple[Line, ...] = ()  # the last lines
     verdict: Verdict | None = None

@@ -15,7 +15,7 @@ from attnbench.render.document import Document
 
 
 def json_text(document: Document) -> str:
-    """Return `document.data` as JSON; a list has one mapping on each line. What is not known is null."""
+    """Return `document.data` as JSON; a list has one mapping on each line. Unknown values are null."""
     return "".join(json_pieces(document))
 
 

@@ -67,7 +67,7 @@ def render(document: Document) -> str:
         text = _joined(*parts, commands, *ending) + "\n"
         if _nbytes(text) <= LIMIT:
             return text
-    last = _cut(_joined(*ending), LIMIT // 4)  # cautions hold for the rows above them, which give way to them
+    last = _cut(_joined(*ending), LIMIT // 4)  # rows are cut first, as cautions hold for those that stay
     return _joined(_cut(_joined(*parts), LIMIT - _nbytes(last) - 3), last) + "\n"
 
 
@@ -84,7 +84,7 @@ def _joined(*parts: str) -> str:
 
 
 def _cut(text: str, limit: int) -> str:
-    """Return what of a text fits into `limit` bytes, cut before a row, and a line that counts the rows left out."""
+    """Return the start of a text that fits into `limit` bytes, cut before a row, and a line that counts the rest."""
     if _nbytes(text) <= limit:
         return text
     lines = text.split("\n")

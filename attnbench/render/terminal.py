@@ -45,7 +45,7 @@ _BAR_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
 def render(console: Console, document: Document) -> None:
-    """Print a document: what it is of, its tables, why figures are missing, what to doubt, and the verdict last."""
+    """Print a document: machines, tables, why figures are missing, cautions, and the verdict last."""
     out = _Writer(console)
     for sentence in document.answer:
         out.paragraph((sentence, "bold"))
@@ -386,7 +386,7 @@ def _span(corner: int, widths: Sequence[int], gap: int) -> int:
 def _widened(needed: Sequence[int], wanted: Sequence[int], spare: int) -> list[int]:
     """Return the widths of columns that need some characters, want more, and share those that are to spare.
 
-    What is lacking is taken from the widest.
+    Where characters are lacking, the widest columns give them up.
     """
     room, widest = sum(needed) + spare, max(1, *wanted)
     for most in range(widest, 0, -1):

@@ -100,7 +100,7 @@ def test_a_result_that_one_unit_alone_has_wrong_comes_first() -> None:
 
 def test_what_all_units_have_wrong_is_the_kernel() -> None:
     files = [(f"n{i}", unit(i, wrong=[4096])) for i in range(3)]
-    assert told(files).startswith("Wrong on every unit that measured it, so rather the kernel: triton 4k")
+    assert told(files).startswith("Wrong on every unit that measured it, so probably by the kernel: triton 4k")
     assert exit_code(models(files)) == 5
 
 

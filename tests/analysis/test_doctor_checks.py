@@ -64,7 +64,7 @@ def timed(instrument: str, **found: str) -> dict[str, Any]:
         (facts(nvmlDeviceGetEnforcedPowerLimit=450_000), "power limit: warning", "450 W, lowered from 700", "-pl 700"),
         (beside(STRANGER, SimpleNamespace(gpu=0)), "other processes: warning", "(pid 1); computing nothing", "another"),
         (beside(STRANGER, BUSY), "other processes: unfit", "60% busy", "another GPU"),
-        (beside(STRANGER, None), "other processes: warning", "whether they compute is not told", "another GPU"),
+        (beside(STRANGER, None), "other processes: warning", "whether they compute is not known", "another GPU"),
         (beside(UNNAMED, SimpleNamespace(gpu=0)), "other processes: warning", "2 that cannot be named", "another GPU"),
         (beside([], BUSY), "other processes: unfit", "not in NVML's list", "another GPU"),
         (facts(nvmlDeviceGetMigMode=[1, 1]), "MIG: warning", "slice", "administrator"),

@@ -133,7 +133,7 @@ def test_a_library_that_no_backend_of_both_runs_uses_is_told(backend: str, spec:
     assert [d.names for d in found] == [("transformers", "hf-eager")]
     expected, others, idle = run_differences.split(found, [])
     assert (len(others), expected, idle) == (int(refused), [], [])
-    said = ["Differs too, which is told and no reason not to compare: transformers was 5.1 and is 5.2."]
+    said = ["Also different, but no obstacle to comparing: transformers was 5.1 and is 5.2."]
     assert run_differences.told(found, expected) == ([] if refused else said)
     assert run_differences.split(found, ["transformers"]) == (found, [], [])
 

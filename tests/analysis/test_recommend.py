@@ -162,7 +162,7 @@ def test_two_machines_stand_apart() -> None:
 def test_the_same_kernels_under_another_name_are_told() -> None:
     records = [ok(CASE, "sdpa", SLOW, kernels=CUDNN), ok(CASE, "sdpa-cudnn", FAST, kernels=CUDNN)]
     text = told(document(cells([run(records)])))
-    assert "In 1 case PyTorch's default ran the same kernels as what is to use (sdpa-cudnn)." in text
+    assert "In 1 case PyTorch's default ran the same kernels as the backend to use (sdpa-cudnn)." in text
     records[1] = replace(records[1], kernels=FLASH)
     assert "the same kernels" not in told(document(cells([run(records)])))
 

@@ -69,7 +69,7 @@ def test_a_figure_that_no_device_can_reach_is_a_fault_of_ours() -> None:
 
     def said(record: Record, **changes: Any) -> bool:
         text = warned(record, **changes)
-        assert "It is a fault of attnbench's; please report it" in text or "above what" not in text
+        assert "This is a fault of attnbench; please report it" in text or "above what" not in text
         return "1 figure above what the device can do: triton" in text
 
     assert said(ok(case(), "triton", 1100.0))
@@ -128,7 +128,7 @@ def test_the_state_of_the_machine() -> None:
     text = warned(good, replace(good, backend="triton", l2="unproven"))
     assert "L2 not proven cold in 1 of 2 cells" in text
     assert "--timer cupti" in text
-    assert "exceeds the cache" in warned(replace(good, l2="unproven"), device=CPU)
+    assert "sizes beyond the cache" in warned(replace(good, l2="unproven"), device=CPU)
 
 
 def test_an_incomplete_run_says_how_to_finish_it() -> None:

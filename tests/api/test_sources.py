@@ -121,17 +121,17 @@ def test_attributes_of_a_function_are_kept(script: Script) -> None:
         ),
         ("f, g = (lambda x: 1), (lambda x: 2)", "f", "several lambdas stand in one line"),
         ("class A:\n    def __call__(self, x): return x\nf = A()\nf.n = 2", "f", "with state"),
-        (f"{HOLD}f = Hold(); f = Hold2()", "f", "no statement alone"),
-        (f"{HOLD}f = Hold()\nif f: f = Hold2()", "f", "no statement alone"),
+        (f"{HOLD}f = Hold(); f = Hold2()", "f", "no single statement"),
+        (f"{HOLD}f = Hold()\nif f: f = Hold2()", "f", "no single statement"),
         (f"{HOLD}K = Hold\nf = K()\nK = Hold2", "f", "K, which is bound several times"),
-        (f"{TWICE}@twice\ndef f(x): return x\nf = twice(f)", "f", "no statement alone"),
+        (f"{TWICE}@twice\ndef f(x): return x\nf = twice(f)", "f", "no single statement"),
         (
             "class A:\n    def __call__(self, x): return 1\nf = A()\nclass A: pass",
             "f",
             "A, which is bound several times",
         ),
         ("import io\nS = io.StringIO()\ndef f(x, s=S): return s", "f", "a default of f is a StringIO"),
-        ("def make():\n n = 0\n def f(x):\n  nonlocal n\n  n += 1\n return f\nf = make()", "f", "f changes what"),
+        ("def make():\n n = 0\n def f(x):\n  nonlocal n\n  n += 1\n return f\nf = make()", "f", "f changes a variable"),
         ("import io\nclass A: k = io.StringIO()\ndef f(x): return A.k", "f", "A.k is a StringIO"),
     ],
 )
@@ -158,7 +158,7 @@ def test_a_file_that_was_edited_since_is_no_source(script: Script) -> None:
 def test_a_local_object_is_not_one_of_the_module(script: Script) -> None:
     scope = script(f"{HOLD}g = Hold()")
     local = scope["Hold2"]()
-    with pytest.raises(NotSource, match="no statement alone"):
+    with pytest.raises(NotSource, match="no single statement"):
         module_source(local, "g", ChainMap({"g": local}, scope))
 
 

@@ -50,7 +50,7 @@ def test_a_gate_that_escalates_ends_as_the_turns_say(interpreters: Tool) -> None
     assert [f["metric"] for f in found["findings"] if f["in_turns"]] == ["latency"]
     interpreters("gate", "now-settle/a.jsonl", "now-settle/b.jsonl", "-m", "latency", code=1)
     idle = interpreters(*gate, "--a", "./same", code=2).err
-    assert idle == "attnbench: --a is of what --settle measures; add --settle TIME, as in 5m\n"
+    assert idle == "attnbench: --a is an option of --settle; add --settle TIME, as in 5m\n"
     assert "'./none' is not an interpreter" in interpreters(*gate, "--settle", "1m", "--b", "./none", code=2).err
 
 

@@ -117,7 +117,7 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     ("check fake --device fake --allow-busy", BUSY, 0, "fake is RIGHT in 84 cases"),
     ("recommend --device fake --seqlen 1k", BUSY, 2, REFUSED),
     ("recommend --device fake --seqlen 1k --allow-busy", BUSY, 1, "docs/recommend.md."),
-    ("recommend ok.jsonl --allow-busy", "", 2, "--allow-busy: of measuring"),
+    ("recommend ok.jsonl --allow-busy", "", 2, "--allow-busy: for measuring"),
     ("step tiny --device fake", BUSY, 2, REFUSED),
     ("claims --device fake", BUSY, 2, REFUSED),
     ("capacity -b fake --device fake", BUSY, 2, REFUSED),

@@ -59,8 +59,8 @@ def test_a_plan_measures_nothing(tool: Tool) -> None:
         (("tiny", "--layers", "3"), "--layers: 3 is not from 1 to the 2 of tiny"),
         (("tiny", "--seqlen", "1"), "--seqlen: a step has two tokens or more"),
         (("tiny", "--dtype", "fp8"), "fp8"),
-        (("run.jsonl", "tiny"), "models: of measuring"),
-        (("run.jsonl", "--layers", "2"), "--layers: of measuring"),
+        (("run.jsonl", "tiny"), "models: for measuring"),
+        (("run.jsonl", "--layers", "2"), "--layers: for measuring"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(args: tuple[str, ...], said: str, tool: Tool) -> None:

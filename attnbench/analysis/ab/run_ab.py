@@ -1,4 +1,4 @@
-"""An A/B with its judgement: what run/ab measures is judged by the gate, before, while and after it is measured."""
+"""An A/B with its judgement: run/ab measures two builds in turns; the gate judges their records, also in between."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class Request(in_turns.Request):
 
 @dataclass(frozen=True)
 class Limits:
-    """What an A/B is limited to that settles what a gate left open (settle.py)."""
+    """The limits of an A/B that settles the open results of a gate (settle.py)."""
 
-    open: frozenset[Open]  # what is judged: it goes on until these are decided
+    open: frozenset[Open]  # the results that are judged; the A/B goes on until all are decided
     cells: Mapping[Case, Sequence[str]]  # case -> patterns of its backends
     check: Callable[[Run, Run], None]  # raises UserError where a build is not the one that is meant
 
@@ -56,7 +56,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class _Gate:
-    """The gate, as run/ab asks it."""
+    """The gate behind the interface that run/ab calls."""
 
     asked: gate_findings.Request
     limits: Limits | None
@@ -79,7 +79,7 @@ class _Gate:
 
 
 def ab(request: Request, watcher: AbObserver, clock: Callable[[], float] = time.monotonic) -> Outcome:
-    """Measure two builds in turns and judge them. What was measured is in the run files, however it ends.
+    """Measure two builds in turns and judge them. However that ends, the run files hold all records.
 
     Raises UserError for builds, options and files that are wrong, and where no cell can be measured in both builds.
     """
@@ -116,7 +116,7 @@ def measure(
         raise
     ended = found.why_ended(len(unsettled(judgement)))
     judgement = replace(judgement, notes=(*judgement.notes, *ended))
-    by_person = found.interrupt in (0, EXIT_INTERRUPTED)  # who then wants to know what there is
+    by_person = found.interrupt in (0, EXIT_INTERRUPTED)  # a person who interrupts wants the verdict so far
     code = judgement.exit_code if by_person else found.interrupt
     return Outcome(judgement, found.paths, code, found.pairs, "".join(ended), found.interrupt)
 
@@ -127,7 +127,7 @@ def unsettled(judgement: gate_findings.Judgement) -> set[Key]:
 
 
 def open_results(judgement: gate_findings.Judgement) -> set[Open]:
-    """Return what of a judgement more rounds may decide."""
+    """Return the results of a judgement that more rounds may decide."""
     return {
         (f.case, f.backend, f.metric)
         for f in judgement.findings

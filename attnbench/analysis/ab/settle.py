@@ -1,10 +1,9 @@
-"""A gate that escalates: the cells that it left open are measured in turns, the baseline's build and the current one.
+"""Settles the open cells of a gate: measures the baseline's build and the current build on them in turns.
 
-What is measured must be what the two runs measured. So the gate's own comparison of runs is asked whether each build is
-the one of its run: its machine, driver, torch, libraries, and the source of a person's own code. Where one is not, and
-where both runs name one build, which would be compared with itself, the verdict of the gate stands and one sentence
-says what to give. Code and interpreters that a run file names are run as `run --resume` does: where this machine would
-choose them itself, or with --trust.
+Each build must be the one that its run measured. The gate's own comparison of runs checks this: machine, driver, torch,
+libraries, and the source of a person's own code. Where one of them differs, and where both runs name the same build,
+the verdict of the gate stands and one sentence says what to give. Code and interpreters that a run file names are run
+on the conditions of `run --resume`: this machine would choose them itself, or --trust is given.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class _Side:
 
     @property
     def words(self) -> tuple[str | None, ...]:
-        """The code and the interpreters that a person has named, and not a run file."""
+        """The code and the interpreters that a person has named; those of the run files are left out."""
         return (self.python, *(self.code[1] if self.code else ()))
 
 
@@ -97,9 +96,10 @@ def settle(
     watcher: AbObserver,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Judgement, int]:
-    """Measure in turns what a gate left open. Return the judgement with what that settled, and an interrupt's code.
+    """Measure the open results of a gate in turns. Return the judgement with the settled ones, and an interrupt's code.
 
-    `files`: of the baseline and of the current run. Where nothing can be measured the judgement says why.
+    `files`: the run files of the baseline and of the current run. Where nothing can be measured, the judgement says
+    why.
     """
     wanted, began = open_results(judgement), clock()
     if not wanted or certain(judgement.exit_code, at_look=True):
@@ -119,7 +119,7 @@ def settle(
         f"{count(outcome.pairs, 'pair')} of turns, in {took}; run files: {', '.join(map(str, outcome.paths))}",
         *([f"Not settled in turns: {without}"] if without else []),
         *_contradicted(judgement, settled),
-        *(f"Of the turns: {line}" for line in (doubt([turns.baseline, turns.current]) if turns else ())),
+        *(f"While measuring in turns: {line}" for line in (doubt([turns.baseline, turns.current]) if turns else ())),
     ]
     heading = [*filter(None, [outcome.ended]), *(turns.heading[1:] if turns else ())]
     settled = replace(settled, first=(*first, *settled.first), heading=(*settled.heading, *heading))
@@ -129,7 +129,7 @@ def settle(
 def _measurable(
     sides: tuple[_Side, _Side], names: Sequence[str], request: Request
 ) -> tuple[tuple[dict[str, Loaded], dict[str, Loaded]], list[str], str]:
-    """Return of either side what the open backends are loaded from, which of them can be measured, and why not others.
+    """Return how each side loads the open backends, the names that can be measured, and why the others cannot.
 
     Raises UserError where none can.
     """
@@ -152,9 +152,9 @@ def _in_turns(
     watcher: AbObserver,
     clock: Callable[[], float],
 ) -> tuple[run_ab.Outcome, str]:
-    """Measure the open cells. Return how that ended, and why some could not be measured.
+    """Measure the open cells. Return how the A/B ended, and why some cells could not be measured.
 
-    Raises UserError where none can, or a build is not that of its run.
+    Raises UserError where none can be measured, or where a build is not the one of its run.
     """
     deadline, before, current = clock() + request.time_limit, judgement.baseline, judgement.current
     if before.turns or current.turns:
@@ -200,7 +200,7 @@ def _in_turns(
 def _loaded(
     sides: Sequence[_Side], names: Sequence[str], controls: Collection[str]
 ) -> tuple[dict[str, Loaded], dict[str, Loaded]]:
-    """Return for either side what each of the backends is loaded from; the baseline's may lack some."""
+    """Return, for each side, backend -> code and interpreter; the baseline may lack some backends."""
     (before, now), known = sides, available_backends()
     usual = select_interpreters((), names)
 
@@ -224,7 +224,7 @@ def _loaded(
 def _named(side: _Side, name: str, names: Sequence[str], controls: Collection[str]) -> str | None:
     """Return the open backend of which a piece of code is a build: the one with its name, else the one under test.
 
-    None where that one is not open. Raises UserError where it may be one of several.
+    None where that backend is not open. Raises UserError where it may be one of several.
     """
     tested = [name for name in names if name not in controls]
     if name in names:
@@ -237,7 +237,7 @@ def _named(side: _Side, name: str, names: Sequence[str], controls: Collection[st
 
 
 def _is_one_build(a: Loaded | None, b: Loaded | None) -> bool:
-    """Return whether two sides load one thing in one Python, or one of them is not known."""
+    """Return whether both sides load the same code in the same Python, or one side is not known."""
     if a is None or b is None:
         return True
     places = [(os.path.realpath(os.path.dirname(path)), os.path.realpath(path)) for path in (_python(a), _python(b))]
@@ -286,7 +286,7 @@ def _build(side: _Side, loaded: Mapping[str, Loaded]) -> Build:
 
 
 def _check_builds(sides: Sequence[_Side], measured: Sequence[Run]) -> None:
-    """Raise UserError where what would be measured for a run is not what it measured."""
+    """Raise UserError where a side would measure another build than its run did."""
     for side, now in zip(sides, measured, strict=True):
         if found := [d.what for d in run_differences.differences(side.run, now) if d.matters]:
             raise UserError(f"what is here is not the build of {side.what}: {'; '.join(found)}; give {side.option}")
@@ -300,7 +300,7 @@ def _folder(current: Path) -> Path:
 
 
 def _contradicted(before: Judgement, after: Judgement) -> list[str]:
-    """Return a line on results that changed otherwise in turns than between the runs; none where there are none."""
+    """Return a line on the results whose change in turns contradicts the change between the runs; [] for none."""
     old = {(f.case, f.backend, f.metric): f for f in before.findings}
     names = [
         f.name for f in after.findings if f.in_turns and f.decision and _apart(f, old[f.case, f.backend, f.metric])
@@ -309,14 +309,14 @@ def _contradicted(before: Judgement, after: Judgement) -> list[str]:
         return []
     return [
         f"{count(len(names), 'cell')} changed otherwise in turns than between the runs: {some(dict.fromkeys(names))}. "
-        "Either whole runs differ, or what was measured in turns is not what the runs measured."
+        "Either whole runs differ, or the builds in turns are not those of the runs."
     ]
 
 
 def _apart(one: Finding, other: Finding) -> bool:
-    """Return whether the intervals of two findings on one result have nothing in common.
+    """Return whether the intervals of two findings on one result do not overlap.
 
-    One that is not known is taken to reach as far as the margin.
+    An unknown interval is taken to reach as far as the margin.
     """
     (low, high), (least, most) = (_interval(f) for f in (one, other))
     return low > most or least > high
@@ -332,9 +332,9 @@ def _interval(finding: Finding) -> tuple[float, float]:
 
 
 def _with_settled(judgement: Judgement, wanted: Collection[Open], outcome: run_ab.Outcome) -> Judgement:
-    """Return a judgement in which what an A/B found stands in the place of what was open.
+    """Return a judgement in which the findings of an A/B replace the open ones.
 
-    A wrong result, or a failure, of the current build counts too, and its time then means nothing.
+    A wrong result or a failure of the current build replaces the finding on its time.
     """
     if not outcome.judgement:
         return judgement

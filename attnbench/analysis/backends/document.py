@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from attnbench.core.text import some
 from attnbench.render.document import Block, Column, Document, Machine, Pairs, Paragraphs, Span, Table
 
-MORE = "What each supports: --matrix; case by case: attnbench run --dry-run; one of its own: attnbench env create"
+MORE = "What each supports: --matrix; case by case: attnbench run --dry-run; a library apart: attnbench env create"
 
 
 @dataclass(frozen=True)

@@ -82,16 +82,16 @@ def how_to_install() -> Table:
 
 
 def _passes(found: Sequence[Trial]) -> str:
-    """Return the features with which a backend was right on a device, those apart that are forward only."""
+    """Return the features with which a backend was right on a device; the forward-only ones stand apart."""
     backward = dict.fromkeys(name for one in found for name in one.backward)
     forward = dict.fromkeys(name for one in found for name in one.forward if name not in backward)
     return "; ".join(filter(None, (", ".join(backward), "forward: " + ", ".join(forward) if forward else "")))
 
 
 def by_feature(matrix: SupportMatrix) -> list[Table]:
-    """Return a table for each group of features. The first has every backend, the others those that take some of it.
+    """Return a table for each group of features. The first has every backend, the others omit those without support.
 
-    All of them share the footnotes, which stand below the last.
+    All tables share the footnotes, which stand below the last one.
     """
     tables: list[Table] = []
     footnotes: dict[str, int] = {}
@@ -135,7 +135,7 @@ def _table(
 
 
 def _remark(row: Row, group: str) -> str:
-    """Return what a reader must know of all cells of a backend in a group of features."""
+    """Return the remark that holds for all cells of a backend in a group of features."""
     parts = []
     if row.plain is not None and (row.plain.dtype, row.plain.shape) != (PLAIN.dtype, PLAIN.shape):
         parts.append(f"its other features in {row.plain.dtype}, headdim {headdim(row.plain)}")
@@ -168,7 +168,7 @@ def _csv_rows(matrices: Sequence[SupportMatrix]) -> Iterator[dict[str, str]]:
 
 
 def put_into(path: Path) -> None:
-    """Replace what stands between the marks BEGIN and END of a markdown file.
+    """Replace the text between the marks BEGIN and END of a markdown file by the matrix.
 
     Raises UserError where the file has no such marks, or cannot be read or written.
     """
@@ -189,7 +189,7 @@ def put_into(path: Path) -> None:
 
 
 def documented() -> str:
-    """Return what docs/backends.md holds from BEGIN to END."""
+    """Return the text of docs/backends.md from BEGIN to END."""
     tables = [
         how_to_install(),
         *where_right(),

@@ -22,7 +22,7 @@ from attnbench.core.record import Run
 from attnbench.results import run_file
 from attnbench.results.given_again import without_copies
 
-MOST = 12  # runs of a baseline; what runs differ by is then known to a fifth
+MOST = 12  # runs of a baseline: enough to know the spread between runs to 20 %
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _save(run: Run, path: Path, add: bool) -> tuple[Path, list[Run]]:
 
 
 def _refuse_link(path: Path) -> None:
-    """Raise UserError where a baseline's file or its folder is a link, or the default folder of all of them is one."""
+    """Raise UserError where a baseline's file, its folder, or the default folder of all baselines is a link."""
     links = (path, path.parent, *([path.parent.parent] if path.parent.parent == FOLDER else []))
     if link := next((one for one in links if one.is_symlink()), None):
         todo = "choose --name" if link != path.parent.parent else f"name {os.path.realpath(link)} with --dir"
@@ -159,10 +159,10 @@ def named(name: str, folder: Path) -> list[Baseline]:
 
 
 def pick(given: Path, current: Run) -> list[Path]:
-    """Return the files of the baseline that `given` means for a gate of the run `current`, each one run.
+    """Return the run files of the baseline that `given` names, for a gate of the run `current`.
 
-    A file means itself; a folder, or a baseline's name, the files for the GPU of `current`. In a folder of several
-    names it is the one called main. Raises UserError where there is none.
+    A file stands for itself; a folder, or a baseline's name, for the files of the GPU of `current`. In a folder of
+    several names, the baseline called main is taken. Raises UserError where there is none.
     """
     folder = given
     if len(given.parts) == 1 and not given.suffix and not given.exists() and not FOLDER.is_dir():
@@ -186,7 +186,7 @@ def pick(given: Path, current: Run) -> list[Path]:
         raise UserError(f"{folder} has several baselines for {gpu}; name one: {', '.join(str(b.path) for b in ours)}")
     others = f"; there are some for {', '.join(sorted({b.gpu for b in there}))}" if there else ""
     raise UserError(
-        f"no baseline for {gpu} in {folder}{others}; measure what is good on that GPU, then attnbench baseline save RUN"
+        f"no baseline for {gpu} in {folder}{others}; measure a good build on that GPU, then attnbench baseline save RUN"
     )
 
 

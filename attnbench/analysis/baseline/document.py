@@ -1,4 +1,4 @@
-"""The documents of `attnbench baseline`: what was saved and what to doubt of it, the list, and baselines in full."""
+"""The documents of `attnbench baseline`: the saved run with its doubts, the list, and baselines in full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as a baseline: what a gate reads of each job, in an order and with figures that make small diffs.
+"""Reduces a run to a baseline: the values that a gate reads of each job, ordered and rounded to keep diffs small.
 
 A gate takes one value per round of each metric, so one value of each measurement's samples is kept: the one from which
 the metrics are derived (results/rows.py, ONE_VALUE). The spread within a round is lost; no gate reads it, and reports
@@ -15,7 +15,7 @@ from attnbench.core.record import Accuracy, Measurement, Record, Run, TensorErro
 from attnbench.results import case_names
 from attnbench.results.rows import Row, Source
 
-# The measurements from which a gate's metrics are derived, and what marks a clock that was held down.
+# The measurements from which a gate's metrics are derived, and the clocks that show whether the clock was held down.
 KEPT = frozenset(
     {"time", "span", "enqueue", "first_call", "sustained", "sustained_power"}
     | {"clock_held", "clock_before", "clock_after", "clock_best", "clock_idle"}

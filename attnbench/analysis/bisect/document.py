@@ -1,4 +1,4 @@
-"""A bisection as a document: the commit that made a cell slower, how sure that is, and what was measured."""
+"""A bisection as a document: the commit that made a cell slower, the probability of that, and the A/Bs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MORE = with_addresses("A commit is slow where it is slower than {good} by more t
 
 
 def document(outcome: Outcome) -> Document:
-    """Return what a bisection has found."""
+    """Return the document of a bisection, finished or not."""
     runs = [step.run for step in outcome.every if step.run]
     rows = [_row(step) for step in outcome.every]
     said, verdict = _told(outcome)
@@ -61,7 +61,7 @@ def _change(step: Step | None) -> str:
 
 
 def _told(outcome: Outcome) -> tuple[list[str], Verdict]:
-    """Return the answer in sentences, and the verdict."""
+    """Return the answer of a bisection in sentences, and its verdict."""
     whole, last, ended = outcome.whole, outcome.last, outcome.ended
     good, bad = outcome.commits[0].short, outcome.commits[-1].short
     margin = percent(outcome.request.margin)

@@ -30,7 +30,7 @@ from attnbench.run.suite import Settings, load_suite, resolve_suite_for
 if TYPE_CHECKING:
     from attnbench.render.progress.ab_progress import BisectProgress
 
-SIGNALLED = 128  # and the number of a signal are the exit code
+SIGNALLED = 128  # plus the number of a signal: the exit code
 MOST = 200  # cells among which a close name is looked for
 
 
@@ -58,7 +58,7 @@ class Request:
 
 @dataclass
 class Outcome:
-    """What a bisection has found so far: `low` and `high` are places in `commits`, which are not slow and slow."""
+    """The state of a bisection: `low` is the index of the last commit that is not slow, `high` of the first slow."""
 
     request: Request
     commits: list[Commit]
@@ -67,8 +67,8 @@ class Outcome:
     low: int = 0
     high: int = 0
     whole: Step | None = None  # the A/B of BAD against GOOD
-    threshold: float | None = None  # of what is slow; None where BAD is not
-    steps: list[Step] = field(default_factory=list)  # of the commits between, in the order in which they were measured
+    threshold: float | None = None  # relative change from which a commit is slow; None where BAD is not
+    steps: list[Step] = field(default_factory=list)  # the A/Bs of commits between, in the order of measuring
     last: Step | None = None  # the A/B of the first slow commit against the last one that is not
     ended: str = ""  # "time" or "interrupted", where more could have been measured
     interrupt: int = 0  # the exit code of the signal
@@ -80,7 +80,7 @@ class Outcome:
 
     @property
     def skipped(self) -> set[int]:
-        """The places of the commits that could not be measured, or that nothing was decided of."""
+        """The indices of the commits that could not be measured, or whose A/B decided nothing."""
         return {self.commits.index(step.commit) for step in self.steps if step.verdict in ("undecided", "skipped")}
 
     @property
@@ -95,7 +95,7 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """0: found; 3: not; that of a gate where GOOD and BAD cannot be compared; or that of a signal."""
+        """0: found; 3: not found; a gate's exit code where GOOD and BAD cannot be compared; or a signal's."""
         if self.found or self.interrupt:
             return EXIT_DONE if self.found else self.interrupt
         return (self.whole.exit_code if self.whole and not self.whole.finding else 0) or EXIT_INCONCLUSIVE
@@ -106,7 +106,7 @@ class _TimeUpError(Exception):
 
 
 def bisect(request: Request, watcher: BisectProgress, clock: Callable[[], float] = time.monotonic) -> Outcome:
-    """Find the commit that made a cell slower. What was measured is in the folder of the outcome, however it ends.
+    """Find the commit that made a cell slower. However that ends, the folder of the outcome holds the run files.
 
     Raises UserError for options that are wrong, and where GOOD or BAD cannot be built or measured.
     """
@@ -176,9 +176,10 @@ class Bisection:
             raise Interrupted(self.interrupt)
 
     def _step(self, a: Commit, b: Commit, margin: float, ahead: int, ending: str = "") -> Step:
-        """Return what one A/B of commits says, of `ahead` that are expected: from its run files, if they are there.
+        """Return the result of one A/B of commits, read from the run files of an earlier bisect where they decide it.
 
-        Raises UserError where `a` cannot be built, Interrupted, and _TimeUpError.
+        `ahead`: the number of A/Bs still expected, this one included. Raises UserError where `a` cannot be built,
+        Interrupted, and _TimeUpError.
         """
         request, name = self.outcome.request, f"{a.short}-{b.short}{ending}"
         judged_by = gate_findings.Request((request.metric,), Margins({request.metric: margin}), request.expect)
@@ -259,7 +260,10 @@ class Bisection:
         return self._of(ended.judgement, a, b, margin, attempt)
 
     def _of(self, judgement: gate_findings.Judgement, a: Commit, b: Commit, margin: float, attempt: int) -> Step:
-        """Return what a judgement says of a commit. Raises UserError where it is of another device than the others."""
+        """Return the step of a commit from its judgement.
+
+        Raises UserError where the judgement is of another device than the earlier ones.
+        """
         run, metric = judgement.current, self.outcome.request.metric
         device = run.environment.device.name
         if any(step.run.environment.device.name != device for step in self.outcome.every if step.run):
@@ -312,7 +316,7 @@ def _check(request: Request) -> list[str]:
 
 
 def sentence(step: Step) -> str:
-    """Return what an A/B says of a commit, in a line."""
+    """Return the result of an A/B on a commit, in one line."""
     if step.decision is None:
         return f"{step.commit.short}: skipped: {step.reason}"
     return f"{step.commit.short}: {step.verdict}, {signed(step.decision.change)} ({interval(step.decision)})"

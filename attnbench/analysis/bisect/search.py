@@ -1,4 +1,4 @@
-"""Which commit is measured next, and what the A/Bs say together. Nothing here measures or waits.
+"""The search of a bisection: its steps, the slowdown that counts, and the commit to measure next.
 
 docs/bisect.md has the method and its probabilities: halving by A/Bs against GOOD, then one A/B of the pair left.
 At most one commit can hold more than half of a difference, unless others made the cell faster.
@@ -17,8 +17,8 @@ from attnbench.core.record import Run
 from attnbench.run.commits import Commit
 
 Verdict = Literal["slow", "not slow", "undecided", "skipped"]
-VERDICTS: dict[str, Verdict] = {"regressed": "slow", "unchanged": "not slow", "improved": "not slow"}  # of a gate
-ERRORS = {"regressed": FDR, "unchanged": EQUIVALENCE, "improved": FDR}  # the probability of each where it is wrong
+VERDICTS: dict[str, Verdict] = {"regressed": "slow", "unchanged": "not slow", "improved": "not slow"}  # of gates
+ERRORS = {"regressed": FDR, "unchanged": EQUIVALENCE, "improved": FDR}  # the probability that each is wrong
 
 
 @dataclass(frozen=True)
@@ -27,16 +27,16 @@ class Step:
 
     against: Commit
     commit: Commit
-    margin: float  # relative: what decides
-    finding: Finding | None = None  # of the metric
-    reason: str = ""  # why there is none
-    attempts: int = 1  # A/Bs of this kind until this one, of which an earlier bisect may have left some undecided
+    margin: float  # relative
+    finding: Finding | None = None  # on the metric
+    reason: str = ""  # why there is no finding
+    attempts: int = 1  # A/Bs of these two commits, this one included; an earlier bisect may have left some undecided
     run: Run | None = None  # of the commit
     exit_code: int = 0  # of the A/B
 
     @property
     def verdict(self) -> Verdict:
-        """What the A/B says of the commit."""
+        """The verdict on the commit: slow, not slow, undecided, or skipped where there is no finding."""
         return VERDICTS.get(self.finding.verdict, "undecided") if self.finding else "skipped"
 
     @property
@@ -57,7 +57,7 @@ def threshold(decision: Decision) -> float:
 
 
 def next_commit(low: int, high: int, skipped: Collection[int]) -> int | None:
-    """Return which commit between `low`, not slow, and `high`, slow, is measured next; None where none is left.
+    """Return the commit to measure next between `low`, not slow, and `high`, slow; None where none is left.
 
     It is the one in the middle, or its nearest neighbour that was not skipped.
     """
@@ -66,5 +66,5 @@ def next_commit(low: int, high: int, skipped: Collection[int]) -> int | None:
 
 
 def steps_ahead(low: int, high: int) -> int:
-    """Return how many A/Bs there will be until the answer, if each of them decides something."""
+    """Return the number of A/Bs until the answer, if each of them decides."""
     return math.ceil(math.log2(high - low)) + 1

@@ -1,4 +1,4 @@
-"""The document of capacity: what fits with which backend, what stops it, and memory over size."""
+"""The document of capacity: the largest size that fits with each backend, what stops the next, and memory over size."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from attnbench.run.capacity import at_size, key_of, size_of
 PASSES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "training"}
 STYLES: Mapping[str, Style] = {"wrong": "bad", "failed": "bad", "unchecked": "warning", "not reached": "warning"}
 NOTE = (
-    "Of the attention of one layer alone: its inputs, results and workspace. Weights and what other layers keep are "
-    "not counted. Each size in the column fits was compared with the reference at that size, in one call; "
+    "Memory counts one attention layer: its inputs, results and workspace. Weights and the memory of other "
+    "layers are not counted. Each size in the column fits was compared with the reference at that size, in one call; "
     "attnbench run checks more."
 )
 BEYOND = "Sizes beyond it do not count as fitting."
 
 
 def document(runs: Sequence[Run], allow_wrong: bool = False) -> Document:
-    """Return what the searches of some run files found. Raises UserError for run files of something else."""
+    """Return the document of the searches in some run files. Raises UserError for run files of other commands."""
     found = findings(runs)
     devices = list(dict.fromkeys(run.environment.device.name for run in runs))
     plots = tuple(plot for plot in map(_plot, found) if plot)
@@ -69,7 +69,7 @@ def document(runs: Sequence[Run], allow_wrong: bool = False) -> Document:
 
 
 def plan_document(run: Run) -> Document:
-    """Return where each search of a run would start, or go on."""
+    """Return the document of a dry run: where each search would start, or go on."""
     columns = (*map(Column, ("case", "pass", "backend", "forecast")), Column("memory", "right"))
     rows, data = [], []
     found = findings([run])
@@ -94,7 +94,7 @@ def plan_document(run: Run) -> Document:
 
 def _answers(found: Sequence[Finding]) -> Iterator[str]:
     """Yield a sentence for each device, case, pass and limits: how many tokens fit, and with which backend."""
-    calls: dict[tuple[Any, ...], set[float]] = {}  # limits of a call, of searches that differ in nothing else
+    calls: dict[tuple[Any, ...], set[float]] = {}  # the limits of a call in searches that are otherwise alike
     for of in found:
         calls.setdefault((of.run.environment.device.name, of.case, of.search.memory), set()).add(of.search.call_limit)
     in_order = [of for alike in _by_limits(found) for of in alike]
@@ -123,7 +123,7 @@ def _by_limits(found: Sequence[Finding]) -> list[list[Finding]]:
 
 
 def _tables(found: Sequence[Finding]) -> Iterator[Table]:
-    """Yield a table for each of the limits, then those of several ranks."""
+    """Yield a table for each set of limits, then the tables that compare numbers of ranks."""
     several_devices = len({of.run.environment.device.name for of in found}) > 1
     groups = [(f"-{i}" if i > 1 else "", alike) for i, alike in enumerate(_by_limits(found), start=1)]
     yield from (_table(f"capacity{number}", alike, several_devices) for number, alike in groups)
@@ -133,7 +133,7 @@ def _tables(found: Sequence[Finding]) -> Iterator[Table]:
 
 def _table(name: str, found: Sequence[Finding], several_devices: bool) -> Table:
     headings = ("device", "case", "pass", "backend", "ranks")
-    by_ranks = len({of.case.ranks for of in found}) > 1  # then they have a column; else the case's name has them
+    by_ranks = len({of.case.ranks for of in found}) > 1  # several have a column; one is in the case's name
     named = [
         (
             of.run.environment.device.name,
@@ -162,7 +162,7 @@ def _table(name: str, found: Sequence[Finding], several_devices: bool) -> Table:
 
 
 def _told(headings: Sequence[str], named: Sequence[Sequence[str]]) -> list[int]:
-    """Return which columns of names a table shows: the backend, and those in which rows differ."""
+    """Return the indices of the columns of names that a table shows: the backend, and those in which rows differ."""
     return [i for i, name in enumerate(headings) if name == "backend" or len({row[i] for row in named}) > 1]
 
 
@@ -184,7 +184,7 @@ def _figures(of: Finding) -> tuple[Entry, ...]:
 
 
 def _over_ranks(name: str, found: Sequence[Finding], several_devices: bool) -> Iterator[Table]:
-    """Yield the table of how the largest size grows with the ranks, where a search is of several."""
+    """Yield a table of the largest size by number of ranks; none where every search has one number only."""
     methods: dict[tuple[Any, ...], dict[int, Finding]] = {}
     for of in found:
         named = (of.run.environment.device.name, _case(_on_one(of)), PASSES[of.case.direction], of.backend)
@@ -201,14 +201,14 @@ def _over_ranks(name: str, found: Sequence[Finding], several_devices: bool) -> I
         (*(named[i] for i in told), *(_of_fewest(members.get(n), members[min(members)]) for n in ranks))
         for named, members in several.items()
     ]
-    note = "The largest size that fits, over that of the fewest ranks where memory stops both."
+    note = "The largest size that fits. Factors are over the fewest ranks, where memory is the limit of both."
     device = [next(iter(several))[0]] if several_devices and 0 not in told else []
     title = ", ".join(("Over several devices", *device, _limits(found)))
     yield Table(name, columns, tuple(rows), title=title, note=note)
 
 
 def _limits(found: Sequence[Finding]) -> str:
-    """Return the limits that searches share, as a title has them: "2 GiB of each device, 10s a call at most"."""
+    """Return the limits that searches share, for a title: "2 GiB of each device, 10s a call at most"."""
     search = found[0].search
     each = " of each device" if any(of.case.ranks > 1 for of in found) else ""
     memory = f"{_memory(search.memory)}{each}" if search.memory else "all memory"
@@ -233,7 +233,7 @@ def _a_call(search: Search) -> str:
 
 
 def _of_fewest(of: Finding | None, fewest: Finding) -> Entry:
-    """Return the largest size on some ranks: "36k tokens, 1.90x" of what fits on the fewest, or what stops it."""
+    """Return the largest size on some ranks and its factor over the fewest ranks, or its limit: "36k tokens, 1.90x"."""
     if of is None or of.largest is None:
         return Span("nothing", "warning") if of else ""
     size = _size(of, of.largest)
@@ -247,7 +247,7 @@ def _of_fewest(of: Finding | None, fewest: Finding) -> Entry:
 
 
 def tokens(of: Finding) -> int:
-    """Return the tokens in a batch at the largest size: of keys, which decoding has many of."""
+    """Return the number of keys in a batch at the largest size; decoding has one query, so queries are not counted."""
     shape, largest = of.case.shape, of.largest or 0
     return largest * (shape.seqlen_k if of.search.of == "batch" else shape.batch)
 
@@ -280,7 +280,7 @@ def _who(of: Finding) -> str:
 
 
 def _reasons(found: Sequence[Finding]) -> Iterator[Reason]:
-    """Yield what stopped each search; searches that stopped for one reason share a line."""
+    """Yield the reason why each search stopped; searches with equal reasons share a line."""
     stopped = [of for of in found if of.reason and of.limit != "wrong"]
     for (limit, reason), alike in grouped(stopped, lambda of: (of.limit, of.reason)).items():
         yield Reason(limit, some(map(_stopped, alike)), reason)

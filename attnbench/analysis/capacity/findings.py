@@ -1,4 +1,4 @@
-"""What a search found: the largest size that fits and is right, what stops the next one, and the growth of memory."""
+"""The result of a search: the largest size that fits and is right, what stops the next one, and memory by size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from attnbench.run.capacity_search import bracket
 Limit = Literal["memory", "wrong", "refused", "too slow", "failed", "unchecked", "not reached"]
 FLOOR = 1e-6  # mean squared relative residual, below which a better fit means nothing (rounding to blocks)
 VISIBLE = 0.1  # share of the memory at the largest size, from which the quadratic term names the growth
-FULL = 0.75  # of the memory, below which a call whose next size is 4 % larger has not filled it
+FULL = 0.75  # share of memory: below it, a size 4 % larger cannot have run out of memory by its call alone
 LIMITS: dict[str, Limit] = {
     "oom": "memory",
     "wrong": "wrong",
@@ -59,13 +59,13 @@ class Finding:
     search: Search
     backend: str
     case: Case  # at the base size
-    largest: int | None  # that fits and is right
+    largest: int | None  # the largest size that fits and is right
     at_largest: Record | None
-    next: int | None  # the smallest size above it that does not
-    limit: Limit  # what stops it; "not reached" where nothing did yet
+    next: int | None  # the smallest size above `largest` that does not fit or is not right
+    limit: Limit  # what stops `next`; "not reached" where nothing did yet
     reason: str
     is_done: bool
-    tried: Sequence[tuple[int, Record]]  # by size
+    tried: Sequence[tuple[int, Record]]  # in the order of sizes
     growth: Growth | None
 
     @property
@@ -88,9 +88,9 @@ class Finding:
 
 
 def _limit(run: Run, record: Record, below: Record | None) -> Limit:
-    """Return what a record that does not fit says of the limit. `below` is that of the largest size that fits.
+    """Return the limit that a record shows which does not fit. `below` is the record of the largest size that fits.
 
-    Where that left much of the device free, the check took what the call lacked.
+    Where `below` left much of the device free, memory ran out for the check and not for the call: "unchecked".
     """
     if record.status == "failed" and NO_ROOM_TO_CHECK in (record.reason or ""):
         return "unchecked"
@@ -107,9 +107,9 @@ def memory(record: Record) -> int | None:
 
 
 def findings(runs: Sequence[Run]) -> list[Finding]:
-    """Return what the searches of some runs found, in the order of their plans. Raises UserError for other runs.
+    """Return the findings of the searches of some runs, in the order of their plans. Raises UserError for other runs.
 
-    Of searches for the same on devices of one name, the one that ended, and then went furthest, is left.
+    Of like searches on devices of one name one is kept: a finished one if there is any, and of those the largest.
     """
     found = []
     for run in runs:
@@ -146,7 +146,7 @@ def findings(runs: Sequence[Run]) -> list[Finding]:
 
 
 def _same(of: Finding) -> tuple[str, Search, str, Case]:
-    """Return what searches have in common that look for the same on devices of one name."""
+    """Return a key that like searches on devices of one name share."""
     return of.run.environment.device.name, of.search, of.backend, of.case
 
 

@@ -1,4 +1,4 @@
-"""What all cases that are not right have in common, and no case that is right, or few of them."""
+"""Finds the properties that all cases which are not right share, and that no right case has, or few have."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnbench.core.sizes import format_size
 from attnbench.core.text import listed
 from attnbench.results import case_names
 
-FEW = 2  # cases on either side, from which on what they have in common is no chance
+FEW = 2  # cases on either side: a property that fewer share may be chance
 
 
 def common_factor(bad: Sequence[Case], right: Sequence[Case]) -> str:
@@ -28,7 +28,7 @@ def common_factor(bad: Sequence[Case], right: Sequence[Case]) -> str:
 
 
 def _properties(case: Case) -> Iterator[str]:
-    """Yield what may be told of a case, each after "that are"; what more likely explains a bug comes first."""
+    """Yield the properties of a case, in words that follow "that are"; the likelier causes of a bug come first."""
     yield "causal" if case.causal else "not causal"
     yield case.direction
     yield case.dtype

@@ -40,10 +40,10 @@ from attnbench.run.select import is_user_code
 FAILED = ("failed", "oom", "timeout")
 RIGHT = "right"
 NOTE = (
-    "Beside each result: its error as a share of the error allowed. Nothing is timed here: whether results are "
-    "stored from call to call, attnbench run tells."
+    "Beside each result: its error as a share of the error allowed. Nothing is timed here; attnbench run also finds "
+    "results that are kept from an earlier call."
 )
-NEAR = 1.3  # times the error allowed: most bugs are further off, and sums of many parts in 16 bits are about as far
+NEAR = 1.3  # times the error allowed: most bugs are further off; sums of many terms in 16 bits reach about this
 MAX_TRACEBACKS = 2
 TRACEBACK = "Traceback (most recent call last):\n"
 MAX_PRINTED = 8  # lines
@@ -52,7 +52,7 @@ LEVELS: Mapping[int, Level] = {EXIT_DONE: "good", EXIT_WRONG_RESULT: "bad"}
 
 
 def document(run: Run) -> Document:
-    """Return what a check found."""
+    """Return the document of a check."""
     device = run.environment.device
     names = list(dict.fromkeys(record.backend for record in run.records))
     rows, found = list(_rows(run)), cells([run])
@@ -77,7 +77,7 @@ def _level(run: Run) -> Level:
 
 
 def worst_error(record: Record) -> tuple[str, TensorError] | None:
-    """Return the result whose error is the largest share of what is allowed, and that error; None without any."""
+    """Return the name of the result with the largest share of its allowed error, and that error; None without any."""
     errors = record.accuracy.errors.items() if record.accuracy else ()
     return max(errors, key=lambda item: _share(item[1]), default=None)
 
@@ -107,7 +107,7 @@ def _table(run: Run, name: str) -> Table:
 
 
 def _approximation(records: Sequence[Record]) -> str:
-    """Return what to say of a backend that is right by its own definition only; "" for one that computes attention."""
+    """Return the sentence on a backend that is right by its own definition only; "" for one that computes attention."""
     found = [record.approximation for record in records if record.approximation]
     if not found:
         return ""
@@ -141,13 +141,13 @@ def _entry(record: Record | None) -> Entry:
 def _percent(share: float) -> str:
     if math.isinf(share):
         return "NaN"
-    if 0.995 <= share < 1.005:  # on which side of what is allowed
+    if 0.995 <= share < 1.005:  # show on which side of 100 % it lies
         return f"{told_apart(100 * share, 100.0)[0]}%"
     return f"{100 * share:.0f}%" if share < 10 else f"{digits(share)}x" if share < 1000 else ">1000x"
 
 
 def _tracebacks(records: Sequence[Record]) -> Iterator[Code]:
-    """Yield what the worker wrote in the first cases that failed or are wrong, one for each kind of reason."""
+    """Yield the worker's output in the first cases that failed or are wrong, one for each kind of reason."""
     first: dict[tuple[str, str], Record] = {}
     for record in records:
         if record.status in (*FAILED, "wrong") and (record.stderr or "").strip():
@@ -163,9 +163,10 @@ def _tracebacks(records: Sequence[Record]) -> Iterator[Code]:
 
 
 def _own_frames(stderr: str) -> str:
-    """Return the end of a traceback: the frames after attnbench's own; all of it where none is attnbench's.
+    """Return the end of a traceback: the frames after attnbench's own; the whole text where none is attnbench's.
 
-    Where attnbench raised the error, it is all from a person's frame on; with none, as of a result's shape, no frame.
+    Where attnbench raised the error, the end begins at the first frame of a person's code; without such a frame it is
+    the message alone (an error about a result's shape, for example).
     """
     lines = stderr.splitlines()
     frames = [i for i, line in enumerate(lines) if line.startswith('  File "')]
@@ -203,16 +204,16 @@ def _verdict_of(name: str, records: Sequence[Record]) -> str:
 
 
 def _factor(records: Sequence[Record]) -> str:
-    """Return what the cases that are not right have in common; "" where nothing tells them from those that are."""
+    """Return the properties that set the cases which are not right apart from the right ones; "" for none."""
     bad = [record.case for record in records if record.status in (*FAILED, *WRONG)]
     found = common_factor(bad, [record.case for record in records if record.status == "ok"])
     return f": {found}" if found else ""
 
 
 def _nearness(records: Sequence[Record]) -> str:
-    """Return what to say of a backend whose wrong results are all about as far off as is allowed; "" for others.
+    """Return the sentence on a backend whose wrong results are all just beyond the error allowed; "" for others.
 
-    A bug is as far off in fp32, where a rounding is thousands of times smaller.
+    In fp32 the error of a bug stays as large, and that of rounding is thousands of times smaller.
     """
     wrong = [record for record in records if record.status == "wrong"]
     worst = max((_largest_share(record.accuracy) for record in wrong), default=math.inf)
@@ -227,7 +228,7 @@ def _nearness(records: Sequence[Record]) -> str:
 
 
 def _largest_share(accuracy: Accuracy | None) -> float:
-    """Return the largest error over what is allowed; infinite where something else is wrong too."""
+    """Return the largest error over the error allowed; infinite where something else is wrong too."""
     if accuracy is None or accuracy.unwritten or accuracy.flaws:
         return math.inf
     share = max(map(_share, accuracy.errors.values()), default=math.inf)
@@ -251,14 +252,14 @@ def _rows(run: Run) -> Iterator[Mapping[str, Any]]:
 
 
 def left_out(run: Run) -> int:
-    """Return how many cases that can be checked an interrupt left out."""
+    """Return the number of checkable cases that an interrupt left out."""
     return sum(job.skip is None for job in run.plan[len(run.records) :])
 
 
 def exit_code(run: Run) -> int:
     """Return 5 where a result is wrong, 1 where a case failed or nothing could be checked, else 0.
 
-    Of a person's own code each function must be checked; of attnbench's backends some may not run here.
+    Each function of a person's own code must have been checked; some of attnbench's backends may not run here.
     """
     if wrong_records(run):
         return EXIT_WRONG_RESULT

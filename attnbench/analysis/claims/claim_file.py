@@ -45,7 +45,7 @@ class Printed:
 
 
 def parse_printed(text: str) -> Printed:
-    """Return what a printed figure says: 616, 8.42 ms, 1.5-2.0, to 740, over 1. Raises UserError."""
+    """Return the value of a printed figure: 616, 8.42 ms, 1.5-2.0, to 740, over 1. Raises UserError."""
     kind: Kind = "equal"
     rest = text.strip()
     for word, named in (("to ", "up to"), ("over ", "at least")):
@@ -100,7 +100,7 @@ class ClaimFile(BaseModel):
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a claim: the metric of a backend, or how many times better that is than another's.
+    """One figure of a claim: the metric of a backend, or the factor by which it is better than another's.
 
     `backends` and `over` are names, of which the first that was measured counts.
     """
@@ -124,7 +124,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Setting:
-    """A claim, completed by what its file says of all its claims: cases, figures, and where it was printed."""
+    """A claim with the settings that its file gives for all claims: cases, figures, and where it was printed."""
 
     paper: str  # the name of its file
     file: ClaimFile
@@ -132,7 +132,7 @@ class Setting:
 
     @property
     def gpu(self) -> str:
-        """The GPU that the figures were printed of, "any" where that does not matter."""
+        """The GPU of the printed figures; "any" where it does not matter."""
         return self.claim.gpu or self.file.gpu
 
     @cached_property
@@ -220,9 +220,9 @@ def load(papers: Sequence[str] = ()) -> list[Setting]:
 
 
 def selected(settings: Sequence[Setting], gpus: Sequence[str], backends: Sequence[str]) -> list[Setting]:
-    """Return the claims printed of GPUs with one of these words in their names, about one of these backends.
+    """Return the claims on GPUs with one of these words in their names, and on one of these backends.
 
-    All are where no word or backend is given. Raises UserError where none is left.
+    Without words or backends all claims pass that condition. Raises UserError where none is left.
     """
     found = [
         setting
@@ -277,9 +277,10 @@ def _check(setting: Setting) -> None:
 
 
 def suite_of(settings: Sequence[Setting], sustained_s: float) -> Suite:
-    """Return the suite that measures claims, each case on the backends of its claims; without pauses for `sustained_s`.
+    """Return the suite that measures claims, each case on the backends of its claims.
 
-    Raises UserError where none can be tried.
+    `sustained_s`: seconds for which each cell is also run without pauses. Raises UserError where no claim can be
+    tried.
     """
     tried = [setting for setting in settings if setting.cases]
     if not tried:

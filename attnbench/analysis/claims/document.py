@@ -1,4 +1,4 @@
-"""Published claims as a document: what is claimed, or beside it what was measured and the verdict.
+"""Published claims as a document: the claims alone, or beside each the measured figures and the verdict.
 
 CSV and JSON have a row for each figure of a claim on each GPU: the printed text and its bounds, the measured value in
 bursts and without pauses with its 95 % interval, in the metric's unit (a ratio without one), and the verdict.
@@ -28,8 +28,8 @@ NOTHING = "-"
 STYLES: dict[Outcome, Style] = {"reproduced": "good", "not reproduced": "bad", "cannot be tried here": "quiet"}
 MOST_NAMED = 6  # claims in a sentence
 MORE = with_addresses(
-    "A figure is reproduced where what was printed, with its tolerance, is in the range from the value in bursts to "
-    "that without pauses, each with its uncertainty; docs/claims.md."
+    "A figure is reproduced where the printed value, with its tolerance, is in the range from the value in bursts to "
+    "the value without pauses, each with its uncertainty; docs/claims.md."
 )
 COLUMNS = (
     *("paper", "claim", "what", "where", "printed_of", "gpu", "metric", "figure", "printed", "printed_low"),
@@ -39,7 +39,7 @@ COLUMNS = (
 
 
 def listing(settings: Sequence[Setting]) -> Document:
-    """Return what some claims say, without measuring anything."""
+    """Return the document that lists claims as printed, without measured figures."""
     rows = [
         {
             "paper": setting.paper,
@@ -175,7 +175,7 @@ def _verdict(finding: Finding) -> Entry:
 
 
 def _printed(figure: Figure) -> str:
-    """Return what was printed, with the unit of the metric where the text has none."""
+    """Return the printed figure, with the unit of the metric where the text has none."""
     text, unit = figure.printed.text, METRICS[figure.metric].unit
     if figure.is_ratio:
         return text if text[-1] in "x%" else f"{text}x"
@@ -197,7 +197,7 @@ def _plain(figure: Figure, value: float) -> str:
 
 
 def _reasons(settings: Sequence[Setting], judged: dict[str, dict[str, list[Finding]]]) -> Iterator[Reason]:
-    """Yield why claims cannot be tried, and figures of those that were tried in part; those of one reason together."""
+    """Yield the reasons why claims, or some figures of a claim, cannot be tried; equal reasons are joined."""
     told: dict[tuple[str, str], dict[str, None]] = {}
     for setting in settings:
         name = setting.claim.id
@@ -208,7 +208,7 @@ def _reasons(settings: Sequence[Setting], judged: dict[str, dict[str, list[Findi
             left = [finding for finding in own if finding.outcome == "cannot be tried here"]
             whole = len(left) == len(own)
             if whole and any(finding.figure.is_ratio for finding in own):
-                left = [finding for finding in left if finding.figure.is_ratio]  # which another GPU does not hinder
+                left = [finding for finding in left if finding.figure.is_ratio]  # a ratio needs no certain GPU
             for finding in left:
                 who = name if whole else f"{name} ({finding.figure.name})"
                 where = f"not tried on {gpu}" if len(judged) > 1 else "not tried here"

@@ -51,9 +51,9 @@ class Finding:
 
     @property
     def off(self) -> float | None:
-        """How far the nearer of the two measured values is from what was printed, as a ratio less 1; None without any.
+        """The nearer of the two measured values over the printed value, less 1; None where nothing was measured.
 
-        0 within a printed range, beyond a printed bound, and where what was printed is between the two.
+        0 within a printed range, beyond a printed bound, and where the printed value is between the two.
         """
         offs = [_off(self.figure, found) for found in (self.bursts, self.sustained) if found]
         if not offs:
@@ -118,7 +118,7 @@ def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding
     if some and not holds and figure.printed.kind == "up to":
         return cannot(f"{some[0]} measured, and the best may be another")
     if instead and not holds:
-        return cannot(f"{', '.join(instead)} gives {held[0].value:.3g}, and no stand-in refutes a claim")
+        return cannot(f"{', '.join(instead)} gives {held[0].value:.3g}; a substitute cannot refute a claim")
     if holds:
         return Finding(setting, figure, gpu, bursts, sustained, "reproduced", why, ran)
     why = "; ".join(filter(None, (why, setting.claim.why)))
@@ -166,7 +166,7 @@ def _half_interval(metric: str, cells: Sequence[Cell]) -> float:
 
 
 def _allowed(figure: Figure) -> tuple[float, float]:
-    """Return what a printed figure is with its tolerance; a bound has no end."""
+    """Return the least and the largest value that a printed figure allows, by its tolerance; inf beyond a bound."""
     printed, factor = figure.printed, 1 + figure.tolerance
     has_end = printed.kind in ("equal", "range")
     return printed.low / factor, printed.high * factor if has_end else math.inf

@@ -1,4 +1,4 @@
-"""A cluster as a document: which units are wrong, which stand out, and every unit with what is known of it."""
+"""A cluster as a document: the units that are wrong, those that stand out, and the figures of every unit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from attnbench.render.document import (
 from attnbench.results.disturbed import doubt
 from attnbench.results.run_setup import differences
 
-EVERY_UNIT = "Wrong on every unit that measured it, so rather the kernel: {}."
+EVERY_UNIT = "Wrong on every unit that measured it, so probably by the kernel: {}."
 NOT_KNOWN = (
     "Wrong, and right on no other card of the same setup, so the kernel, the card or its software: {}. Measure on "
     "another card, set up alike."
@@ -169,8 +169,8 @@ def _answer(found: Sequence[Model]) -> Iterator[str]:
         if far:
             yield (
                 f"Far off among {units}{where}, but not apart from the others: "
-                f"{some([f'{unit.name} ({_latencies(own)})' for unit, own in far])}. That is a fault, or the end of "
-                "what units of this model differ by: look at clocks, power cap and temperature, and measure again."
+                f"{some([f'{unit.name} ({_latencies(own)})' for unit, own in far])}. That is a fault, or the tail "
+                "of this model's spread: look at clocks, power cap and temperature, and measure again."
             )
         if silent := [unit.name for unit in model.units if not unit.latencies]:
             yield f"Nothing could be measured on {some(silent)}."
@@ -284,12 +284,12 @@ def _readings(unit: Unit) -> dict[str, Any]:
 
 
 def _cautions(found: Sequence[Model]) -> Iterator[Caution]:
-    first_of = {model.run.environment.device.name: model for model in reversed(found)}  # which has the most units
+    first_of = {model.run.environment.device.name: model for model in reversed(found)}  # of most units
     for model in found:
         if names := [unit.name for unit in model.units if any(record.ecc_errors for record in unit.records)]:
             yield Caution(
                 f"Uncorrected memory errors (ECC) on {some(names)}.",
-                "What such a unit computes cannot be trusted.",
+                "Results of such a unit cannot be trusted.",
                 "Reset it, test its memory, and replace it if they come again.",
             )
     for model in found:
@@ -306,7 +306,7 @@ def _cautions(found: Sequence[Model]) -> Iterator[Caution]:
         if again := [f"{unit.files[0]} ({len(unit.runs)} files)" for unit in model.units if len(unit.runs) > 1]:
             yield Caution(
                 f"Measured more than once, by the UUID: {some(again)}.",
-                "The files of a unit are joined; where each file was to be of another GPU, one was left out.",
+                "The files of a unit are joined. If each was meant for another GPU, one GPU is missing: measure it.",
             )
         unknown = [unit.name for unit in model.units if not unit.uuid]
         if len(unknown) > 1:

@@ -23,7 +23,7 @@ Family = str  # "compute bound", "memory bound"; "all cells" where the roofline 
 class Unit:
     """One GPU: the runs of it, and its cells."""
 
-    files: tuple[str, ...]  # the name of each run's file, so of its node and GPU
+    files: tuple[str, ...]  # the name of each run's file, which names its node and GPU
     runs: tuple[Run, ...]
     cells: tuple[Cell, ...]
 
@@ -66,7 +66,7 @@ class Unit:
 
     @cached_property
     def latencies(self) -> dict[Key, float]:
-        """The median latency of each cell that can be compared: what waits for the host says nothing of the GPU."""
+        """The median latency of each comparable cell, without cells whose time is the host's and not the GPU's."""
         found = [(cell.key, s) for cell in self.cells if (s := cell.value("latency")) and not cell.is_host_bound()]
         return {key: stats.median([s for _, s in own]) for key, own in grouped(found, lambda pair: pair[0]).items()}
 
@@ -161,7 +161,7 @@ class Model:
         return [cell for cell in unit.wrong if self.right(cell.key) - {unit.id}]
 
     def _table(self, keys: Iterable[Key]) -> float:
-        """Return the standard deviation between units by the table, with what their processes add."""
+        """Return the standard deviation between units by the table, with the variance between processes added."""
         wanted = {*keys}
         halves = [
             cell.uncertainty.total

@@ -1,19 +1,19 @@
-"""The distance from its model's median at which a unit is an outlier among so many (docs/dev/cluster.md).
+"""Computes the distance from its model's median beyond which a unit is an outlier (docs/dev/cluster.md).
 
-**What units differ by** is a standard deviation of the logarithm of a unit's latency. Its variance is moderated
-(results/noise.py) from two sources: the table (results/spreads.json: units, and beside them what other processes on the
-card would find), and the units themselves, by Qn (Rousseeuw and Croux, "Alternatives to the Median Absolute Deviation",
-JASA 88, 1993).
+**The spread of units** is the standard deviation of the logarithm of a unit's latency. Its variance is moderated
+(results/noise.py) from two sources: the table (results/spreads.json: the spread between units, and that between
+processes on one card), and the units themselves, by Qn (Rousseeuw and Croux, "Alternatives to the Median Absolute
+Deviation", JASA 88, 1993).
 
-**Far off** is what lies beyond Student's t at FALSE_ALARM over all units, families of cells and both directions
-(Bonferroni), times that deviation; the median of the model is not known exactly either, which widens it.
+**Far off** is a unit beyond Student's t at FALSE_ALARM over all units, families of cells and both directions
+(Bonferroni), times that deviation. The limit is widened because the median of the model is not known exactly either.
 
-**An outlier** is far off and apart from the others: so many times as far from the median as the farthest unit that is
-no outlier, that a tail as heavy as that of Student's t with TAIL degrees of freedom shows it in FALSE_ALARM of reports.
-Where P(distance > x) falls as x^-TAIL, as that tail does, or faster, the largest distance is r times the second with a
-probability of at most r^-TAIL, as the logarithms of such distances are exponential (Renyi; David and Nagaraja, "Order
-Statistics", 3rd ed. 2003, section 2.5). No scale is needed for it, and two groups of units are not apart. The farthest
-of few units lie where the tail does not fall so fast yet, which n / (n - 2) allows for (simulated).
+**An outlier** is far off and apart from the others: the ratio of its distance from the median to that of the farthest
+unit that is no outlier is one that Student's t with TAIL degrees of freedom shows in FALSE_ALARM of reports. Where
+P(distance > x) falls as x^-TAIL or faster, the largest distance is r times the second with a probability of at most
+r^-TAIL, as the logarithms of such distances are exponential (Renyi; David and Nagaraja, "Order Statistics", 3rd ed.
+2003, section 2.5). This needs no scale, and two groups of units are not apart. The distances of few units lie where the
+tail falls more slowly; the factor n / (n - 2) allows for it (simulated).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ FALSE_ALARM = 0.01  # of a report on units of which none has a fault
 TAIL = 3  # degrees of freedom of the heaviest tail for which that holds
 OUTLIERS = 1 / 4  # of the units at most; one in any case
 OWN_FREEDOM = 0.8  # degrees of freedom of Qn, a unit after the first: its efficiency is 82 %
-LEAST_NOISE = 1e-3  # relative: what repeats better is not more alike for it
+LEAST_NOISE = 1e-3  # relative: a floor for units whose figures repeat even better
 FOUND = 1.645  # 95 % quantile of the normal distribution
 _SMALL = {2: 0.399, 3: 0.994, 4: 0.512, 5: 0.844, 6: 0.611, 7: 0.857, 8: 0.669, 9: 0.872}  # Qn's corrections
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What units of one model show in one family of cells, as logarithms."""
+    """The spread and the limits of units of one model in one family of cells, as logarithms."""
 
     middle: float
     deviation: float  # the standard deviation between units
     far: float  # beyond it, on either side of the middle, a unit is far off
-    threshold: float  # beyond it, which is at least as much, an outlier
-    own_share: float  # of the variance's degrees of freedom, that of the units themselves
+    threshold: float  # at least `far`: beyond it a unit is an outlier
+    own_share: float  # the share of the variance's degrees of freedom that comes from the units themselves
 
     @property
     def found(self) -> float:
@@ -58,12 +58,11 @@ class Judgement:
 def judge(figures: Sequence[float], table: float, tests: int) -> Judgement | None:
     """Return the judgement on units from the logarithm of each one's latency; None below LEAST units.
 
-    `table` is the standard deviation that the table states. `tests` is how many units times families are judged in the
-    report.
+    `table`: the standard deviation from the table. `tests`: the number of units times families judged in the report.
     """
     if len(figures) < LEAST:
         return None
-    # Units come in lots, so a table's entry may be half or twice what these differ by, also where it was measured.
+    # Units come in production lots: the spread of these may be half or twice a table's entry, even a measured one.
     prior = Prior(max(table, LEAST_NOISE) ** 2, FREEDOM)
     own = OWN_FREEDOM * (len(figures) - 1)
     variance, freedom = moderated(qn(figures) ** 2, own, prior)
@@ -76,7 +75,7 @@ def judge(figures: Sequence[float], table: float, tests: int) -> Judgement | Non
 
 
 def _apart(distances: Sequence[float], level: float, far: float) -> float:
-    """Return the distance from the median beyond which a unit is apart from those that are no outliers."""
+    """Return the distance from the median beyond which a unit is apart from the units that are no outliers."""
     units = len(distances)
     ratio = math.pow(level, -1 / TAIL) * units / (units - 2)
     ordered = sorted(distances, reverse=True)

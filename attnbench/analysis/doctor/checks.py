@@ -1,10 +1,10 @@
-"""The doctor's checks: what makes a machine unfit to measure, or its figures doubtful.
+"""The doctor's checks: the faults that make a machine unfit to measure, or its figures doubtful.
 
-A warning is what spoils some figures, or makes them hard to repeat on another machine. Unfit is what makes figures
-wrong, or figures of something else than what was to be measured: another process that computes, broken memory, a clock
-that heat holds down, noise that hides the differences that one looks for.
+A warning is a fault that spoils some figures, or makes them hard to repeat on another machine. Unfit is a fault that
+makes figures wrong or meaningless: another process that computes, broken memory, a clock that heat holds down, noise
+that hides the differences of interest.
 
-Facts are as worker/machine_facts.py and run/host_facts.py read them; one that a machine does not tell is None.
+Facts are as worker/machine_facts.py and run/host_facts.py read them; a fact that a machine does not tell is None.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SLOW_CLOCK = 0.97  # of the highest; clocks come in steps of 1 %
 SAME_CLOCK = 0.015  # of each other; a cold H100 runs at 1995 MHz where NVML says 1980
 HOT, TOO_HOT = 15.0, 5.0  # degrees below where the clock is lowered, while the GPU is all but idle
 THROTTLED = frozenset({"hardware slowdown", "thermal", "hardware thermal", "power brake"})  # by heat, or by the supply
-COARSE, USELESS = 0.03, 0.10  # smallest difference over rounds; kernels worth comparing differ by no more
+COARSE, USELESS = 0.03, 0.10  # smallest difference over rounds; kernels worth comparing may differ by as little
 NEGLIGIBLE = 0.002  # a difference between two processes that no comparison minds
 MOST_TIMES = 100  # a larger factor is noise and not read as a figure
 
@@ -39,7 +39,7 @@ RESET = "reset the GPU (nvidia-smi -r); have it replaced if they come back"
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found: its name, how bad it is, what was found, and what to do about it (nothing where it is ok)."""
+    """The result of a check: its name, its level, what was found, and what to do about it (nothing where it is ok)."""
 
     check: str
     level: Level
@@ -63,7 +63,7 @@ def unfit(check: str, found: str, todo: str) -> Finding:
 
 
 def findings_of_machine(environment: Environment, read: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what the checks find of a machine.
+    """Yield the findings of the checks on a machine.
 
     read: "asked" (the device asked for), "host", and on a GPU either "nvml" (None where it does not answer) and
     "instruments", or "broken" (why the GPU could not be examined).
@@ -96,7 +96,7 @@ def findings_of_machine(environment: Environment, read: Mapping[str, Any]) -> It
 
 
 def _software(environment: Environment, driver_cuda: str | None) -> Finding:
-    """Return what is found of versions; `driver_cuda` is the newest CUDA that the driver supports."""
+    """Return the finding on versions; `driver_cuda` is the newest CUDA that the driver supports."""
     on_gpu, torch_cuda = environment.device.kind == "cuda", environment.cuda
     parts = [
         f"driver {environment.driver}{f' (CUDA {driver_cuda})' if driver_cuda else ''}" if on_gpu else "",
@@ -114,14 +114,14 @@ def _software(environment: Environment, driver_cuda: str | None) -> Finding:
 
 
 def _no_gpu(environment: Environment, *, unseen: bool) -> Finding:
-    """Return what is found where the CPU is measured; `unseen`: torch cannot use a GPU that is there."""
+    """Return the finding on the GPU where the CPU is measured; `unseen`: torch cannot use a GPU that is there."""
     if unseen:
         return warning(
             "GPU",
             f"an NVIDIA driver is there, but torch {environment.torch} sees no GPU, so this is about the CPU",
             "install a torch with CUDA, or say --device cpu if that is meant",
         )
-    return ok("GPU", "not measured, so what asks NVML, CUDA's instruments and L2 does not apply")
+    return ok("GPU", "not measured, so the checks of NVML, CUDA's instruments and L2 do not apply")
 
 
 def _clocks(nvml: Mapping[str, Any]) -> Iterator[Finding]:
@@ -147,13 +147,13 @@ def _clocks(nvml: Mapping[str, Any]) -> Iterator[Finding]:
     gauge = f"counts {held:.0f} MHz over a second"
     if nvml["gauge_fault"]:
         todo = (
-            "NVML's clock counts, which lags, and every burst is followed by a pause; torch 2.9 can compile the gauge"
+            "NVML's clock is used, which lags, so every burst is followed by a pause; torch 2.9 can compile the gauge"
         )
         yield warning("clock gauge", nvml["gauge_fault"], todo)
     elif not told or abs(held / told - 1) <= SAME_CLOCK:
         yield ok("clock gauge", f"{gauge} (NVML: {told:.0f})" if told else gauge)
     else:
-        todo = "one of the two is wrong: do not trust -m clock_held, cycles, and what marks cells ~"
+        todo = "one of the two is wrong: do not trust -m clock_held, cycles, and the mark ~ on cells"
         yield warning("clock gauge", f"{gauge} (NVML: {told:.0f})", todo)
 
 
@@ -176,7 +176,7 @@ def _others(seen: Mapping[str, Any]) -> Finding:
         return unfit("other processes", f"one computes, the GPU {busy:.0%} busy with it: {who}", END_OTHERS)
     if not others:
         return ok("other processes", "none" if busy is not None or seen["named"] else NOT_TOLD)
-    computing = "whether they compute is not told" if busy is None else "computing nothing now"
+    computing = "whether they compute is not known" if busy is None else "computing nothing now"
     return warning("other processes", f"{others}; {computing}, but holding memory", END_OTHERS)
 
 
@@ -224,7 +224,7 @@ def _heat(nvml: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def _instruments(instruments: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield what the instruments read of a trivial kernel, their errors, and where L2 was not as it was to be."""
+    """Yield the readings of the instruments on a trivial kernel, their errors, and any wrong state of L2."""
     works = {name: found for name, found in instruments.items() if "error" not in found}
     if works:
         readings = (f"{found['seconds'] * 1e6:.1f} us by {name}" for name, found in works.items())
@@ -234,7 +234,7 @@ def _instruments(instruments: Mapping[str, Any]) -> Iterator[Finding]:
         (
             "cupti",
             warning,
-            "what ran cannot be proved; end other profilers (nsys, ncu, DCGM), and see that torch finds libcupti",
+            "kernels that ran are not known; end other profilers (nsys, ncu, DCGM), and see that torch finds libcupti",
         ),
         ("graph", warning, "--timer graph is refused, and cross-checks do without it"),
     ):
@@ -244,7 +244,7 @@ def _instruments(instruments: Mapping[str, Any]) -> Iterator[Finding]:
     if wrong := [f"{is_} instead of {to_be} by {name}" for name, to_be, is_ in l2 if is_ not in (None, to_be)]:
         yield warning("L2", ", ".join(wrong), "cells will say unproven; see that nothing else runs on the GPU")
     elif any(state for *_, state in l2):
-        yield ok("L2", "cold when it is to be, and warm when it is to be")
+        yield ok("L2", "cold and warm as the timers need it")
 
 
 def _host(host: Mapping[str, Any], device: Device) -> Iterator[Finding]:
@@ -271,7 +271,7 @@ def _host(host: Mapping[str, Any], device: Device) -> Iterator[Finding]:
 
 
 def findings_of_aa_test(test: AATest) -> Iterator[Finding]:
-    """Yield what an A/A test shows: what happened meanwhile, how its processes differ, and what it can resolve."""
+    """Yield the findings of an A/A test: disturbances during it, how its processes differ, and the resolution."""
     name, against = "A/A test", f"{test.backend} against itself"
     if test.failed:
         said = f"{against}: {case_label(test.failed.case)} ended as {test.failed.status}: {test.failed.reason}"
@@ -284,7 +284,7 @@ def findings_of_aa_test(test: AATest) -> Iterator[Finding]:
     if throttled := [limit for limit in test.limits if limit in THROTTLED]:
         yield warning("throttling", f"{', '.join(throttled)} during the A/A test", "look at cooling and supply")
     if test.host_bound:
-        yield warning("host", "the GPU waited for it during the A/A test", "end what else the host does")
+        yield warning("host", "the GPU waited for it during the A/A test", "end other work on the host")
     found = worst(test)
     if found is None:
         turns = f"{min(len(c.a) for c in test.cases)} turns in {format_duration(test.seconds)}"

@@ -1,4 +1,4 @@
-"""A diagnosis, and its document: a table of findings, that of the A/A test, the verdict, and all facts as data."""
+"""A diagnosis and its document: the findings, the A/A test, the verdict, and all facts as data."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VERDICTS: Mapping[Level, str] = {
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor found. `facts` are those of checks.findings_of_machine, as they were read."""
+    """The findings of the doctor. `facts` is the argument `read` of checks.findings_of_machine."""
 
     environment: Environment
     facts: Mapping[str, Any]

@@ -1,7 +1,7 @@
 """The smallest difference between two implementations that readings tell apart, from an A/A test.
 
 Two processes, a and b, measure one implementation in n turns, one reading each a turn, the order swapped every turn.
-What is judged are the raw differences d_i = ln(b_i / a_i): a and b run the same code, so each is error,
+The test judges the raw differences d_i = ln(b_i / a_i): a and b run the same code, so each is an error,
 
     d_i = p + e_i,   e_i with the standard deviation sqrt(2) * that of a single reading,
 
@@ -18,8 +18,8 @@ turns s^2 is divided by 1 + 1.5 / n + 3.6 / n^2, which makes its mean right, and
 tests/analysis/test_doctor_resolution.py simulates them again. Where most pairs tie (a coarse clock) the usual standard
 deviation takes its place.
 
-**Difference of the processes.** p^2 = mean(d)^2 less what noise explains of it, var(d) / n, and not below 0. The usual
-variance is meant here: a single disturbed turn then cancels. So one difference between two processes, one reading each,
+**Difference of the processes.** p^2 = mean(d)^2 less the part that noise explains, var(d) / n, and not below 0. This is
+the usual variance, so that a single disturbed turn cancels. So one difference between two processes, one reading each,
 has the variance t^2 = s^2 + p^2.
 
 **The smallest difference** that a two-sided test at 95 % confidence finds with 80 % power. The difference D of two
@@ -53,7 +53,7 @@ ROUNDS = 5
 
 @dataclass(frozen=True)
 class Resolution:
-    """What the A/A test of one case shows. All values are relative: 0.01 is 1 %."""
+    """The result of the A/A test of one case. All values are relative: 0.01 is 1 %."""
 
     noise: float  # robust standard deviation of a single reading
     difference: float  # of b from a on average: 0.01 reads "b is 1 % slower"

@@ -19,9 +19,9 @@ def in_turns(a: Run, b: Run) -> bool:
 
 
 def whole_pairs(a: Run, b: Run) -> tuple[Run, Run]:
-    """Return the runs without the records of a turn whose other half was not measured any more.
+    """Return the runs without the records of turns of which only one half was measured.
 
-    A wrong result stays: it counts by itself.
+    A wrong result stays: it counts without its other half.
     """
     both = {r.id for r in a.records} & {r.id for r in b.records}
     first, second = (
@@ -49,7 +49,7 @@ def before_the_first_look(findings: Sequence[Finding]) -> tuple[list[Finding], l
         return list(findings), []
     reason = f"{count(pairs, 'pair')} of turns; the first look is after {LOOKS[0]}"
     said = f"Ended before the first look, which is after {LOOKS[0]} pairs of turns: "
-    said += "it was taken early, which holds the error rates." if pairs >= MIN_PAIRS else "no noisy metric was judged."
+    said += "it was taken early, at the same error rates." if pairs >= MIN_PAIRS else "no noisy metric was judged."
     return [replace(f, reason=reason) if f.unjudged else f for f in findings], [said]
 
 
@@ -77,7 +77,7 @@ def _build(run: Run, name: str) -> tuple[str, str]:
 
 
 def _described(run: Run, other: Run) -> str:
-    """Return the versions of what is under test, and its code and interpreter where the other run has another."""
+    """Return the versions under test, and code and interpreter where those of the other run differ."""
     names = under_test(run, other) or list(run.specs)
     parts = [run.versions.get(name, "not usable") for name in names]
     if any(run.specs[name] != other.specs.get(name) for name in names):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Noise:
-    """The changes of all tests of a gate and what is known of their noise: one element for each test, logarithms."""
+    """The changes of all tests of a gate and the estimates of their noise: one element for each test, logarithms."""
 
     n: Any  # rounds of the baseline
     m: Any  # rounds of the current run
@@ -35,13 +35,13 @@ class Noise:
     tick: Floats  # of the timer
     between: Floats  # the variance of a change between runs, beyond what rounds show
     of_between: Floats  # its degrees of freedom
-    common: Floats  # what all cells changed by
-    joined: Floats  # the variance between runs of what all cells have in common
+    common: Floats  # the change that all cells share
+    joined: Floats  # the variance between runs of the change that all cells share
     largest: Floats  # the largest change that differences between runs of the baseline explain
     of_joined: Floats  # the degrees of freedom of `joined`
     exact: Any  # whether the observed change is the true one
-    controlled: Any  # whether backends that nothing can have changed show what is common
-    jumped: Any  # cells that show such differences
+    controlled: Any  # whether `common` comes from backends that are the same in both runs
+    jumped: Any  # number of cells that show such a difference
     jumping: dict[int, tuple[int, int]]  # test -> cells of two speeds, and the rounds that would tell
 
 
@@ -169,7 +169,7 @@ def error_of(
     """Return the standard error of a change and its degrees of freedom, by Welch and Satterthwaite.
 
     More rounds lessen one part, `variance` (of one round) times `weight`. They do not lessen the others: `between`
-    runs, the rounding of both values to the timer's `tick`, and what all cells have in `common`.
+    runs, the rounding of both values to the timer's `tick`, and the change that all cells have in `common`.
     """
     rounds = variance * weight
     total = rounds + between + tick**2 / 6 + common

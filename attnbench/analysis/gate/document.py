@@ -165,7 +165,7 @@ def _word(judgement: Judgement) -> str:
 def headline(judgement: Judgement) -> str:
     """Return the verdict and its reason in one line: "FAIL: 1 result regressed, 11 unchanged".
 
-    What does not count stands apart. A result is a metric of a cell, or what became of the whole cell.
+    Results that do not count stand apart. A result is a metric of a cell, or the state of the whole cell.
     """
     counts = _counts(f for f in judgement.findings if not judgement.let_pass(f))
     said = [f"{count(counts[0][0], 'result')} {counts[0][1]}", *_numbers(counts[1:])] if counts else []
@@ -181,7 +181,7 @@ def _numbers(counts: Iterable[tuple[int, str]]) -> list[str]:
 
 
 def _counts(findings: Iterable[Finding]) -> list[tuple[int, str]]:
-    """Return how many findings there are of each verdict, the most severe first; what no test could judge, apart."""
+    """Return the number of findings by verdict, the most severe first; those that no test could judge stand apart."""
     numbers = Counter(f.word for f in findings)
     after = VERDICTS.index("inconclusive") + 1
     words = (*VERDICTS[:after], "not judged", *VERDICTS[after:])
@@ -194,7 +194,7 @@ def sentence(finding: Finding) -> str:
 
 
 def _is_listed(judgement: Judgement, finding: Finding) -> bool:
-    """Return whether a reader must see a finding: what changed, what keeps the gate from passing, what was open.
+    """Return whether a reader must see a finding: it changed, keeps the gate from passing, or was settled in turns.
 
     The cells for which an A/B had no time are one note of the judgement, not a row each.
     """
@@ -256,7 +256,7 @@ def _figures(finding: Finding) -> str:
 
 
 def _rest(judgement: Judgement) -> list[str]:
-    """Return a line that counts what is not listed; none where all is."""
+    """Return lines that count the findings which are not listed; [] where all are."""
     undecided = [
         f.metric
         for f in judgement.findings
@@ -272,10 +272,10 @@ def _rest(judgement: Judgement) -> list[str]:
 
 
 def _commands(judgement: Judgement, shown: Iterable[Finding]) -> tuple[Command, ...]:
-    """Return the commands that measure again what fails.
+    """Return the commands that measure the failing cells again.
 
-    There are none for an A/B, whose two sides are measured in turns, and for what is inconclusive: as many rounds again
-    of the current build alone decide nothing, and the notes have the commands that do (more_rounds).
+    There are none for an A/B, whose two sides are measured in turns, and none for inconclusive cells: more rounds of
+    the current build alone may decide nothing, and the notes have the commands that do (more_rounds).
     """
     if judgement.current.turns:
         return ()

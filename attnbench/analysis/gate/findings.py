@@ -36,7 +36,7 @@ GRAVEST_FIRST = (EXIT_WRONG_RESULT, EXIT_REGRESSION, EXIT_INCONCLUSIVE)  # the t
 
 @dataclass(frozen=True)
 class Request:
-    """What to compare, and how strictly."""
+    """The metrics that a gate compares, their margins, and the findings that it lets pass."""
 
     metrics: tuple[str, ...]
     margins: Margins = field(default_factory=Margins)
@@ -48,19 +48,19 @@ class Request:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a gate found, and its verdict as an exit code."""
+    """The findings of a gate, and its verdict as an exit code."""
 
     baseline: Run
     current: Run
     request: Request
-    findings: tuple[Finding, ...] = ()  # as verdicts.in_order has them
-    expected: tuple[Difference, ...] = ()  # differences between the runs that are what is under test
+    findings: tuple[Finding, ...] = ()  # in the order of verdicts.in_order
+    expected: tuple[Difference, ...] = ()  # differences between the runs that are under test
     refused: tuple[Difference, ...] = ()  # the other differences; if there are any, only wrong results are findings
     notes: tuple[str, ...] = ()
     heading: tuple[str, ...] = ()  # how an A/B was measured
     first: tuple[str, ...] = ()  # what a reader must know before the figures: rounds that differ, or were repeated
     earlier: tuple[Run, ...] = ()  # further runs of the baseline that are compared with too
-    commands: tuple[str, ...] = ()  # that would settle what is inconclusive, for a shell
+    commands: tuple[str, ...] = ()  # shell commands that would settle the inconclusive cells
 
     def count(self, verdict: Verdict) -> int:
         """Return how many findings have a verdict."""
@@ -100,7 +100,7 @@ class Judgement:
 def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] = ()) -> Judgement:
     """Compare two runs; `earlier` are further runs of the baseline. Raises UserError where there is nothing to compare.
 
-    Of several runs of a baseline those of the current run's unit count, if there are any.
+    Of several runs of a baseline, those on the current run's unit count, if there are any.
     """
     baseline, earlier, left = _chosen((baseline, *earlier), current)
     expected, refused, idle, told = split_differences(baseline, current, request.expect)
@@ -164,7 +164,7 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
 def _chosen(runs: Sequence[Run], current: Run) -> tuple[Run, tuple[Run, ...], list[str]]:
     """Return the latest run, the others, and a note on those that do not count.
 
-    Those of the current run's unit count, or of all units where there are none.
+    Runs of the current run's unit count; where there are none, runs of all units do.
     """
     unit = current.environment.device.uuid
     own = [run for run in runs if unit and run.environment.device.uuid == unit]
@@ -175,7 +175,7 @@ def _chosen(runs: Sequence[Run], current: Run) -> tuple[Run, tuple[Run, ...], li
 
 
 def _comparable_cells(run: Run, latest: Run) -> dict[Key, Cell]:
-    """Return the cells of an earlier run that no difference from the latest run can have changed."""
+    """Return the cells of an earlier run of which no difference from the latest run can have changed the figures."""
     changed = run_differences.concerned(run, latest)
     return {key: cell for key, cell in by_key(cells([run])).items() if cell.backend not in changed}
 

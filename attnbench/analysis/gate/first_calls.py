@@ -17,8 +17,8 @@ from attnbench.core.record import Run
 from attnbench.core.text import count, listed
 
 METRIC = "first_call"
-TOGETHER = 2 / 3  # of a backend's cells, and two of them
-FILLED = 2.0  # a slowest round of so many times the quickest: a cache was filled on the way, as the typical cell shows
+TOGETHER = 2 / 3  # share of a backend's cells, at least two
+FILLED = 2.0  # slowest over quickest round of the median cell: from here on, a cache was filled between rounds
 OTHER_CACHES = "caches of compiled kernels were kept in one run and empty in the other"
 MAYBE_EMPTY = "caches of compiled kernels may have been empty in one run"
 
@@ -49,7 +49,7 @@ def set_aside(findings: Sequence[Finding], baseline: Run, current: Run) -> tuple
 def _slower_together(own: Sequence[Finding]) -> list[Finding]:
     """Return the findings of the backends of which most cells are slower on one side, in all of its rounds.
 
-    The current run's side comes first: where it is slower in a backend, the other is not looked at.
+    If any backend is slower in the current run, a slower baseline is not looked for.
     """
     for verdict, side in (("regressed", 1), ("improved", 0)):
         found = []
@@ -66,5 +66,5 @@ def _slower_together(own: Sequence[Finding]) -> list[Finding]:
 
 
 def _filled(seconds: Sequence[float]) -> float:
-    """Return how many times longer the slowest round took than the quickest."""
+    """Return the ratio of the slowest round to the quickest."""
     return max(seconds) / max(min(seconds), RULES[METRIC].floor)

@@ -15,8 +15,8 @@ d / se has nearly Student's distribution, with the degrees of freedom of Welch a
 
 **The margin** M = ln(1 + margin) is what a change must exceed to matter. It stands in the hypotheses:
 
-- regressed: d <= M is rejected, for d as it is and for d less what all cells have in common (run_effects.py), which may
-  be the machine's; or for d as it is, with the variance of the common part between runs in se^2.
+- regressed: d <= M is rejected, for d as it is and for d less the change common to all cells (run_effects.py), which
+  the machine may cause; or for d as it is, with the variance of the common part between runs in se^2.
   p = P(T > (d - M) / se), of all cells and metrics together by Benjamini and Hochberg's
   step-up procedure at a false discovery rate of FDR = 1 %. So of the regressions reported at most 1 % are expected to
   lie within the margin, and where nothing has worsened beyond it at most 1 % of gates report any, however large the
@@ -26,8 +26,8 @@ d / se has nearly Student's distribution, with the degrees of freedom of Welch a
 - unchanged: d <= -M and d >= M are both rejected at 5 % (two one-sided tests: Schuirmann, Journal of Pharmacokinetics
   and Biopharmaceutics 15, 1987). So a cell that is slower by the margin or more is called unchanged in at most 5 % of
   the cases. No correction for many cells: that all are unchanged is claimed only where each is shown to be, an
-  intersection-union test (Berger, Technometrics 24(4), 1982). It must hold with and without what all cells moved by
-  together. A cell with SLOW_ROUNDS rounds that are slower by about the margin is not called unchanged.
+  intersection-union test (Berger, Technometrics 24(4), 1982). It must hold with and without the common
+  change. A cell with SLOW_ROUNDS rounds that are slower by about the margin is not called unchanged.
 - inconclusive: none of these; or a change that cells with two speeds make too likely (two_speeds.py), or as large as
   those that cells show between runs of the baseline (run_effects.py).
 
@@ -96,7 +96,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     def p_changed(sign: int) -> tuple[Floats, Any]:
         """Return the p values of the hypothesis that a cell is not worse (better) than the margin by its code.
 
-        And which of them rest on the change as it is, where what all cells have in common may be the code's.
+        Return too which p values rest on the whole change, whose common part may come from the code.
         """
         raw = p_beyond(sign * change - margin)
         apart = np.maximum(raw, p_beyond(sign * net - margin))
@@ -183,10 +183,10 @@ def _step_up(p: Floats, family: Any, rate: float) -> tuple[Any, Floats]:
 def _rounds_to_add(
     seen: Noise, undecided: Any, tail: Floats, routes: Sequence[tuple[Floats, Sequence[Floats]]]
 ) -> list[dict[int, int | None]]:
-    """Return undecided test -> the fewest rounds to add, by any of several ways to a decision; None where none has any.
+    """Return two maps, undecided test -> fewest rounds to add: to both sides, and to the current run alone.
 
-    First of both sides, then of the current run alone. A way is a distance of the change from the margin, and the parts
-    of error_of.
+    The fewest is over `routes` to a decision, each a distance of the change from the margin and the arguments of
+    error_of; None where no route has a number.
     """
     found = []
     for alone in (False, True):
@@ -202,8 +202,9 @@ def _more_rounds(
 ) -> list[int | None]:
     """Return for each test the fewest of MORE_ROUNDS a side that leave the margin out of the interval with POWER.
 
-    With `of_current` they are added to the current run alone. This holds if the change stays as it is. `distance`: of
-    the change from the margin, a logarithm; `parts`: those of error_of. None: too many, or it lies on the other side.
+    With `of_current` they are added to the current run alone. The change is taken to stay as it is. `distance`: from
+    the margin to the change, a logarithm; `parts`: the arguments of error_of. None: more than MORE_ROUNDS has, or the
+    change lies on the other side of the margin.
     """
     more = np.array(MORE_ROUNDS)
     of_baseline = 0 * more if of_current else more

@@ -1,6 +1,6 @@
 """A judgement as JUnit XML: one test for each cell and metric, with names that stay the same from gate to gate.
 
-The time of a test is what its cell took to measure in the current run, with the first test of the cell alone.
+The time of a test is the time to measure its cell in the current run; only the first test of a cell has it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attnbench.results.run_setup import seconds_started
 
 
 def render(judgement: Judgement) -> str:
-    """Return the XML. What keeps the gate from passing is a failure; what else is open is skipped."""
+    """Return the XML. A finding that keeps the gate from passing is a failure; another open one is skipped."""
     suites: dict[str, list[ElementTree.Element]] = {}
     seconds: dict[Key, float] = {}
     for record in judgement.current.records:
@@ -60,5 +60,5 @@ def _time(seconds: float) -> str:
 
 
 def _failure(test: ElementTree.Element, text: str, kind: str) -> None:
-    shown = one_line(text)  # XML has no word for most control characters
+    shown = one_line(text)  # XML cannot hold most control characters
     ElementTree.SubElement(test, "failure", message=shown, type=kind).text = shown

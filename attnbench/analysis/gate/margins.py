@@ -1,4 +1,4 @@
-"""How large a change must be to matter: a margin per metric, and per cell where a file says so.
+"""Margins: the size from which a change matters, per metric, and per cell where a file says so.
 
     latency: 3%
     first_call: 100%
@@ -26,7 +26,7 @@ from attnbench.results import uncertainty
 
 @dataclass(frozen=True)
 class Rule:
-    """How a metric is judged by default. Lower is better in all of these metrics."""
+    """The rule by which a metric is judged by default. Lower is better in all of these metrics."""
 
     margin: float  # relative
     floor: float = 0.0  # in the metric's unit: a smaller value counts as this, so that changes below it do not count
@@ -42,8 +42,8 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "latency": Rule(0.03, of_unit=True),
         "cycles": Rule(0.03, of_unit=True),
         "memory_peak": Rule(0.01, floor=2**20, noisy=False),
-        # Its rows are drawn anew for each run: between runs of the same code it differs by up to a third where they are
-        # few of a long sequence. Results are rounded by 5e-4 in fp16, and a kernel of another precision doubles it.
+        # Each run draws the checked rows anew, so on long sequences, of which few rows are checked, the error differs
+        # by up to a third between runs of the same code. A kernel of lower precision doubles it; fp16 rounds by 5e-4.
         "relative_error": Rule(0.50, floor=5e-4, noisy=False),
         "first_call": Rule(0.50, floor=0.1, cached=True),  # nobody notices less than 0.1 s
         "memory_driver": Rule(0.01, floor=2**20, noisy=False),
@@ -61,11 +61,11 @@ DEFAULT = ("latency", "memory_peak", "relative_error", "first_call")
 
 @dataclass(frozen=True)
 class Margins:
-    """The margins that a person gave; where none was given, that of RULES counts."""
+    """The margins that a person gave; elsewhere the margin of RULES counts."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     cells: tuple[tuple[str, Mapping[str, float]], ...] = ()  # (glob, metric -> margin)
-    units: float = 0.0  # what two units differ by, where the runs are of two: a latency's least margin
+    units: float = 0.0  # the least margin of a latency: the spread between units where the runs are of two; else 0
 
     def of(self, metric: str, cell: str) -> float:
         """Return the margin of a metric for the cell with this full name."""
@@ -80,10 +80,10 @@ class Margins:
 
 
 def between_units(baseline: Run, current: Run) -> float:
-    """Return what cells of two units of a GPU model differ by at most, relative; 0 where the runs are of one.
+    """Return the largest relative difference of a cell between two units of a GPU model; 0 for runs of one unit.
 
-    Where one side alone has a UUID the runs may be of two units, and it counts. Where neither has one, as on a CPU,
-    they are taken to be of one. In 99 of 100 gates of 100 cells all are within it: UNITS standard deviations
+    Runs of which only one has a UUID may be of two units, and count as such. Runs without one, as on a CPU, are taken
+    to be of one unit. In 99 of 100 gates of 100 cells, all cells lie within the difference: UNITS standard deviations
     (Bonferroni), from spreads.json.
     """
     ours, theirs = baseline.environment.device, current.environment.device
@@ -95,7 +95,7 @@ def between_units(baseline: Run, current: Run) -> float:
 def margins(options: Sequence[str], file: Path | None = None) -> Margins:
     """Return the margins of a YAML file, overridden by options: "3%" (of latency and cycles), "relative_error=20%".
 
-    Raises UserError for what is no margin, and for a file that cannot be read.
+    Raises UserError for a text that is no margin, and for a file that cannot be read.
     """
     found = _read(file) if file else Margins()
     own = dict(found.metrics)

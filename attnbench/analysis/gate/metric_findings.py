@@ -20,8 +20,8 @@ from attnbench.core.text import count, listed
 from attnbench.results.case_names import full_name
 from attnbench.results.cells import Cell, Key
 
-CHANCE = 0.001  # of a run whose rounds are alike, to have a round that is called disturbed
-MIN_ROUNDS = 3  # of two rounds that differ none is the disturbed one
+CHANCE = 0.001  # probability that a run of like rounds has one that is called disturbed
+MIN_ROUNDS = 3  # with two rounds that differ, neither can be named as the disturbed one
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ def metric_findings(
     earlier: Sequence[Mapping[Key, Cell]] = (),
     controls: Collection[str] = (),
 ) -> tuple[list[Finding], list[str]]:
-    """Return a finding for each metric of each pair of cells (baseline, current) that the baseline has values of.
+    """Return a finding for each metric of each pair of cells (baseline, current) that has values in the baseline.
 
-    And a note on each round that differs from the others. With `in_turns` the rounds were measured in turns: they are
-    compared in pairs, look by look. `earlier`: the cells of further runs of the baseline; `controls`: backends that no
-    difference between the runs can have changed.
+    Return too a note on each round that differs from the others. With `in_turns` the rounds were measured in turns and
+    are compared in pairs, look by look. `earlier`: the cells of further runs of the baseline; `controls`: backends that
+    no difference between the runs can have changed.
     """
     found, compared, tests, notes = list[Finding](), list[Finding](), list[Rounds](), list[str]()
     for metric in metrics:
@@ -88,7 +88,7 @@ def metric_findings(
 
 
 def _disturbed(metric: str, both: Sequence[_Pair]) -> list[str]:
-    """Return a note on the disturbed rounds of either run. Where there are several, the build may be what is uneven."""
+    """Return a note on the disturbed rounds of either run. Several may also mean a build that is uneven by itself."""
     notes = []
     margins = [pair.margin for pair in both]
     for name, cells in (("baseline", [p.before for p in both]), ("current run", [p.after for p in both])):
@@ -112,13 +112,13 @@ def _disturbed(metric: str, both: Sequence[_Pair]) -> list[str]:
 
 
 def disturbed_rounds(cells: Sequence[Mapping[int, float]], margins: Sequence[float]) -> dict[int, int]:
-    """Return round -> in how many cells it lies apart, of the rounds of a run in which something disturbed many cells.
+    """Return disturbed round of a run -> number of cells in which it lies apart.
 
-    `cells`: the logarithms of one metric by round, of each cell; `margins`: of each cell, relative. A value lies apart
+    `cells`: for each cell, round -> logarithm of one metric; `margins`: of each cell, relative. A value lies apart
     where it is further from the median of its cell's rounds than half the margin. If the rounds of a run are alike,
     such values fall on them by chance: of k in n rounds, one round has Binomial(k, 1/n). A round that has more, with a
     probability below CHANCE for all rounds together (Bonferroni), was disturbed. Where half of the rounds or more would
-    be, none is. No round is left out for it: a build that is slow in some of its processes would pass.
+    be, none is. Disturbed rounds still count, since a build that is slow in some of its processes would pass otherwise.
     """
     apart: Counter[int] = Counter()
     for values, margin in zip(cells, margins, strict=True):
@@ -137,9 +137,9 @@ def disturbed_rounds(cells: Sequence[Mapping[int, float]], margins: Sequence[flo
 
 
 def _test(metric: str, values: tuple[list[float], list[float]], margin: float, paired: bool, smallest: float) -> Rounds:
-    """Return the logarithms of a metric's values. What both sides have at or below its floor has no noise.
+    """Return the rounds of a metric, as logarithms. A metric that both sides have at or below its floor has no noise.
 
-    `smallest`: the steps in which it is read, in its unit.
+    `smallest`: the steps in which the metric is read, in its unit.
     """
     rule = RULES[metric]
     before, after = (_logarithms(metric, side) for side in values)
@@ -169,7 +169,7 @@ def _decided(finding: Finding, test: Rounds, decision: Decision, pairs: int | No
 
 
 def _remedy(test: Rounds, decision: Decision) -> str:
-    """Return what would settle an inconclusive decision, or why nothing would."""
+    """Return the remedy of an inconclusive decision, or the reason why there is none."""
     if decision.noise is None:
         return "too few rounds to know its noise"
     more = decision.more and f"{count(decision.more, 'more round')} of both runs"

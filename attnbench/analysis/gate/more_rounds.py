@@ -15,14 +15,15 @@ from attnbench.core.errors import EXIT_INCONCLUSIVE
 from attnbench.core.text import count
 from attnbench.results import run_file
 
-MOST = 20  # rounds to add; what asks for more is better measured in turns
+MOST = 20  # rounds to add; cells that need more are better measured in turns
 
 
 def with_command(judgement: Judgement, current: Path, gate: Sequence[str] = ()) -> Judgement:
     """Return a judgement with notes on the commands that would settle its open cells.
 
     `current`: the file of the current run. `gate`: the words of the command of this gate; none where it has measured in
-    turns already. The command that adds rounds is the judgement's too. One with BUILD in it is for a person alone.
+    turns already. The command that adds rounds also stands in `commands` of the judgement, for programs. A command with
+    BUILD in it stands in the notes alone, as a person must complete it.
     """
     run = judgement.current
     if judgement.refused or run.turns:
@@ -62,9 +63,9 @@ def _in_turns(judgement: Judgement, left: Sequence[Finding]) -> Sequence[str] | 
 
 
 def more_of_current(finding: Finding) -> int | None:
-    """Return how many more rounds of the current run would settle a finding; None where its reason is another.
+    """Return the number of further rounds of the current run that would settle a finding; None where none would.
 
-    Where there are too few for any test: those that docs/dev/statistics.md states the error rates for.
+    Where no test was possible, it is the number that is missing from ROUNDS.
     """
     decision = finding.decision
     if finding.unjudged:

@@ -100,7 +100,7 @@ def _between_runs(judged: Sequence[Finding], margin: float) -> Iterator[str]:
 
 
 def _one_round(judged: Sequence[Finding]) -> str:
-    """Return how little one round on a side says."""
+    """Return a note on runs of one round a side, of which the noise is hardly known."""
     intervals = [(d.high, d.change) for f in judged if (d := f.decision) and d.high is not None and d.change > -1]
     if not intervals:
         return (
@@ -110,7 +110,7 @@ def _one_round(judged: Sequence[Finding]) -> str:
     halves = [math.log1p(high) - math.log1p(change) for high, change in intervals]
     half = stats.median(halves)
     known = f"no better than a factor of {FAR}" if half > math.log(FAR) else percent(half)
-    noise = "the other side's" if any(max(f.rounds) > 1 for f in judged) else "how differently the cells changed"
+    noise = "the other side's" if any(max(f.rounds) > 1 for f in judged) else "the spread of the cells' changes"
     return (
         f"One round is weak: its noise is taken from {noise}, a disturbed cell cannot be told from a changed one, and "
         f"the typical change is known to {known}. Run both with --rounds {ROUNDS}."
@@ -118,16 +118,19 @@ def _one_round(judged: Sequence[Finding]) -> str:
 
 
 def runs(number: int, controls: Collection[str]) -> Iterator[str]:
-    """Yield what shows how whole runs differ: runs of the baseline, and backends that nothing can have changed."""
+    """Yield a note on the spread between whole runs, and on what it is estimated from.
+
+    `number`: of runs of the baseline; `controls`: backends that no difference between the runs can have changed.
+    """
     beside = f"the latency of {some(sorted(controls))}, which the same torch brings" if controls else ""
     if number >= SEVERAL:
         also = f" and {beside}" if beside else ""
-        yield f"How whole runs differ is estimated from {number} runs of the baseline{also}; the verdicts allow for it."
+        yield f"The spread between runs is estimated from {number} runs of the baseline{also}; verdicts allow for it."
     else:
         few = "One run" if number == 1 else "Two runs"
         alone = f"; {beside}, shows a part of it" if beside else ""
         yield (
-            f"{few} of the baseline cannot show how whole runs differ{alone}. {SEVERAL} runs can: "
+            f"{few} of the baseline cannot show the spread between runs{alone}. {SEVERAL} runs can: "
             "attnbench baseline save RUN --add."
         )
 
@@ -181,13 +184,13 @@ def ceilings(before: Iterable[Cell], after: Iterable[Cell]) -> Iterator[str]:
     if not all(1 / ALIKE < ratio < ALIKE for ratio in ratios.values()):
         said = ", ".join(f"{name} {ratio:.2g}x" for name, ratio in ratios.items())
         yield (
-            f"What no kernel changes was not as fast in the current run as in the baseline: {said}. So one of them was "
-            "disturbed, or the machine is another; measure both again with nothing else running."
+            f"Rates that no kernel under test changes differ between the current run and the baseline: {said}. So one "
+            "run was disturbed, or the machine is another; measure both again with nothing else running."
         )
 
 
 def _ceilings(cells: Iterable[Cell]) -> dict[str, float]:
-    """Return the ceilings that a run measured, by what they are of."""
+    """Return the ceilings that a run measured, by name: "matmul bf16", "copy"; in FLOP/s and B/s."""
     found: dict[str, float] = {}
     for source in {id(cell.source): cell.source for cell in cells}.values():
         found |= {f"matmul {dtype}": rate for dtype, rate in source.matmul_ceilings.items()}

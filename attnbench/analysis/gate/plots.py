@@ -19,7 +19,7 @@ def rounds_section(findings: Sequence[Finding]) -> tuple[Section, ...]:
     if not shown:
         return ()
     more = f" (the first {MOST} of {len(shown)})" if len(shown) > MOST else ""
-    return (Section("rounds", f"Rounds of what changed or is open{more}", tuple(map(_plot, shown[:MOST]))),)
+    return (Section("rounds", f"Rounds of changed and open cells{more}", tuple(map(_plot, shown[:MOST]))),)
 
 
 def _plot(finding: Finding) -> Plot:

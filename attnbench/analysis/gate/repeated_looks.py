@@ -15,7 +15,7 @@ spends a seventh of the error rates:
 This is a spending function (Lan and DeMets, Biometrika 70(3), 1983) used with Bonferroni's inequality in place of the
 joint distribution of the looks, which cannot be computed for a moderated variance of few pairs. That costs more pairs
 near the margin, and holds for any dependence (Jennison and Turnbull, "Group Sequential Methods with Applications to
-Clinical Trials", 2000). A look may be moved for a reason that does not depend on the figures, as where the time is up.
+Clinical Trials", 2000). A look may be moved for a reason that does not depend on the figures, such as the time limit.
 
 The figures of a settled cell are those of its look; its variance stays in the common prior.
 """

@@ -1,8 +1,8 @@
 """Differences between two runs, such as another driver, that make their figures incomparable unless they are expected.
 
 Every difference has names, and `--expect NAME` says that it is expected. A difference of a backend's library has the
-backend's name too: sdpa-flash is part of torch, fa2 is the package flash-attn. What moves no figure is told and refuses
-nothing: Python, the platform, and a library that no backend of both runs uses.
+backend's name too: sdpa-flash is part of torch, fa2 is the package flash-attn. Differences that move no figure are
+reported and refuse nothing: Python, the platform, and a library that no backend of both runs uses.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Difference:
 
 
 def differences(baseline: Run, current: Run) -> list[Difference]:
-    """Return what differs between two runs: first the machine, then its software, then how it was measured."""
+    """Return the differences between two runs: first of the machine, then of its software, then of the method."""
     ours, theirs = baseline.environment, current.environment
     device = differing(
         *({name: value for name, value in setup(run).items() if name in _DEVICE} for run in (baseline, current))
@@ -119,7 +119,7 @@ def controls(baseline: Run, current: Run) -> frozenset[str]:
 def told(found: Sequence[Difference], expected: Sequence[Difference]) -> list[str]:
     """Return a note on the differences that do not matter; none where there are none, or all are expected."""
     also = [d.what for d in found if not d.matters and d not in expected]
-    return [f"Differs too, which is told and no reason not to compare: {'; '.join(also)}."] if also else []
+    return [f"Also different, but no obstacle to comparing: {'; '.join(also)}."] if also else []
 
 
 def check_names(expect: Sequence[str], runs: Sequence[Run]) -> None:

@@ -1,15 +1,15 @@
-"""Estimates what all rounds of a run have in common, for all cells together and for each cell: no round shows it.
+"""Estimates the effects of a whole run, which its rounds cannot show: of all cells together, and of each cell.
 
 docs/gate.md ("What rounds cannot show") has the idea.
 
-**All cells together.** The median change of the cells, or of the controls, where there are enough. How much it may be
-by itself, the baseline's runs show; with fewer than SEVERAL it is taken to be as much as single rounds differ by.
+**All cells together.** The median change of the cells, or of the controls, where there are enough. Its variance without
+a change of the code comes from the baseline's runs; with fewer than SEVERAL of them, from single rounds.
 
 **One cell.** The variance of a cell's mean between the baseline's runs, less the common part, with as many degrees of
 freedom as there are runs after the first, moderated by that of all cells (results/noise.py). The prior has FREEDOM
-degrees of freedom at most: cells of one backend may move together, and then the cells are fewer than they seem. Of a
-baseline of one run the scatter of the changes takes its place (`noise.between_runs`); of the controls where there are
-enough, as changes of the code would be taken for noise.
+degrees of freedom at most: cells of one backend may move together, and then the cells are fewer than they seem. With a
+baseline of one run, the scatter of the changes takes the place of that variance (`noise.between_runs`): of the
+controls' changes where there are enough controls, as changes of the code would count as noise.
 
 **Jumps.** A change is no larger than a difference between the baseline's runs that rounds do not explain, unless it is
 TIMES_A_JUMP the largest that was seen.
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from attnbench.analysis.gate.rounds import Rounds
     from attnbench.results.noise import Floats
 
-SEVERAL = 3  # runs of a baseline, from which on they alone show what runs differ by
+SEVERAL = 3  # runs of a baseline that suffice to estimate the variance between runs
 FREEDOM = 4.0  # of the prior, at most
-EXPLAINED = 4.0  # standard errors, by which rounds explain a difference between runs
+EXPLAINED = 4.0  # standard errors: rounds explain a difference between runs up to this
 TIMES_A_JUMP = 3.0
 
 
@@ -48,19 +48,19 @@ class Effects:
     """Variances and changes of logarithms."""
 
     between: Floats  # variance of each cell's change beyond its rounds and the common part
-    freedom: Floats  # degrees of freedom of that
+    freedom: Floats  # degrees of freedom of `between`
     common: float = 0.0  # change of all cells together, or of the controls
-    common_variance: float = 0.0  # of such a change where the code is the same
+    common_variance: float = 0.0  # variance of `common` where the code is the same
     common_freedom: float = 1.0
-    controlled: bool = False  # whether the controls say what is common
-    largest: float = 0.0  # difference between the baseline's runs that no rounds explain
-    jumped: int = 0  # cells that have such a difference
+    controlled: bool = False  # whether `common` is of the controls
+    largest: float = 0.0  # largest difference between the baseline's runs that no rounds explain
+    jumped: int = 0  # number of cells that have such a difference
 
 
 def run_effects(tests: Sequence[Rounds], change: Floats, rounds: Floats, noise: Floats) -> Effects:
-    """Return what runs have in common, from the cells of one family.
+    """Return the effects of whole runs, from the cells of one family.
 
-    `change` of each cell, its variance as its `rounds` show it, and the variance of one round (`noise`).
+    For each cell: its `change`, the variance of that change by its `rounds`, and the variance of one round (`noise`).
     """
     controls = np.array([test.control for test in tests])
     controlled = bool(controls.sum() >= MIN_SCATTER)
@@ -129,7 +129,9 @@ def _means(tests: Sequence[Rounds], number: int) -> tuple[Floats, Floats]:
 
 
 def _jumps(own: Floats, counts: Floats, runs: Any, noise: Floats) -> dict[str, Any]:
-    """Return the largest difference of a run from the cell's other runs that rounds do not explain, and of how many."""
+    """Return the largest difference of a run from its cell's other runs that rounds do not explain, and how many cells
+    have such a difference, as fields of Effects.
+    """
     others = counts.sum(axis=1, keepdims=True) - counts
     size = np.abs(own) * (runs / np.maximum(runs - 1, 1))[:, None]
     error = np.sqrt(noise[:, None] * (1 / np.maximum(counts, 1) + 1 / np.maximum(others, 1)))

@@ -4,7 +4,7 @@ By chance all n rounds of the baseline draw one speed and all m of the current r
 p^m (1 - p)^n for p of the slower one; nothing then tells the cell from one that changed (docs/gate.md, "Two
 speeds"). Where the sum of these probabilities over the cells that are seen to jump exceeds CHANCE, changes as large as
 the jumps stay inconclusive. The largest jump may not be among the k seen: the end of a uniform distribution is
-estimated by their largest and a kth of it more (Goodman, "Serial Number Analysis", JASA 47, 1952). Speeds that differ
+estimated as their largest plus a kth of it (Goodman, "Serial Number Analysis", JASA 47, 1952). Speeds that differ
 by process: Mytkowicz et al., "Producing Wrong Data Without Doing Anything Obviously Wrong!", ASPLOS 2009.
 """
 
@@ -29,7 +29,7 @@ class Jump:
 def jump(baseline: Sequence[float], current: Sequence[float], least: float) -> Jump | None:
     """Return the two speeds of a cell, if one side shows both, with at least this difference of logarithms.
 
-    They are two speeds, and not noise, where the gap is larger than twice what the values differ by beside it.
+    They are two speeds, and not noise, where the gap is more than twice the spread of the values outside of it.
     """
     found = None
     for side in (sorted(baseline), sorted(current)):
@@ -43,7 +43,7 @@ def jump(baseline: Sequence[float], current: Sequence[float], least: float) -> J
 
 
 def largest_possible(jumps: Sequence[Jump]) -> float:
-    """Return how large a jump may be, as a logarithm, where these are seen."""
+    """Return the estimate of the largest possible jump, a logarithm, from the jumps that were seen."""
     return max(each.size for each in jumps) * (1 + 1 / len(jumps))
 
 

@@ -1,4 +1,4 @@
-"""A finding: what became of one metric of a cell, or of the cell as a whole."""
+"""A finding: the verdict on one metric of a cell, or on the cell as a whole."""
 
 from __future__ import annotations
 
@@ -35,27 +35,27 @@ class Decision:
     more: int | None = None  # if inconclusive: rounds a side to add; None where even 100 would hardly decide
     more_current: int | None = None  # the same, of rounds that are added to the current run alone
     between: float = 0.0  # standard deviation of a change between runs, beyond what rounds show
-    jumping: int = 0  # if these many cells with two speeds are why it is inconclusive
+    jumping: int = 0  # number of cells with two speeds, where they are why it is inconclusive
     level: float | None = None  # confidence of the interval; None where it is exact
-    jumped: int = 0  # if these many cells that differ as much between runs of the baseline are
-    slow_rounds: int = 0  # if it lies within the margin, and these many rounds do not
-    in_common: float | None = None  # what all cells moved by, if that is why no more rounds would decide
+    jumped: int = 0  # the same, of cells that differ as much between runs of the baseline
+    slow_rounds: int = 0  # number of rounds beyond the margin, where the change is within it
+    in_common: float | None = None  # the common change, where it is why more rounds would not decide
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one metric of a cell, or of the whole cell where `metric` is None."""
+    """The verdict on one metric of a cell, or on the whole cell where `metric` is None."""
 
     case: Case
     backend: str
     metric: str | None
     verdict: Verdict
-    rounds: tuple[int, int]  # that have a value, in the baseline and in the current run
+    rounds: tuple[int, int]  # number of rounds with a value, in the baseline and in the current run
     values: tuple[Sequence[float], Sequence[float]] = ((), ())  # of these rounds, in the metric's unit
     margin: float | None = None
     decision: Decision | None = None
     reason: str = ""
-    in_turns: bool = False  # by an A/B that settled what the gate left open
+    in_turns: bool = False  # decided by an A/B, as the gate left it open
     held_down: bool = False  # a limit kept the clock below its best on either side, and so made the latency longer
 
     @property
@@ -107,9 +107,9 @@ def signed(change: float) -> str:
 
 
 def interval(decision: Decision) -> str:
-    """Return the interval of a change as "+1.23% to +4.56%", with words for what is beyond a factor of FAR.
+    """Return the interval of a change as "+1.23% to +4.56%", with words for an end beyond a factor of FAR.
 
-    Few noisy rounds have such intervals: of three pairs of turns Student's t is 19 and more at the levels of an A/B.
+    Few noisy rounds have such intervals: with three pairs of turns Student's t is 19 or more at the levels of an A/B.
     """
     low, high = decision.low, decision.high
     if low is None or high is None:
@@ -123,7 +123,7 @@ def interval(decision: Decision) -> str:
 
 
 def _level(decision: Decision) -> str:
-    """Return the confidence of an interval: " at 90%"; to three digits of what is missing from all, rounded down."""
+    """Return the confidence of an interval, rounded down: " at 90%", " at 99.71%"."""
     if decision.level is None:
         return ""
     missing = round(100 * (1 - decision.level), 6)

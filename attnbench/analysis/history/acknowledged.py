@@ -25,7 +25,7 @@ _KEYS = ("cells", "at", "metric", "reason")
 
 @dataclass(frozen=True)
 class Acknowledgement:
-    """A change that is meant, or lived with: the level after it is the one that counts."""
+    """A change that is meant or accepted: later runs are judged against the level after it."""
 
     cells: str
     at: str

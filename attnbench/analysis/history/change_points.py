@@ -1,26 +1,25 @@
-"""Where the level of a series changes, by how much, and how sure the place is.
+"""Finds where the level of a series changes, by how much, and how sure the place is.
 
-Whether it changed at all is decided before (change_tests.py); here is what describes it.
+change_tests.py decides beforehand whether the series changed at all.
 
 **The search** is ruptures': PELT (Killick, Fearnhead and Eckley, "Optimal detection of changepoints with a linear
 computational cost", JASA 107, 2012) finds the steps that lower the squared error of the logarithms most, each step
-costing a penalty. A level lasts for LEAST runs or longer: what one run shows and the next does not is no change.
+costing a penalty. A level lasts for LEAST runs or longer: a value that the next run does not repeat is no change.
 
-**The noise** is what runs differ by, not rounds: half the variance of the differences between runs that follow each
-other, from their median absolute deviation, so that steps and a creep are not taken for it. That is little for a short
-series, so it is moderated (results/noise.py) by that of the median cell of the unit, which is at least what the runs'
-own uncertainty says (results/uncertainty.py): runs may differ as a whole, and what one unit's cells have in common
-shows it. Where each run keeps a share rho of what the last one was off by, means vary as if the noise were
-sqrt(1 + rho) / (1 - rho) times that. For the search a value that is further than three standard deviations from the
-median of the seven runs around it is cut to that (Hampel's filter), so that one bad run is not two steps. Levels are
-medians of what was measured.
+**The noise** is between runs, not rounds: half the variance of the differences between successive runs, from their
+median absolute deviation, so that steps and a creep do not count as noise. A short series has few differences, so its
+variance is moderated (results/noise.py) by that of the median cell of the unit, which is at least the runs' own
+uncertainty (results/uncertainty.py). Where each run keeps a share rho of the error of the run before, means vary as if
+the noise were sqrt(1 + rho) / (1 - rho) times as large. For the search, a value that is further than three standard
+deviations from the median of the seven runs around it is cut to that distance (Hampel's filter), so that one bad run is
+not two steps. Levels are medians of the measured values.
 
 **The penalty** is the square of Student's t, at FALSE_ALARM over all places of a step in the cell (Bonferroni).
 
 **The place** is the run from which on the level after a step fits better than the one before. All places that fit
-nearly as well (SURE) may be it: the change is between the run before the first of them and the last. A level that began
-less than LEAST runs ago is not told: it may be bad runs. That it may be a new level is said where they are further off
-than any run of the level, and beyond Student's t at FALSE_ALARM over all runs of all cells.
+nearly as well (SURE) may be it: the change is between the run before the first of them and the last. Fewer than LEAST
+runs at the end are not reported as a level, as they may be bad runs. They are reported as a possible new level where
+they are further off than any run of the last level, and beyond Student's t at FALSE_ALARM over all runs of all cells.
 
 **A creep** is a series that a straight line over the runs describes better than steps, by the Bayesian information
 criterion (a step costs two parameters, a line one), and that leads where the steps do. The line is that of Theil and
@@ -74,15 +73,15 @@ class Pending:
 
 @dataclass(frozen=True)
 class Levels:
-    """What a series does."""
+    """The levels of a series with the changes between them, or its creep."""
 
     runs: int
     starts: tuple[int, ...]  # of the levels: 0, then the runs of `changes`
     levels: tuple[float, ...]  # in the unit of the metric
     changes: tuple[Change, ...]
     deviation: float  # the standard deviation of a run, a logarithm
-    quantile: float  # how many of it half the 95 % interval of a level of one run is
-    creep: float | None  # by which factor less 1 it changes a run, where that describes it better than steps
+    quantile: float  # half the 95 % interval of a level of one run, in units of `deviation`
+    creep: float | None  # relative change from run to run, where a line describes the series better than steps
     pending: Pending | None
 
     def half(self, before: int, after: int) -> float:
@@ -119,8 +118,8 @@ def levels(
 ) -> Levels | None:
     """Return the levels of a series of MIN_RUNS runs or more, one of `cells` in a history; None of a shorter one.
 
-    `prior` is what the noise of its unit's cells has in common, `least` the least noise that a run has, and `kept` the
-    rho of change_tests.py. A series that has not `changed` has one level. Raises UserError without ruptures.
+    `prior`: the prior of the noise, from the cells of its unit; `least`: the least noise of a run; `kept`: the rho of
+    change_tests.py. A series that has not `changed` has one level. Raises UserError without ruptures.
     """
     if len(values) < MIN_RUNS:
         return None
@@ -154,7 +153,7 @@ def levels(
 
 
 def prior_of(cells: Sequence[Sequence[float]], halves: Sequence[float | None]) -> Prior:
-    """Return what the noise of a unit's cells has in common: that of the median cell, from the values of each.
+    """Return the prior of the noise of a unit's cells: the variance of the median cell, from the values of each cell.
 
     `halves` are the uncertainties of the runs' figures: half the 95 % interval, relative.
     """
@@ -165,7 +164,7 @@ def prior_of(cells: Sequence[Sequence[float]], halves: Sequence[float | None]) -
 
 
 def own_variance(seconds: Sequence[float]) -> float:
-    """Return the variance of one run's logarithm, from what runs that follow each other differ by."""
+    """Return the variance of one run's logarithm, from the differences between successive runs."""
     differences = [math.log(after / before) for before, after in pairwise(seconds)]
     middle = stats.median(differences)
     return (1.4826 * stats.median([abs(difference - middle) for difference in differences])) ** 2 / 2
@@ -190,7 +189,7 @@ def _settled(scaled: Floats, steps: Sequence[int]) -> tuple[list[int], list[tupl
     A step moves to where its levels fit best. One that leaves a level of fewer than LEAST runs is none.
     """
     starts, places = [0, *steps], [(step, step) for step in steps]
-    for number in range(len(steps), 0, -1):  # from the last one: where that is none, the one before has its runs
+    for number in range(len(steps), 0, -1):  # from the last step: where it is dropped, its runs join the level before
         before, after = starts[number - 1], (*starts, len(scaled))[number + 1]
         at, first, last = _place(scaled, before, starts[number], after)
         if at - before < LEAST or after - at < LEAST:

@@ -1,15 +1,15 @@
-"""Whether anything changed in the cells of a unit: two tests, and a cell has changed where both say so.
+"""Tests whether cells of a unit changed: by two tests, and a cell has changed where both say so.
 
 docs/history.md has the idea. Both look for the description that leaves least of a cell's squared logarithms: a step at
 any run, a stretch of runs at another level, or a line over the runs. A level lasts for LEAST runs or longer.
 
 **Runs in another order.** The runs are put in random order, all cells of the unit and all metrics together, since cells
-share what a run is like. A cell must be described better than the best described of all cells is in all but FALSE_ALARM
+share the state of a run. A cell must be described better than the best described of all cells is in all but FALSE_ALARM
 of these orders (Westfall and Young, "Resampling-Based Multiple Testing", 1993, their maxT; with stretches as in Olshen
 et al., "Circular binary segmentation", Biostatistics 5(4), 2004). That holds whatever the noise.
 
 **Runs that resemble the run before.** A step must also be more likely than noise of which each run keeps the share rho
-of what the last one was off by (AR(1)). Both are fitted by least squares for each rho up to a limit, whose greatest
+of the error of the last one (AR(1)). Both are fitted by least squares for each rho up to a limit, whose greatest
 likelihoods are compared. The critical ratio is the largest of simulated series with rho up to that limit, for
 FALSE_ALARM over all cells (Bonferroni). The limit is the autocorrelation of the median cell, corrected for what a short
 series hides (Kendall, "Note on bias in the estimation of autocorrelation", Biometrika 41, 1954), plus its standard
@@ -35,9 +35,9 @@ Bools = NDArray[np.bool_]
 
 LEAST = 3  # runs of a level
 FALSE_ALARM = 0.01  # of a history without changes, all its cells together
-MIN_RUNS = 10  # in fewer than as many orders, a step is seen by chance in more than FALSE_ALARM
+MIN_RUNS = 10  # fewer runs have too few orders: a step is seen by chance in more than FALSE_ALARM
 EDGES = 40  # places at which a stretch of runs may begin or end, at most
-MOST = 0.9  # the largest autocorrelation that is thought of
+MOST = 0.9  # the largest autocorrelation that is considered
 _STEP = 0.1  # between the autocorrelations that are tried
 _SERIES = 4000  # simulated ones, of each autocorrelation
 _TAIL = 0.01  # the share of these that the critical value is extrapolated from
@@ -47,25 +47,26 @@ _AT_ONCE = 50  # orders, so that the memory does not grow with their number
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the tests say of the cells of a unit, in one metric."""
+    """The results of the tests on the cells of a unit, in one metric."""
 
-    changed: Bools  # by both
-    alike: Bools  # where the order of the runs matters, but they may as well resemble the run before
-    correlation: float  # of the median cell, beside what all cells do
+    changed: Bools  # by both tests
+    alike: Bools  # the order of the runs matters, but likeness to the run before may explain it
+    correlation: float  # autocorrelation of the median cell, without a change that all cells share
     kept: Floats  # rho of each cell beside its best description
     detectable: float  # the step in the middle that 95 % of cells show, in standard deviations; inf where none would
 
 
 def judged(metrics: Sequence[Floats], least: Sequence[float], groups: int = 1) -> list[Outcome]:
-    """Return what became of each cell in each metric, from logarithms: (cells, runs), of the same runs.
+    """Return the outcome in each metric, from logarithms: an array (cells, runs) for each, of the same runs.
 
-    `least` is for each metric the noise that a run has at least; so many `groups` are told together.
+    `least`: for each metric, the least noise of a run. `groups`: the number of groups of cells in the history, which
+    share its rate of false alarms.
     """
     runs = metrics[0].shape[1]
     level = FALSE_ALARM / groups
     tried = _models(runs)
     rows = [of - np.median(of, axis=1, keepdims=True) for of in metrics]
-    rows = [np.vstack([of, np.median(of, axis=0)]) for of in rows]  # the last row: what the cells have in common
+    rows = [np.vstack([of, np.median(of, axis=0)]) for of in rows]  # the last row is the median of the cells
     floors = [runs * noise**2 for noise in least]
     varying = sum(int((tried[0].errors(of)[0] > floor).sum()) for of, floor in zip(rows, floors, strict=True))
     per_row = level / max(1, varying)
@@ -89,10 +90,10 @@ def judged(metrics: Sequence[Floats], least: Sequence[float], groups: int = 1) -
 
 @dataclass(frozen=True)
 class _Model:
-    """The descriptions of a series for one rho, after what each run keeps of the last one is taken out."""
+    """The descriptions of a series for one rho, with the share that each run keeps of the last one removed."""
 
-    whiten: Floats  # (runs, runs), without the mean
-    changes: Floats  # (descriptions, runs), of length 1
+    whiten: Floats  # (runs, runs); removes the mean too
+    changes: Floats  # (descriptions, runs), unit vectors
     log: float  # of the determinant
 
     def errors(self, rows: Floats) -> tuple[Floats, Floats]:
@@ -151,7 +152,7 @@ def _order_matters(metrics: Sequence[Floats], floors: Sequence[float], level: fl
         for counted, own in zip(better, seen, strict=True):
             counted += (best >= own[:, None] * (1 - 1e-9)).sum(axis=1)
         if min(counted.min() for counted in better) > level * (number + 1):
-            break  # however the other orders turn out
+            break  # no further orders can change the outcome
     return [counted <= level * (number + 1) for counted in better]
 
 
@@ -206,7 +207,7 @@ def _simulated(runs: int, limit: float) -> float:
 
 
 def _noise(runs: int, rho: float, number: int = _SERIES) -> Floats:
-    """Return series of noise of which each run keeps rho of what the last one was off by."""
+    """Return series of noise of which each run keeps a share rho of the error of the last one."""
     drawn = np.random.default_rng(0).normal(size=(number, runs))
     for run in range(1, runs):
         drawn[:, run] = rho * drawn[:, run - 1] + math.sqrt(1 - rho**2) * drawn[:, run]

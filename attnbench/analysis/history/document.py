@@ -51,7 +51,7 @@ FIT = "attnbench doctor says whether the machine is fit."
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asks a history for."""
+    """The series to follow, the changes to accept, and the change that fails a history."""
 
     join_units: bool = False
     metrics: Sequence[str] = DEFAULT
@@ -282,7 +282,7 @@ def _cautions(
         have = "has" if len(lost) == 1 else "have"
         yield Caution(
             f"{count(len(lost), 'cell')} with a history {have} no figure in the latest run: {endings}.",
-            "What is said above ends before it.",
+            "The findings above end before it.",
             "attnbench report of that run says why.",
         )
     if short := [trend for trend in found if not trend.levels]:
@@ -303,7 +303,7 @@ def _cautions(
     if alike := [trend for trend in found if trend.alike]:
         yield Caution(
             f"{_cells(alike)} may have changed: {some(map(named, alike))}.",
-            "As much is seen where each run resembles the one before, as on a machine that drifts: no verdict.",
+            "A machine that drifts, so that each run resembles the one before, can show as much: no verdict.",
             "More runs tell, or attnbench ab on the commits before and after.",
         )
     for event in changed:

@@ -30,7 +30,7 @@ class Event:
 
     @property
     def cells(self) -> list[str]:
-        """The names of its cells, each once; behind it the metric, unless that is the latency."""
+        """The names of its cells, each once, followed by the metric unless that is the latency."""
         return list(dict.fromkeys(named(trend) for trend, _ in self.changes))
 
     @property
@@ -40,7 +40,7 @@ class Event:
 
     @property
     def with_it(self) -> list[str]:
-        """What differs between the runs before and after it, in setup and backends."""
+        """The differences in setup and backends between the run before it and the run after it."""
         return [*differences(self.good, self.bad), *_versions(self.good, self.bad)]
 
 

@@ -19,13 +19,13 @@ from attnbench.core.record import Run
 from attnbench.results.case_names import full_name
 from attnbench.results.noise import Prior
 
-LACKED = 0.1  # of the runs of its group a cell may lack; its median then stands for them
-LEAST_EXACT = 1e-3  # of what rounds of the same code agree in, as memory: changes of a few of it matter to nobody
+LACKED = 0.1  # share of its group's runs that a cell may lack; its median stands for them
+LEAST_EXACT = 1e-3  # relative noise assumed of metrics without noise, such as memory: few notice smaller changes
 
 
 @dataclass(frozen=True)
 class Trend:
-    """A series with what it does; `levels` is None where it is too short to tell."""
+    """A series with its levels and changes; `levels` is None where it is too short to tell."""
 
     series: Series
     levels: Levels | None
@@ -85,7 +85,7 @@ def trends(
     metrics: Sequence[str] = DEFAULT,
     acknowledged: Sequence[Acknowledgement] = (),
 ) -> list[Trend]:
-    """Return all cells with what they do. Raises UserError without ruptures, where a cell changed."""
+    """Return the trend of each metric of all cells. Raises UserError without ruptures, where a cell changed."""
     found = series(runs, join_units, metrics)
     long = [one for one in found if len(one.points) >= MIN_RUNS]
     together = _judged_together(long)
@@ -96,7 +96,7 @@ def trends(
 
 
 def _judged_together(of: Sequence[Series]) -> list[list[Series]]:
-    """Return the series in groups of one unit that share their runs; of those of a group each lacks a few at most.
+    """Return the series in groups of one unit that share their runs; each series lacks few runs of its group.
 
     A cell that is new, or was left out for long, has no noise in the runs that it lacks: it stands apart.
     """
@@ -115,7 +115,7 @@ def _judged_together(of: Sequence[Series]) -> list[list[Series]]:
 def _of_group(
     of: Sequence[Series], groups: int, cells: int, acknowledged: Sequence[Acknowledgement]
 ) -> dict[Series, Trend]:
-    """Return what the series of one group do, each of MIN_RUNS runs or more."""
+    """Return the trends of the series of one group, each of MIN_RUNS runs or more."""
     runs = {id(point.run): point.run for one in of for point in one.points}
     place = {run: number for number, run in enumerate(id(run) for run in in_order([*runs.values()]))}
     by_metric = grouped(of, lambda one: one.metric)
@@ -139,7 +139,7 @@ def _of_group(
 def _trend(
     one: Series, outcome: Outcome, number: int, prior: Prior, cells: int, acknowledged: Sequence[Acknowledgement]
 ) -> Trend:
-    """Return what a series does, of which `outcome` has the row of this number."""
+    """Return the trend of a series; `number` is its row in `outcome`."""
     changed, kept = bool(outcome.changed[number]), float(outcome.kept[number]) if outcome.changed[number] else 0.0
     found = levels(one.values, prior, cells, changed=changed, kept=kept, least=_least_noise(one.metric))
     assert found

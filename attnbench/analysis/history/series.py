@@ -20,7 +20,7 @@ DEFAULT = ("latency", "memory_peak")
 
 @dataclass(frozen=True)
 class Point:
-    """What one run says of a cell."""
+    """The value of a metric of one cell in one run."""
 
     run: Run
     value: float  # of the metric, in its unit
@@ -39,22 +39,22 @@ class Series:
 
     @property
     def values(self) -> list[float]:
-        """The values of the runs; what is below the metric's floor (RULES of the gate) counts as that."""
+        """The values of the runs; one below the metric's floor (RULES of the gate) counts as the floor."""
         floor = RULES[self.metric].floor
         return [max(point.value, floor) for point in self.points]
 
     @property
     def cell(self) -> tuple[str, str, Case]:
-        """What names the cell, whatever the metric."""
+        """The key of the cell, whatever the metric."""
         return self.device, self.backend, self.case
 
 
 def series(runs: Sequence[Run], join_units: bool = False, metrics: Sequence[str] = DEFAULT) -> list[Series]:
     """Return the series of all measured cells, in the order of a report, for each the metrics in their order.
 
-    Apart are kinds and units of device, the methods of measuring, timers and states of L2: figures on either side of
-    such a change cannot be compared. With `join_units` the units of one model are one. What else changes between runs
-    (libraries, driver, power limit) is what a history is to show.
+    Kinds and units of device, methods of measuring, timers and states of L2 have series of their own: figures on either
+    side of such a change cannot be compared. With `join_units` the units of one model are one. Other changes between
+    runs (libraries, driver, power limit) stay in one series, for the history to show them.
     """
     ordered = in_order(runs)
     labels = _labels(ordered, join_units)
@@ -70,7 +70,7 @@ def series(runs: Sequence[Run], join_units: bool = False, metrics: Sequence[str]
 
 
 def without_figure(runs: Sequence[Run], join_units: bool = False) -> list[tuple[str, Cell]]:
-    """Return what the latest run of each unit tried and has no figure of, as (label of the unit, cell)."""
+    """Return the cells that the latest run of each unit tried and has no figure of, as (label of the unit, cell)."""
     ordered = in_order(runs)
     latest = dict(zip(_labels(ordered, join_units), ordered, strict=True))
     label = {id(run): label for label, run in latest.items()}

@@ -1,1 +1,1 @@
-"""Models by name: what is known of their attention, and how long it takes a step."""
+"""Models by name: the properties of their attention, and its time in one step."""

@@ -35,7 +35,7 @@ def listed(models: Sequence[Model]) -> Document:
 
 
 def in_full(model: Model) -> Document:
-    """Return all that is known of a model, and what attnbench cannot measure of it."""
+    """Return the document of one model: its attention in full, and the parts that attnbench cannot measure."""
     facts = [
         ("layers", "; ".join(_layers(layers) for layers in model.layers), model.note),
         ("heads", _heads(model), "query / key and value" if model.nheads != model.nheads_k else ""),

@@ -32,7 +32,7 @@ class StepTime:
     uncertainty: float | None  # half the 95 % interval over `seconds`, as if the errors of all layers went one way
     plan: float | None  # seconds to build what the layers share, once a step; None where nothing is built
     held_down: bool
-    parts: tuple[tuple[int, Cell], ...]  # what it is the sum of: how often, and the cell
+    parts: tuple[tuple[int, Cell], ...]  # its terms: how often a cell counts, and the cell
 
     @property
     def cell(self) -> Cell:
@@ -67,7 +67,7 @@ def unmeasured(cells: Iterable[Cell], model: Model, tp: int) -> list[Layers]:
 
 
 def is_of(layers: Layers, model: Model, tp: int, case: Case) -> bool:
-    """Whether a case is that of a kind of layers, of any length, batch and direction; a whole model's step is not."""
+    """Return whether a case is of a kind of layers, of any length, batch and direction; a whole model's step is not."""
     if case.step:
         return False
     axes = layer_axes(model, layers, tp, "decode" if case.is_decode else "prefill")

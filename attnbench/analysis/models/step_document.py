@@ -22,9 +22,9 @@ from attnbench.results.uncertainty import Contest, contest, doubt, hardly_known
 DIRECTIONS = ("fwd", "bwd", "fwd_bwd", BOTH)
 SUM = Caution(
     "A step is the sum of its layers' latencies, each measured alone with a cold L2.",
-    "What a model does between its layers is not in it. The errors of all layers are taken to go one way.",
+    "The work of a model between these layers is not in it. The errors of all layers are taken to have one sign.",
 )
-PLANS = Caution("What is built once a step for all layers of a kind is not in its time, but shown apart.")
+PLANS = Caution("Plans, built once a step for all layers of a kind, are not in its time, but shown apart.")
 
 
 def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
@@ -74,7 +74,7 @@ def _answer(times: Sequence[StepTime], model: Model) -> list[str]:
 
 
 def _blocks(times: Sequence[StepTime], heading: str) -> list[Grids]:
-    """Return the times of the steps, and what is built for each before, where some backend builds something."""
+    """Return the times of the steps, and the times to build their plans where some backend builds one."""
     found = [Grids(heading, tuple(_grids(times)))]
     plans = [dataclasses.replace(time, seconds=time.plan) for time in times if time.plan]
     if plans:

@@ -1,14 +1,14 @@
-"""What bounds a kernel, in a sentence, by its hardware counters.
+"""Names what bounds a kernel, in a sentence, from its hardware counters.
 
 A unit that is busy 80 % of the time leaves little to gain by anything else; where none is busy 60 % of it, the
-kernel waits. By these limits Nsight Compute's own "speed of light" advice tells high, balanced and low use apart.
-Between them, and where the GPU lacks a counter, it is not told.
+kernel waits. Nsight Compute's own "speed of light" advice tells high, balanced and low use apart by the same limits.
+Between them, and where the GPU lacks a counter, no bound is named.
 
-Units serve each other: what streams through HBM keeps L2 as busy, and wgmma reads its operands from shared memory. So
-of several units at the limit the one that is named is the first of UNIT_COUNTERS. Of two units that are busy for a and
-b of the time, a + b - 1 is the least in which both are; so a sum near 1 is what taking turns gives.
+Units serve each other: data that stream through HBM keep L2 as busy, and wgmma reads its operands from shared memory.
+So of several units at the limit, the first in the order of UNIT_COUNTERS is named. Two units that are busy for shares a
+and b of the time are both busy for at least a + b - 1 of it; units that take turns have a sum near 1.
 
-Tried on counters of an H200, of planted kernels and of attention (tests/analysis/test_profile_recorded.py).
+tests/analysis/test_profile_recorded.py tries this on counters of an H200, of planted kernels and of attention.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from attnbench.run.profile.counters import COUNTERS, KernelCounters
 
 HIGH, LOW = 0.8, 0.6
 FEW_BLOCKS = 0.9  # of the multiprocessors
-TOO_SHORT = 10e-6  # seconds of a kernel; of one of 2 us a unit was counted as 240 % busy
+TOO_SHORT = 10e-6  # seconds of a kernel: counters of shorter ones are off, up to 240 % busy at 2 us
 TURNS, OVERLAP = 0.9, 1.05  # the busy shares of tensor cores and exp added: from there in turns, beyond that at once
 IDLE_TAIL = 0.1  # of the time of the kernel, in its last wave
 FEW_WAVES = 8  # beyond them the last one is under an eighth of the time
-NOT_TOLD = "what bounds it is not told by these counters"
+NOT_TOLD = "these counters do not tell what bounds it"
 
 # of COUNTERS: shares of time that a unit is busy
 LIMITS = ("tensor", "exp", "fma", "alu", "hbm")
-ON_CHIP = ("shared", "l2")  # memory that serves those, and is busy while they are
+ON_CHIP = ("shared", "l2")  # memory that serves the units above, and is busy while they are
 UNIT_COUNTERS = (*LIMITS, *ON_CHIP)
 
 
@@ -42,7 +42,7 @@ def sentence(kernel: KernelCounters, multiprocessors: int) -> str:
 
 
 def _costs_of_shape(kernel: KernelCounters, multiprocessors: int) -> Iterator[str]:
-    """Yield what the grid and the registers cost."""
+    """Yield the findings on the grid and the registers: idle multiprocessors, a short last wave, spilled registers."""
     blocks, waves, spilled = (kernel.value(name) for name in ("blocks", "waves", "spilled"))
     if 0 < blocks < FEW_BLOCKS * multiprocessors:
         yield f"{blocks:.0f} blocks for {multiprocessors} multiprocessors: the others idle"

@@ -1,4 +1,4 @@
-"""The document of a profile: figures and timeline of each backend, backends side by side, what is missing and why."""
+"""The document of a profile: figures and timeline of each backend, backends side by side, and what is missing."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _counters(profile: Profile) -> Table:
 
 
 def _waits(profile: Profile) -> Caution:
-    """Return that the call of a backend waits for its own results."""
+    """Return the caution that the call of a backend waits for its own results."""
     what = ", ".join(profile.host.waits)
     return Caution(
         f"{profile.backend} waits for a result in the call: {what}",
@@ -176,7 +176,7 @@ def _timeline(profile: Profile) -> Table:
 
 
 def _data(outcome: Outcome) -> Any:
-    """Return raw samples and what is derived from them, in seconds, bytes and FLOP/s."""
+    """Return raw samples and the figures derived from them, in seconds, bytes and FLOP/s."""
     data = to_json(outcome)
     roofline = outcome.roofline
     if roofline:

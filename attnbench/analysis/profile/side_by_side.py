@@ -1,8 +1,8 @@
-"""Backends side by side: what the slower one does more of, as a table and a sentence.
+"""Compares backends by the quantities of which the slower one has more, as a table and a sentence.
 
-Each quantity is one that costs time the more there is of it. The sentence names those of which the slowest right
-backend has at least MORE times as much as the fastest, largest ratio first. Which of them costs the time it does not
-say, as these figures do not tell that.
+More of any of these quantities costs more time. The sentence names those of which the slowest right backend has at
+least MORE times as much as the fastest, largest ratio first. It does not say which of them costs the time, as these
+figures do not tell that.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class Quantity:
-    """One figure of a profile by which backends are compared; `phrase` is what it is called in a sentence."""
+    """One figure of a profile by which backends are compared; `phrase` is its name in a sentence."""
 
     heading: str
-    phrase: str  # "" where it is no work of which there may be more
+    phrase: str  # "" for a quantity that the sentence never names
     of: Callable[[Profile], float | None]
     format: Callable[[float], str]
 
@@ -53,9 +53,9 @@ QUANTITIES = (
 
 
 def side_by_side(profiles: Sequence[Profile], roofline: Roofline | None) -> Table:
-    """Return the quantities of several backends, and of two how many times more the slower has.
+    """Return a table of the quantities of several backends, and of two backends the ratio of the slower to the faster.
 
-    Left out are those that no backend has, and counts that are 0 for all.
+    Quantities that no backend has, and counts that are 0 for all, are left out.
     """
     pair = _slow_and_fast(profiles) if len(profiles) == 2 else None
     columns = [Column(f"{p.backend} WRONG" if p.wrong else p.backend, "right") for p in profiles]
@@ -81,7 +81,10 @@ def side_by_side(profiles: Sequence[Profile], roofline: Roofline | None) -> Tabl
 
 
 def difference(profiles: Sequence[Profile]) -> str:
-    """Return a sentence on what the slowest right backend has more of than the fastest; "" where there are not two."""
+    """Return a sentence on the quantities of which the slowest right backend has more than the fastest.
+
+    "" where there are not two right backends.
+    """
     if (pair := _slow_and_fast([p for p in profiles if not p.wrong])) is None:
         return ""
     slow, fast = pair

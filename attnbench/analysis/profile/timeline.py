@@ -1,4 +1,4 @@
-"""What a timeline of one call shows: which kernels have a row of their own, their names, the bytes each moves."""
+"""The rows of the timeline of one call: the kernels with a row of their own, their names, the bytes each moves."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def kernel_name(name: str) -> str:
     """
     if name.startswith(("Memset", "Memcpy")):
         return name
-    text = re.sub(r"\(anonymous namespace\)::|<unnamed>::", "", name).removeprefix("void ")  # CUPTI's word, and ncu's
+    text = re.sub(r"\(anonymous namespace\)::|<unnamed>::", "", name).removeprefix("void ")  # CUPTI's name, ncu's
     base = re.sub(r"[<(].*", "", text).rpartition("::")[2]
     if not WRAPPERS.fullmatch(base):
         return base

@@ -1,4 +1,4 @@
-"""Which cells of run files a person asks for: by shapes, by models and their phase, and by backends."""
+"""Selects the cells of run files that a person asks for: by shapes, by models and their phase, and by backends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to doubt in a recommendation, and what it leaves out."""
+"""The cautions of a recommendation: what is doubtful in it, and what it leaves out."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ DEFAULT = "PyTorch's default"
 
 @dataclass(frozen=True)
 class Recommended:
-    """What is recommended for some problems, from which runs, and what a person asked for."""
+    """The answers to some problems, with their runs and with what a person asked for."""
 
     problems: Sequence[Problem]
     cells: Sequence[Cell]
     models: Sequence[Model]
     tp: int
     every: Sequence[Problem]  # also those that are not shown
-    every_run: Sequence[Problem]  # of every run, before one answer stands for several
+    every_run: Sequence[Problem]  # the problems of each run, before answers to one problem are joined
     files: Sequence[Path]
     runs: Sequence[Run] = ()
 
@@ -60,7 +60,7 @@ def why_unknown(found: Sequence[Problem]) -> str:
 
 
 def _in(found: Sequence[Problem], **values: Any) -> Places:
-    """Return where a caution on some problems holds, with the {cases}, {names} and {used} of its text."""
+    """Return one place for some problems, or none without any: their number as {cases}, their {names}, and {used}."""
     names = some(map(problem_names.name, found))
     used = dict.fromkeys(problem.use.backend for problem in found if problem.use)
     return when(found, cases=count(len(found), "case"), names=names, used=", ".join(used), **values)
@@ -132,13 +132,13 @@ def _not_whole(of: Recommended) -> Iterator[dict[str, Any]]:
 
 
 def _timed_twice(of: Recommended) -> int:
-    """Return how many training steps were timed as one and as two passes, of which one answers."""
+    """Return the number of training steps that were timed both as one pass and as two; one of the two answers."""
     both = {key for problem in of.every_run if (key := problem.key)[-1] in (TRAINING, "fwd_bwd")}
     return len(both - {problem.key for problem in of.every})
 
 
 def _measured_again(of: Recommended) -> Places:
-    """Return how many answers of single runs were joined (answered_once), what they compare, and what is left out."""
+    """Return one place for answers of single runs that were joined, or none: their number, and what is unlike."""
     number = len(of.every_run) - len(of.every) - _timed_twice(of)
     joined = [problem for problem in of.every if len(problem.runs) > 1]
     apart = max((a.between_runs(b) for p in joined for a in p.right for b in p.right), default=0.0)
@@ -156,7 +156,7 @@ def _in_two_ways(of: Recommended) -> Places:
 
 
 def _left_out(by_case: Sequence[Sequence[str]]) -> Places:
-    """Return which backends are left out of some cases though they were right elsewhere."""
+    """Return one place for backends that are left out of some cases though they were right elsewhere, or none."""
     cases = [backends for backends in by_case if backends]
     names = some(dict.fromkeys(name for backends in cases for name in backends), 6)
     return when(cases, cases=count(len(cases), "case"), names=names)
@@ -170,7 +170,7 @@ CAUTIONS: Sequence[Rule[Recommended]] = (
     Rule(_noisy, "Nothing is recommended in {cases} ({names}): {why}.", todo="{todo}"),
     Rule(
         _without_default,
-        f"What is gained over {DEFAULT} is not known in {{cases}}.",
+        f"The gain over {DEFAULT} is not known in {{cases}}.",
         f"{DEFAULTS[0]} was not measured.",
         "Measure both with the same shapes: attnbench recommend -b {options}",
     ),
@@ -191,8 +191,8 @@ CAUTIONS: Sequence[Rule[Recommended]] = (
     ),
     Rule(
         _alike_kernels,
-        f"In {{cases}} {DEFAULT} ran the same kernels as what is to use ({{some_used}}).",
-        "What sets them apart is the time to choose, or noise that the uncertainty does not hold.",
+        f"In {{cases}} {DEFAULT} ran the same kernels as the backend to use ({{some_used}}).",
+        "Their difference is the time to choose, or noise beyond the uncertainty.",
         "Measure again with --rounds 5.",
     ),
     Rule(
@@ -220,20 +220,20 @@ CAUTIONS: Sequence[Rule[Recommended]] = (
     Rule(
         _measured_again,
         "{answers} left out: the same case was measured in several runs on one model of device.",
-        "An answer has the figures of the run of the fastest backend; in {cases} it has those of other runs for "
-        "backends that this lacks.{cards}{unlike}",
+        "An answer has the figures of the run of the fastest backend; in {cases}, backends that this run lacks have "
+        "the figures of other runs.{cards}{unlike}",
         "Give fewer files for another.",
     ),
     Rule(
         _in_two_ways,
         "{answers} left out: both passes were timed as one (fwd_bwd) and apart (fwd + bwd).",
-        "A training step is as one, which answers where it has all backends that the sum names, or reads less.",
+        "A training step runs them as one, so that answers where it has all backends of the sum, or is faster.",
         "--pass chooses.",
     ),
     Rule(
         lambda of: _left_out([problem.wrong_elsewhere for problem in of.every]),
         "In {cases} backends are left out that were right in one run and wrong in another: {names}.",
-        "What is wrong once is not recommended.",
+        "A backend that was wrong once is not recommended.",
         "attnbench report shows both.",
     ),
     Rule(
@@ -247,7 +247,7 @@ CAUTIONS: Sequence[Rule[Recommended]] = (
 
 
 def _ties(of: Recommended) -> Iterator[dict[str, Any]]:
-    """Yield what a tie is, by where the uncertainty is known from."""
+    """Yield one place for each source of the uncertainty, with the range of uncertainties that decide ties."""
     candidates = [one for problem in of.problems for one in problem.candidates if one.cells[0].uncertainty]
     for how, group in grouped(candidates, lambda one: str(one.cells[0].uncertainty)).items():
         if not (halves := [one.half for one in group if one.half is not None]):
@@ -257,7 +257,7 @@ def _ties(of: Recommended) -> Iterator[dict[str, Any]]:
 
 
 def _plans(of: Recommended) -> Places:
-    """Return what the backends to use build once a step, which their latency does not hold."""
+    """Return one place for the plans that the backends to use build once a step, or none; latencies lack them."""
     plans: dict[str, list[float]] = {}
     for use in (problem.use for problem in of.answered if problem.use):
         plans.setdefault(use.name, []).extend(plan for cell in use.cells if (plan := cell.value("plan")) is not None)

@@ -1,9 +1,9 @@
-"""A recommendation as a document: what to use in sentences, a table of problems, the code, why backends are missing.
+"""A recommendation as a document: the answer in sentences, a table of problems, the code, why backends are missing.
 
 CSV has a row for each problem, and JSON the same rows beside the answer. Seconds and bytes are not scaled; tflops is
 TFLOP/s and gbps GB/s. `run` is when the run of `use` was started. `alike` are the backends that tie with the fastest,
-it included; `gain` is how many times as fast `use` is as PyTorch's default, with its 95 % interval. What is not known
-is None.
+it included; `gain` is how many times as fast `use` is as PyTorch's default, with its 95 % interval. Unknown values
+are None.
 """
 
 from __future__ import annotations
@@ -73,12 +73,10 @@ COLUMNS_OF_TABLE = (
 LESS_NEEDED = ("95 %", "alike with it", "batch", "heads", "default", "memory", "speed", "run")
 TEXT, WRAPPED = ("case", "use", "default", "alike with it"), ("use", "default", "alike with it")
 ON_ONE_DEVICE = (
-    "Nothing can be recommended: backends of several devices were measured on one device alone, where they are what "
-    "their scaling is compared with."
+    "Nothing can be recommended: backends of several devices were measured on one device alone, which is the reference "
+    "of their scaling and no choice."
 )
-MORE = with_addresses(
-    "What to doubt in the figures of a run: attnbench report FILE. How to read this: docs/recommend.md."
-)
+MORE = with_addresses("Doubts about the figures of a run: attnbench report FILE. How to read this: docs/recommend.md.")
 
 
 def document(
@@ -89,10 +87,10 @@ def document(
     file: Path | None = None,
     every: bool = True,
 ) -> Document:
-    """Return what to use for the cases of some cells, and for the steps of models on one of `tp` devices.
+    """Return the recommendation for the cases of some cells, and for the steps of models on one of `tp` devices.
 
     `wanted` says which backends may be recommended; `file` is that of the run, where there is one. Without `every` its
-    text is as short as a screen (most_telling.py); what it has for programs is complete.
+    text is as short as a screen (most_telling.py); its data for programs are complete.
     """
     usable = [cell for cell in cells if cell.case.ranks > 1 or not splits_sequences(cell.backend)]
     found = [step for model in models for step in model_problems(usable, model, tp, wanted)]
@@ -105,7 +103,7 @@ def document(
 
 
 def _document(asked: Recommended, cells: Sequence[Cell]) -> Document:
-    """Return all that is to be said of some problems, from the cells of the backends that are shown."""
+    """Return the complete document of some problems; `cells` are of the backends that are shown."""
     found, runs = asked.problems, runs_of(cells)
     rows = [_row(problem) for problem in found]
     said = _answer(found) if found else [_nothing(cells)]
@@ -141,8 +139,8 @@ def _document(asked: Recommended, cells: Sequence[Cell]) -> Document:
 def _shortened(complete: Document, asked: Recommended, cells: Sequence[Cell]) -> Document:
     """Return a document as short as a screen, with all data for programs.
 
-    It has the newest machines, and of them the cases that tell most. Where there are other machines, or many runs that
-    are not alike, it has of each machine the newest of these, no code and no reasons, and few cautions.
+    It has the newest machines, with the cases of each that tell most. Where other machines are left out, or many runs
+    are unlike, it has the newest run of each machine, no code, no reasons, and few cautions.
     """
     found = asked.problems
     newest = newest_machines(found)
@@ -185,7 +183,7 @@ def _shortened(complete: Document, asked: Recommended, cells: Sequence[Cell]) ->
 
 
 def _of_others(found: Sequence[Problem]) -> str:
-    """Return what to use on the machines that are not shown, in one sentence."""
+    """Return one sentence on the backends to use on the machines that are not shown."""
     devices = {problem.device for problem in found}
     where = f"On the other {len(devices)} machines" if len(devices) > 1 else "On one other machine"
     answered = [problem for problem in found if problem.use]
@@ -193,12 +191,12 @@ def _of_others(found: Sequence[Problem]) -> str:
 
 
 def _nothing(cells: Sequence[Cell]) -> str:
-    """Return why there is nothing to choose from."""
+    """Return one sentence that says why no backend can be chosen."""
     return ON_ONE_DEVICE if any(splits_sequences(cell.backend) for cell in cells) else NOTHING_MEASURED
 
 
 def _answer(found: Sequence[Problem]) -> Iterator[str]:
-    several = len({problem.case.dtype for problem in found}) > 1  # which do not compete with each other
+    several = len({problem.case.dtype for problem in found}) > 1  # dtypes do not compete with each other
     groups = grouped(
         found, lambda p: (p.device, p.case.ranks, p.case.dtype if several else "", p.model, bool(p.special))
     )
@@ -255,9 +253,9 @@ def _cases(found: Sequence[Problem]) -> str:
 
 
 def _uses(answered: Sequence[Problem], most: int | None = None) -> str:
-    """Return what to use in how many cases: "use fa3 in 2; triton alone was right in 24: no choice".
+    """Return the backends to use with their numbers of cases: "use fa3 in 2; triton alone was right in 24: no choice".
 
-    At most so many backends are named, if asked; "" where nothing is answered.
+    At most `most` backends are named; "" where nothing is answered.
     """
     chosen, alone = ([p for p in answered if p.has_choice == has_choice] for has_choice in (True, False))
     said = []
@@ -278,12 +276,12 @@ def _counted(answered: Sequence[Problem]) -> list[tuple[str, int]]:
 
 
 def _alone(found: Sequence[Problem]) -> str:
-    """Return what is said of the one backend that each of some problems has."""
+    """Return the words for the only backend of each of some problems: "alone was right"."""
     return "alone was asked for and right" if any(p.others_right for p in found) else "alone was right"
 
 
 def _gains(answered: Sequence[Problem]) -> str:
-    """Return what the backends to use gain over PyTorch's default over all problems that it computes."""
+    """Return a sentence on the gain of the backends to use over PyTorch's default, in all problems that it computes."""
     known = [problem for problem in answered if problem.default and problem.has_choice]
     gains = [(problem.gain.value, problem) for problem in known if problem.gain]
     if not known:
@@ -304,7 +302,7 @@ def _gains(answered: Sequence[Problem]) -> str:
 
 
 def _with_choice(one: Candidate) -> str:
-    """Return a candidate's name with what it chose: "sdpa, which ran cudnn"."""
+    """Return a candidate's name with the backend that it chose: "sdpa, which ran cudnn"."""
     return f"{one.name}, which ran {one.ran}" if one.ran else one.name
 
 
@@ -347,7 +345,7 @@ def _table(name: str, title: str, own: Sequence[Problem], short: bool) -> Table:
 
 
 def _is_told(column: str, entry: Entry) -> bool:
-    """Return whether a column whose entries are all alike has something to say: of sizes and runs an unusual dtype."""
+    """Return whether a column whose entries are all alike is shown: no sizes and runs, and of dtypes no bf16."""
     if column == "dtype":
         return entry not in ("", NOTHING, "bf16")
     return column not in (*SIZES, "run") and entry not in ("", NOTHING)
@@ -359,7 +357,7 @@ def _sizes(problem: Problem) -> dict[str, str]:
 
 
 def _entries(problem: Problem, short: bool) -> dict[str, Entry]:
-    """Return the entries of a row but its case and sizes; in short the interval of the gain is a column of its own."""
+    """Return the entries of a row except case and sizes; `short` has a column of its own for the gain's interval."""
     use, default = problem.use, problem.default
     of_default = "" if not default else default.ran or duration(default.latency)
     found: dict[str, Entry] = {
@@ -388,7 +386,7 @@ def _entries(problem: Problem, short: bool) -> dict[str, Entry]:
 
 
 def _no_use(problem: Problem) -> Span:
-    """Return what stands where a backend to use would: why there is none."""
+    """Return the entry in place of a backend to use: the reason why there is none."""
     if problem.candidates:
         return Span("not comparable" if problem.is_incomparable else "hardly known", "warning")
     style: Style = "bad" if problem.ending in WRONG else "warning"
@@ -396,7 +394,7 @@ def _no_use(problem: Problem) -> Span:
 
 
 def _note(own: Sequence[Problem], short: bool) -> str:
-    """Return what the columns of a table mean; in short the gain alone."""
+    """Return the note that explains the columns of a table; with `short` only the gain."""
     defaults = {problem.default.backend for problem in own if problem.default}
     text = f"Gain: times as fast as {DEFAULT} ({' and '.join(sorted(defaults))})" if defaults else ""
     if short:
@@ -411,9 +409,9 @@ def _note(own: Sequence[Problem], short: bool) -> str:
 
 
 def _codes(found: Sequence[Problem]) -> list[Code]:
-    """Return the code of the backends to use, that of the most cases first; a model has several kinds of layers.
+    """Return the code of the backends to use, the code for most cases first; a model has several kinds of layers.
 
-    The cases are counted as those of the answer: the passes of one, and one on several machines, are several.
+    Cases are counted as in the answer: each pass of a case counts, and each machine.
     """
     groups: dict[tuple[str, str], list[tuple[Candidate, Case]]] = {}
     every: dict[str, dict[Case, None]] = {}

@@ -65,7 +65,7 @@ class Candidate:
 
     @property
     def version(self) -> str:
-        """What the backend says of its library; "" where the run does not have it."""
+        """The version of its library, as the backend names it; "" where the run does not have it."""
         return self.cells[0].rows[0].record.version or self.run.versions.get(self.backend, "")
 
     @cached_property
@@ -80,7 +80,7 @@ class Candidate:
         return of_sum(halves)
 
     def between_runs(self, other: Candidate) -> float:
-        """Return what sets the cards and the measuring methods of two candidates apart; 0 where they share both."""
+        """Return the uncertainty, relative, that unlike cards and measuring methods add to a comparison; 0 without."""
         cards = max(ours.between_cards(theirs) for ours in self.cells for theirs in other.cells)
         methods = {cell.run.method for cell in (*self.cells, *other.cells)}
         return math.hypot(cards, math.log(WAYS_APART) if len(methods) > 1 else 0.0)
@@ -92,7 +92,7 @@ class Candidate:
 
     @property
     def rate(self) -> tuple[str, float | None]:
-        """What tells most of the speed: the metric, and its value over all of the cells."""
+        """The metric that tells most of the speed, and its value over all of the cells."""
         metric = "gbps" if self.cells[0].case.is_decode else "tflops"
         parts = [(cell.value(metric), count * (cell.value("latency") or 0.0)) for count, cell in self.parts]
         if any(rate is None for rate, _ in parts) or not self.latency:
@@ -101,7 +101,7 @@ class Candidate:
 
     @property
     def ran(self) -> str:
-        """What the backend chose among others by the kernels that ran, "cudnn"; "" where it does not choose."""
+        """The backend that it chose, by the kernels that ran: "cudnn"; "" for a backend that does not choose."""
         records = [row.record for cell in self.cells for row in cell.ok]
         return " and ".join(filter(None, dict.fromkeys(chosen(self.run, r.backend, r.kernels) for r in records)))
 
@@ -112,7 +112,7 @@ class Candidate:
 
     @property
     def codes(self) -> dict[Case, str]:
-        """The code that calls it for each of its cases, of both passes the forward; "" where none is known."""
+        """The code that calls it for each of its cases, for both passes the forward's; "" where none is known."""
         cases = dict.fromkeys(replace(cell.case, direction="fwd") for cell in self.cells)
         return {case: code(self.run, self.backend, case) for case in cases}
 
@@ -128,19 +128,19 @@ class Gain:
 
 @dataclass(frozen=True)
 class Problem:
-    """A case on a device, the training step of a case, or the step of a model; what was tried, and who may be used."""
+    """A case on a device, the training step of a case, or the step of a model, with the backends that were tried."""
 
     device: str
-    case: Case  # of a training step that of the forward; of a model that of a layer, without its window
+    case: Case  # of a training step, the forward's; of a model, a layer's without its window
     step: str  # a direction, or TRAINING
     tried: tuple[Parts, ...]  # the cells of each backend
     wanted: Callable[[str], bool]  # whether a backend may be used
     machine: Machine
     way: Way  # how all of it was measured
-    model: str = ""  # of which these are all layers
+    model: str = ""  # the model whose layers these are; "" for a case
     elsewhere: tuple[str, ...] = ()  # backends that were right only as measured in another way
     wrong_elsewhere: tuple[str, ...] = ()  # backends that were right in one run and wrong in another
-    apart: tuple[str, ...] = ()  # what its name needs beside that of its case (problem_names.py)
+    apart: tuple[str, ...] = ()  # words that its name needs beside its case's (problem_names.py)
 
     @property
     def key(self) -> Key:
@@ -169,7 +169,7 @@ class Problem:
 
     @property
     def missing(self) -> list[Cell]:
-        """Of each backend that was asked for and has no figure, the cell that best tells why."""
+        """The cell that best tells why, for each backend that was asked for and has no figure."""
         wanted = [[cell for _, cell in of] for of in self.tried if self.wanted(_backend(of)) and not _is_right(of)]
         found = []
         for cells in wanted:
@@ -189,7 +189,7 @@ class Problem:
 
     @property
     def special(self) -> tuple[str, ...]:
-        """What makes its case another than a plain one, dense and on one device: ragged, a mask by name, options."""
+        """The properties that a plain case, dense and on one device, lacks: ragged lengths, a mask by name, options."""
         case = self.case
         options = (option for option in case_names.EXTRAS if case_names.AXES[option].label(case))
         return (*(["ragged lengths"] if case.is_ragged else []), *(["masks by name"] if case.mask else []), *options)
@@ -227,13 +227,13 @@ class Problem:
 
     @property
     def gain(self) -> Gain | None:
-        """What `use` gains over the default; None where that is not known, or it is the default."""
+        """The gain of `use` over the default; None where it is not known, or `use` is the default."""
         if not self.use or not self.default or self.use is self.default:
             return None
         ratio = self.default.latency / self.use.latency
         halves = (math.inf if one.half is None else one.half for one in (self.use, self.default))
         half = math.hypot(*halves, self.use.between_runs(self.default))
-        if half > 700:  # its exponential would be no number
+        if half > 700:  # its exponential would overflow
             return Gain(ratio, None, None)
         return Gain(ratio, ratio * stats.exp(-half), ratio * stats.exp(half))
 
@@ -309,10 +309,10 @@ def answered_once(found: Sequence[Problem]) -> list[Problem]:
     """Return problems in the order of reports: one for a case on a machine, from all its runs, named by the machine.
 
     Figures that were measured in one way are compared, whatever their cards, methods (`Candidate.between_runs`), dates
-    and software: `_joined`. Of several ways that answers whose fastest reads least; of those that are near it, where
-    several backends were right. A backward counts in a training step alone where the machine has one of its
-    case, unless it is faster than each backward of that step. Of that step and of both passes timed as one, which is
-    what training does, the latter answers where it has all backends that the former names, or reads less.
+    and software: `_joined`. Of several ways, the one with the lowest latency answers; of ways close to it, one in which
+    several backends were right. A backward counts only in the training step of its case, where the machine has one,
+    unless it is faster than each backward of that step. Both passes timed as one, as training runs them, answer in
+    place of that step where they have all its fastest backends, or are faster.
     """
     answers = {key: _answer(grouped(own, lambda p: p.way)) for key, own in grouped(found, lambda p: p.key).items()}
     kept = dict(answers)
@@ -335,7 +335,7 @@ def answered_once(found: Sequence[Problem]) -> list[Problem]:
 
 
 def least_special(found: Sequence[Problem]) -> dict[str, int]:
-    """Return device -> in how much the plainest of its cases is special: 0 where it has a plain one."""
+    """Return device -> the number of special properties of its plainest case: 0 where it has a plain one."""
     least: dict[str, int] = {}
     for problem in found:
         least[problem.device] = min(len(problem.special), least.get(problem.device, len(problem.special)))
@@ -345,7 +345,7 @@ def least_special(found: Sequence[Problem]) -> dict[str, int]:
 def _answer(groups: Mapping[Way, Sequence[Problem]]) -> Problem:
     """Return the answer of one case, from its problems in several runs by the way of measuring.
 
-    What was wrong in one run is right in none with that version.
+    A backend that was wrong in one run counts as right in no run with the same version.
     """
     every = [of for group in groups.values() for problem in group for of in problem.tried]
     wrong = {_versioned(of) for of in every if _is_wrong(of)}
@@ -368,7 +368,7 @@ def _answer(groups: Mapping[Way, Sequence[Problem]]) -> Problem:
 
 
 def _beside(answer: Problem, *others: Problem) -> Problem:
-    """Return an answer that knows of the backends that were right in others, which were measured in another way."""
+    """Return an answer that names the backends which were right in `others` alone, measured in another way."""
     here = {one.backend for one in answer.right}
     right = (one.backend for problem in others for one in (*problem.candidates, problem.default) if one)
     every = (*answer.elsewhere, *right)
@@ -378,8 +378,8 @@ def _beside(answer: Problem, *others: Problem) -> Problem:
 def _joined(group: Sequence[Problem]) -> Problem:
     """Return one problem from those of one case that several runs measured in one way.
 
-    It has the figures of the run whose fastest backend reads least, and for backends without a well-known figure there
-    the least that another run has: so slower figures of further runs change no order of backends.
+    It has the figures of the run with the lowest latency. For backends whose figure there is missing or hardly known,
+    it has their lowest of another run. So slower figures of further runs change no order of backends.
     """
 
     def least(problem: Problem) -> float:

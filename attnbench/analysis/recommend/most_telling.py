@@ -1,4 +1,4 @@
-"""What of a recommendation fits on a screen: the newest machines, and of each the cases that tell most."""
+"""Chooses the part of a recommendation that fits on a screen: the newest machines, with the cases that tell most."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _kind(problem: Problem) -> Hashable:
 
 
 def _spread(of: Sequence[Problem], number: int) -> list[Problem]:
-    """Return a number of problems from the first to the last, at about equal distances; of one, that in the middle."""
+    """Return `number` problems from the first to the last, at about equal distances; for one, the middle problem."""
     if number >= len(of):
         return [*of]
     if number == 1:

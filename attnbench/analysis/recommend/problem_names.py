@@ -11,7 +11,7 @@ from attnbench.core.groups import grouped
 from attnbench.results import case_names
 from attnbench.results.case_names import AXES
 
-TOLD = ("headdim", "causal", *case_names.EXTRAS)  # axes that each name has but a model's
+TOLD = ("headdim", "causal", *case_names.EXTRAS)  # axes in each name except a model's
 
 
 def label(problem: Problem, with_step: bool = False) -> str:
@@ -27,7 +27,7 @@ def name(problem: Problem) -> str:
 
 
 def told_apart(found: Sequence[Problem]) -> list[Problem]:
-    """Return problems with what their names need so that no two of a machine have the same: heads, batch, ..."""
+    """Return problems with the words that keep their names apart within a machine: heads, batch, ..."""
     differing = {shared: _differing(namesakes) for shared, namesakes in grouped(found, _shared).items()}
     labels = ([axis.label(problem.case) for axis in differing[_shared(problem)]] for problem in found)
     return [replace(problem, apart=tuple(filter(None, own))) for problem, own in zip(found, labels, strict=True)]

@@ -1,1 +1,1 @@
-"""The `report` command: cells as tables, with what to know and to doubt of them."""
+"""The `report` command: cells as tables, with cautions and facts."""

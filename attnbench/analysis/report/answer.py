@@ -38,13 +38,13 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def left_out(cells: Sequence[Cell]) -> str:
-    """Return which cells take no part in any contest, as their latency is not that of the computation; "" for none."""
+    """Return a sentence on cells that take no part in any contest, as they time something else; "" for none."""
     why = {cell.name: cell.not_computed for cell in cells if cell.is_exact and cell.not_computed}
     return f"Left out of every comparison: {some(f'{name} ({of})' for name, of in why.items())}." if why else ""
 
 
 def _approximations(cells: Sequence[Cell]) -> str:
-    """Return how fast approximations are beside the fastest backend that computes attention, and their errors."""
+    """Return a sentence on approximations: their speed beside the fastest exact backend, and their errors."""
     known = [c for c in cells if c.value("latency") and not c.is_hardly_known()]
     fastest: dict[tuple[str, Case], float] = {}
     for cell in (c for c in known if c.is_ranked):
@@ -71,7 +71,7 @@ def _span(values: Sequence[float], write: Callable[[float], str]) -> str:
 
 
 def _version(cell: Cell) -> tuple[str, str]:
-    """Return a cell's backend, and what that says of its version."""
+    """Return a cell's backend and the version that it names."""
     return cell.backend, cell.run.versions.get(cell.backend, "")
 
 

@@ -1,4 +1,4 @@
-"""What to doubt about the figures, why it matters, and what to do about it."""
+"""The cautions of a report: what is doubtful about its figures, why it matters, and what to do about it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ABOVE_CEILING = 1.1  # of what a large matmul reached: the two were read under u
 
 @dataclass(frozen=True)
 class Reported:
-    """What a report is of. `files` are those of the runs."""
+    """The cells and runs of a report; `files` are the run files."""
 
     cells: Sequence[Cell]
     runs: Sequence[Run] = ()
@@ -45,17 +45,17 @@ class Reported:
         return [cell for cell in self.cells if cell.status == "ok"]
 
     def ended_as(self, status: str) -> list[Cell]:
-        """Return the cells that ended so, by today's check."""
+        """Return the cells with this status, without those that an earlier version's check judged."""
         return [cell for cell in self.cells if cell.status == status and not cell.of_earlier_check]
 
 
 def cautions(cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path] = ()) -> tuple[Caution, ...]:
-    """Return everything that should make a reader careful, most serious first. `files` are those of the runs."""
+    """Return everything that should make a reader careful, most serious first. `files` are the run files."""
     return stated(CAUTIONS, Reported(cells, runs, files))
 
 
 def measured(test: Callable[[Cell], object]) -> Callable[[Reported], Places]:
-    """Return where a rule on the measured cells that pass a test holds."""
+    """Return a function that finds the measured cells that pass a test, as places of a caution."""
     return lambda of: in_cells(filter(test, of.measured))
 
 
@@ -96,7 +96,7 @@ def _incomplete(of: Any) -> Iterator[dict[str, Any]]:
         elif unrecorded:
             to_measure = sum(job.skip is None for job in run.plan)
             what = f'{unrecorded} of {count(to_measure, "job")} to measure of suite "{run.suite}" have no record'
-            why = "What is missing may change who is fastest."
+            why = "The missing cells may change which backend is fastest."
             yield {"what": what, "why": why, "todo": f"Finish with: {resume}"}
         elif later := sum(ended for _, ended in missing):
             todo = "A longer --time-limit of attnbench ab measures them." if run.turns else ""
@@ -175,7 +175,7 @@ def _by(lead: float) -> str:
 
 
 def _drifts(of: Reported) -> list[tuple[float, Cell]]:
-    """Return the cells that became slower, or faster, while they were measured, but where the host's time moves."""
+    """Return the cells that became slower, or faster, while they were measured, except those that time the host."""
     drifts = ((c.value("drift") or 0.0, c) for c in of.measured if not c.is_host_bound())
     return [(drift, c) for drift, c in drifts if abs(drift) > DRIFT]
 
@@ -189,7 +189,7 @@ def _slower(of: Reported) -> Iterator[dict[str, Any]]:
 
 
 def _why_slower(cell: Cell, drift: float) -> str:
-    """Return what made a cell slower by `drift`: the clock, where that is known and fell by half of it or more."""
+    """Return why a cell became slower by `drift`: the clock, where it is known and fell by half of `drift` or more."""
     clocks = next((found for row in cell.ok if len(found := row.measured("clock_held")) > 1), None)
     if clocks is None:
         return "The clock fell meanwhile, or something else began to run."
@@ -216,7 +216,7 @@ def _unproven(of: Reported) -> Iterator[dict[str, Any]]:
     for values in in_cells(unproven, of=count(len(of.measured), "cell")):
         policy, kind = unproven[0].run.policy, unproven[0].run.environment.device.kind
         other = f"Compare with run --timer {'events' if policy.timer == 'cupti' else 'cupti'}."
-        yield {**values, "l2": policy.l2, "todo": other if kind == "cuda" else "Trust what exceeds the cache."}
+        yield {**values, "l2": policy.l2, "todo": other if kind == "cuda" else "Trust sizes beyond the cache."}
 
 
 def is_above_the_peak(cell: Cell) -> bool:
@@ -267,13 +267,13 @@ CAUTIONS: Sequence[Rule[Reported]] = (
     Rule(
         measured(_given_here),
         "Measured in the process that gave the function: {cells}.",
-        "What it does to that process, its own clock too, is not guarded against.",
+        "attnbench does not guard that process, and the clock in it, against the function.",
         "Put it in a file of its own, and give that: file.py:function.",
     ),
     Rule(
         lambda of: in_cells(c for c in of.cells if c.of_earlier_check),
         "{results} wrong by an earlier check of attnbench: {names}.",
-        "Today's check may find no fault with them; none of their figures is shown.",
+        "The check of this version may find no fault with them; none of their figures is shown.",
         "Measure them again.",
     ),
     Rule(
@@ -287,7 +287,7 @@ CAUTIONS: Sequence[Rule[Reported]] = (
         _replaced,
         "{records} replaced by a later one of the same job.",
         "The later figures count; where nobody gave --again, they may be another run's.",
-        "Measure again what is in doubt.",
+        "Measure doubtful cells again.",
     ),
     Rule(
         _in_some_rounds,
@@ -298,7 +298,7 @@ CAUTIONS: Sequence[Rule[Reported]] = (
     Rule(
         _memory_errors,
         "The GPU counted {errors} during {names}.",
-        "The card is failing, and what it computes may be wrong.",
+        "The card is failing, and its results may be wrong.",
         "Look at nvidia-smi -q -d ECC, and measure on another.",
     ),
     Rule(
@@ -326,17 +326,17 @@ CAUTIONS: Sequence[Rule[Reported]] = (
         "Their latency holds the time that Python takes to launch, not the kernels' alone.",
         "Launch fewer kernels, or capture them in a CUDA graph.",
     ),
-    Rule(  # what no device of this model can reach, at its highest clock
+    Rule(  # figures that no device of this model can reach, at its highest clock
         lambda of: in_cells(filter(is_above_the_peak, of.measured)),
         "{figures} above what the device can do: {names}.",
-        "Their work is counted wrongly, or their time: do not use them.",
-        "It is a fault of attnbench's; please report it with the run file.",
+        "Their work or their time is counted wrongly: do not use them.",
+        "This is a fault of attnbench; please report it with the run file.",
     ),
     Rule(
         _above_ceiling,
         "{cells} above the measured ceiling ({most}): {cell.name}.",
-        "No kernel is that much faster than a large matmul: other work disturbed that, or results are stored.",
-        "Leave the machine alone meanwhile, and measure again; from twice the ceiling on it wins nothing.",
+        "No kernel is that much faster than a large matmul: other work disturbed the matmul, or results are stored.",
+        "Leave the machine alone meanwhile, and measure again; cells at twice the ceiling or more are not ranked.",
     ),
     Rule(
         _held_down,
@@ -363,14 +363,14 @@ CAUTIONS: Sequence[Rule[Reported]] = (
     Rule(
         _noisy,
         "Noisy: {number} of {of} not known to {target} within their process, the worst to {most}: {cell.name}.",
-        "Their uncertainty holds it (-m ci).",
+        "Their uncertainty includes it (-m ci).",
         "Leave the machine alone meanwhile, or give run more --max-seconds (it was {cell.run.policy.max_seconds:g}s a "
         "cell).",
     ),
     Rule(
         _unproven,
-        "L2 not proven {l2} in {number} of {of}: a read that fits in it did not show it.",
-        "What fits in the cache may be timed in another state than promised.",
+        "L2 not proven {l2} in {number} of {of}: a read that fits in L2 did not show it.",
+        "Cells that fit in the cache may be timed in another state than promised.",
         "{todo}",
     ),
     Rule(

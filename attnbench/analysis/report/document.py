@@ -1,4 +1,4 @@
-"""The document of a report: what was measured, the grids, why figures are missing, what to doubt and what to know."""
+"""The document of a report: the answer, the machines, the grids, why figures are missing, cautions and facts."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def document(
 def complete(
     report: Document, formats: Container[str], cells: Sequence[Cell], runs: Sequence[Run], files: Sequence[Path]
 ) -> Document:
-    """Return a report with what some formats need beyond what a terminal shows.
+    """Return a report with the parts that some formats have beyond those of a terminal.
 
     CSV and JSON: every metric of every cell and round. html: figures, a table to filter, environments, how to measure
     again. `files` are the run files, as the reader would name them.

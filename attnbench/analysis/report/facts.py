@@ -1,4 +1,4 @@
-"""What the figures hold and what they do not. Nothing is wrong with these; a reader wants to know."""
+"""The facts of a report: what its figures include and what they leave out. A fact is no fault."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from attnbench.results.cells import Cell
 from attnbench.results.rows import SLOWED
 from attnbench.run.shipped_backends import chosen
 
-OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and of the peak: less may be code that was loaded
+OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and share of the peak: less may be loaded code
 NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
 
 
 def facts(cells: Sequence[Cell]) -> tuple[Caution, ...]:
-    """Return what a reader wants to know of the figures of some cells."""
+    """Return the facts on the figures of some cells."""
     return stated(FACTS, Reported(cells))
 
 
@@ -34,7 +34,7 @@ def noted(cells: Sequence[Cell]) -> tuple[Caution, ...]:
 
 
 def _approximations(of: Reported) -> Places:
-    """Return what the approximate backends compute, and that they do not compete."""
+    """Return one place for the approximate backends with their definitions, or none without them."""
     rows = [(cell.backend, row.record.approximation) for cell in of.measured for row in cell.ok]
     found = {backend: approximation.what for backend, approximation in rows if approximation}
     each = (f"{backend}: {found[backend]}" for backend in sorted(found, key=case_names.backend_rank))
@@ -54,7 +54,7 @@ def _clock_of_peak(of: Reported) -> Iterator[dict[str, Any]]:
 
 
 def _uncertainty(of: Reported) -> Iterator[dict[str, Any]]:
-    """Yield what the latencies are sure to, by where that is known from."""
+    """Yield one place for each source of the uncertainty of latencies, with its values."""
     known = [(c, found) for c in of.measured if (found := c.uncertainty) and found.total]
     alike = grouped(known, lambda pair: (str(pair[1]), pair[0].source.run.environment.device.kind == "cuda"))
     for (how, on_gpu), group in alike.items():
@@ -64,7 +64,7 @@ def _uncertainty(of: Reported) -> Iterator[dict[str, Any]]:
 
 
 def _cards(of: Reported) -> Iterator[dict[str, Any]]:
-    """Yield for each device whose runs were on several cards what that adds where their latencies are compared."""
+    """Yield one place for each device with runs on several cards, with the uncertainty that unlike cards add."""
     for device, cells in grouped(of.measured, lambda c: c.device).items():
         runs = [*{id(c.run): c for c in cells}.values()]
         if between := max(one.between_cards(other) for one in runs for other in runs):
@@ -83,7 +83,7 @@ def _by_events(of: Reported) -> Places:
     found = [c for c in of.measured if not c.uses_span and any((row.events or SHORT) < SHORT for row in c.ok)]
     again = any(row.measured("span") for c in found for row in c.ok)
     cases = count(len({c.case for c in found}), "case")
-    return in_cells(found, cases=cases, todo="Measured again, all have one." if again else "")
+    return in_cells(found, cases=cases, todo="Measure them again to have all spans." if again else "")
 
 
 def _launch_bound(of: Reported) -> Places:
@@ -102,7 +102,7 @@ def _cross_check(of: Reported) -> Iterator[dict[str, Any]]:
 
 
 def _compared(instrument: str, cells: Sequence[Cell]) -> str:
-    """Return how an instrument reads beside CUDA events; "" where nothing was read by both."""
+    """Return the difference of an instrument from CUDA events, in words; "" where no cell was read by both."""
     pairs = ((c, [ratio for row in c.ok for ratio in metrics.turn_ratios(row, instrument)]) for c in cells)
     known = [(_events(c), stats.median(found)) for c, found in pairs if found]
     apart = [abs(ratio - 1) for events, ratio in known if events >= SHORT]
@@ -121,7 +121,7 @@ def _compared(instrument: str, cells: Sequence[Cell]) -> str:
 
 
 def _events(cell: Cell) -> float:
-    """Return the median of what CUDA events read in a cross-check, in which the instruments take turns; in seconds."""
+    """Return the median reading of CUDA events in a cross-check, in which the instruments take turns; in seconds."""
     return stats.median([v for row in cell.rows for v in row.measured("turns_events")])
 
 
@@ -140,7 +140,7 @@ def _outside_of(cell: Cell) -> float | None:
 
 
 def _choices(of: Reported) -> Iterator[dict[str, Any]]:
-    """Yield what backends that choose among kernels chose, by those that ran."""
+    """Yield the choices of backends that choose among kernels, by the kernels that ran."""
     for label, group in _groups(of.measured):
         records = [(cell, row.record) for cell in group for row in cell.ok]
         chose = Counter(filter(None, (chosen(cell.run, cell.backend, record.kernels) for cell, record in records)))
@@ -199,15 +199,15 @@ FACTS: Sequence[Rule[Reported]] = (
     Rule(
         _cards,
         "The runs of {device} were on several cards.",
-        "Two latencies of unlike cards are alike within {between} more, in quadrature: what cards of one model differ "
-        "by.",
+        "Two latencies of unlike cards are alike within {between} more, in quadrature: the spread between cards of one "
+        "model.",
         "attnbench report on the file of one card has its figures alone.",
     ),
     Rule(
         measured(lambda c: c.case.dtype == "fp8"),
         "fp8 is e4m3 with one scale per tensor, in {cells}.",
         "q, k and v are rounded, and triton's v is transposed, before the time begins (--layout bshd times the "
-        "transpose); the error is against exact attention of what they were.",
+        "transpose); the error is against exact attention of the unrounded inputs.",
         "docs/backends.md has the tolerance.",
     ),
     Rule(
@@ -226,8 +226,8 @@ FACTS: Sequence[Rule[Reported]] = (
     Rule(
         measured(lambda c: any(row.record.judge == "within" for row in c.rows)),
         "Judged within the process of their kernel: {cells}.",
-        "Masks of one's own, steps of models and approximations are, and all where memory cannot be shared with a "
-        "judge beside it.",
+        "This holds for masks of one's own, steps of models and approximations, and for every cell where memory cannot "
+        "be shared with the judge's process.",
         "docs/measuring.md says who judges.",
     ),
     Rule(
@@ -244,7 +244,7 @@ FACTS: Sequence[Rule[Reported]] = (
     ),
     Rule(
         _by_events,
-        f"Latency is what CUDA events read in {{cells}} under {duration(SHORT)}, a launch gap of 1 to 4 us included.",
+        f"Latency is by CUDA events in {{cells}} under {duration(SHORT)}, a launch gap of 1 to 4 us included.",
         "Not every cell of their {cases} has a span, and one case has one method.",
         "{todo}",
     ),
@@ -252,7 +252,7 @@ FACTS: Sequence[Rule[Reported]] = (
         measured(lambda c: c.uses_span and any(row.toll for row in c.rows)),
         "Tracing slows {cells} whose latency is a span: {names}.",
         f"CUDA events read more than {percent(SLOWED)} more there while CUPTI traces.",
-        "They are faster than shown, by as much, which their uncertainty holds.",
+        "They are faster than shown, by as much; their uncertainty includes it.",
     ),
     Rule(
         measured(lambda c: any(row.record.timer == "cupti" for row in c.rows)),

@@ -27,11 +27,11 @@ COMPILED = {
     "fresh": "each in a new process, no kernel compiled before",
     "kept": "kernels that were compiled before may be reused",
 }
-LINES = 700  # of the grids of a metric, after which a reader is better served otherwise; fewer of several runs
+LINES = 700  # of the grids of a metric: beyond them another format reads better
 FEWEST_LINES = 200
 FRAME = 5  # lines of a grid beside its rows
 ALL_SHOWN = "attnbench report --all shows every one, -f csv and -f json have every cell, fewer run files make fewer."
-_TIMES = ("tflops", "gbps", "latency", "speedup")  # beside which stands how far an approximation is off
+_TIMES = ("tflops", "gbps", "latency", "speedup")  # metrics beside which the error of an approximation stands
 ABREAST = 9  # with more backends than this they are rows instead of columns
 
 
@@ -40,9 +40,9 @@ _OF_CASES = [*case_names.AXES]
 _AFTER_PASS = _OF_CASES.index("direction") + 1
 # In the order of titles, and of tables.
 _AXES = ("device", *_OF_CASES[:_AFTER_PASS], "backend", *_OF_CASES[_AFTER_PASS:])
-_IMPLIED = ("nheads", "batch", "seqlen_q")  # make tables only where row and column do not tell them
+_IMPLIED = ("nheads", "batch", "seqlen_q")  # make tables of their own only where they do not follow from row and column
 BY = tuple(axis for axis in _AXES if axis not in ("device", "seqlen_q"))
-BY_OPTION = {"pass": "direction", "window": "causal", "mask": "causal"}  # as the options of `run` call the axes
+BY_OPTION = {"pass": "direction", "window": "causal", "mask": "causal"}  # an option of `run` -> its axis here
 
 
 def grids(
@@ -52,17 +52,17 @@ def grids(
     *,
     lines: float = math.inf,
 ) -> list[Grids]:
-    """Return the grids of each metric, then what a speed says nothing without, then the peak memory.
+    """Return the grids of each metric, then of the figures that a speed must be read with, then of the peak memory.
 
-    That is the error of fp8 cells, the errors of approximations, and of masks by name the rate of computed pairs, their
-    share and the time to build the mask.
+    The figures to read with a speed are the error of fp8 cells, the errors of approximations, and for masks by name the
+    rate of computed pairs, their share and the time to build the mask.
 
     Without `names` each case has the metrics that its users look at: `Cell.usual`.
 
-    `by` is what the columns are: the backends where it is None, or, of many backends, the sequence lengths. A metric
-    that no cell has gives no grids. A metric's grids end after about `lines` lines, divided by the number of devices
-    but at least FEWEST_LINES; those of a metric that is not in `names` after what the longest has left of them. The
-    peak memory is that of the plainest mask alone.
+    `by` is the axis of the columns: if None, the backends, or the sequence lengths where there are many backends. A
+    metric that no cell has gives no grids. A metric's grids end after about `lines` lines, divided by the number of
+    devices but at least FEWEST_LINES; a metric that is not in `names` has only the lines that the longest has left.
+    The peak memory is of the plainest mask alone.
     """
     if by is None:
         by = _ROW if len({c.backend for c in cells if c.status != "skipped"}) > ABREAST else "backend"
@@ -95,7 +95,7 @@ def grids(
 
 
 def heading(metric: Metric, cells: Sequence[Cell]) -> str:
-    """Return what the figures of a metric are; where they count FLOPs also how, and what the percentages are of."""
+    """Return the heading of a metric's figures, with how FLOPs are counted and what the percentages are of."""
     if metric.name == "first_call":
         states = sorted({c.run.policy.caches for c in cells if c.status == "ok"})
         how = "; in other runs ".join(COMPILED[state] for state in states)
@@ -124,7 +124,7 @@ def heading(metric: Metric, cells: Sequence[Cell]) -> str:
 
 
 def _share_of_bandwidth(cells: Sequence[Cell]) -> str:
-    """Return what the shares beside GB/s are of; "" where there are none."""
+    """Return the words for the reference of the shares beside GB/s; "" where there are none."""
     known = sorted({c.rates.bandwidth for c in cells if c.rates.bandwidth})
     return f", and share of the datasheet's bandwidth ({', '.join(map(bandwidth, known))})" if known else ""
 
@@ -135,7 +135,10 @@ def bandwidth(rate: float) -> str:
 
 
 def _with_plainest_mask(cells: Sequence[Cell]) -> list[Cell]:
-    """Return, of measured cells that differ in the mask alone, those with the plainest: memory hardly depends on it."""
+    """Return the cells with the plainest mask among measured cells that differ in the mask alone.
+
+    Memory hardly depends on the mask.
+    """
     plainest: dict[Any, Any] = {}
     for cell in cells:
         if cell.value("memory_peak") is not None:
@@ -226,7 +229,7 @@ def _grid(cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str,
     values = {key: value for key, cell in at.items() if (value := cell.value(metric.name)) is not None}
     if not tried or (not values and any(at[key].status == "ok" for key in tried)):
         return None
-    rows, columns = (sorted(set(keys)) for keys in zip(*tried, strict=True))  # what was skipped throughout has no place
+    rows, columns = (sorted(set(keys)) for keys in zip(*tried, strict=True))  # without rows and columns of skips
 
     rivals = grouped((at[key] for key in values if "backend" in axes and at[key].is_ranked), lambda cell: cell.case)
     starred = {id(cell) for found in rivals.values() for cell in _best(metric, found)}
@@ -270,7 +273,7 @@ def _entry(cell: Cell, metric: Metric, best: bool) -> Figure | Ending:
 def _best(metric: Metric, rivals: Sequence[Cell]) -> Sequence[Cell]:
     """Return the cells with the best figure and those that tie with it; none where no value is better.
 
-    Latency, energy and what follows from them tie within their uncertainty, and have no best where what reads better is
+    Latency, energy and figures derived from them tie within their uncertainty, and have no best where a better one is
     hardly known (uncertainty.contest). Other figures tie at the digits shown, and where more than half are that good
     there is no best.
     """
@@ -294,7 +297,7 @@ def _title(cell: Cell, several: bool, axes: tuple[str, str]) -> str:
 
 
 def _details(cells: Sequence[Cell], row: str, column: str) -> tuple[str, list[str], list[str]]:
-    """Return what the title says of the implied axes, and those that the labels of rows and of columns have to name."""
+    """Return the title's words on the implied axes, and the axes that labels of rows and of columns have to name."""
     told: list[str] = []
     row_extra: list[str] = []
     column_extra: list[str] = []
@@ -317,7 +320,7 @@ def _label(cell: Cell, axis: str, extra: Sequence[str]) -> str:
 
 @cache
 def _but_mask(case: Case) -> tuple[Any, ...]:
-    """Return what sets grids of memory on a device apart: all of a case but its mask, batch and lengths."""
+    """Return the part of a case that keeps grids of memory on a device apart: all but mask, batch and lengths."""
     s = case.shape
     kind = case.dtype, s.headdim, s.headdim_v, case.direction, case_names.extras(case), case_names.pattern(case)
     return *kind, s.nheads, s.nheads_k, case_names.lengths_differ(case)

@@ -1,4 +1,4 @@
-"""What each device is and how it was measured, above the grids."""
+"""The lines above the grids: what each device is, and how it was measured."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ TIMERS = {"events": "CUDA events", "graph": "CUDA graph replay", "cupti": "CUPTI
 
 
 def machines(cells: Sequence[Cell]) -> list[Machine]:
-    """Return the machines of some cells, by device label; of one that is there already only what differs."""
+    """Return the machines of some cells, by device label; a machine like an earlier one has only its differences."""
     by_device = grouped(cells, lambda cell: cell.device)
     found: list[Machine] = []
-    told: dict[str, set[str]] = {}  # device -> what is said of it
+    told: dict[str, set[str]] = {}  # device -> the parts of its line
     for device, group in by_device.items():
         alike = next((d for d in list(by_device)[: len(found)] if _same_machine(by_device[d][0], group[0])), None)
         if alike is None:
@@ -72,7 +72,7 @@ def _machine(cells: Sequence[Cell]) -> list[str]:
 
 
 def _latency(cells: Sequence[Cell]) -> str:
-    """Return of how many samples the latencies are medians; "" where nothing was measured."""
+    """Return the words for the number of samples behind the latencies; "" where nothing was measured."""
     counts = {n for c in cells for row in c.ok if (n := len(row.samples))}
     if not counts:
         return ""
@@ -120,7 +120,7 @@ def _agreement(spreads: Sequence[float]) -> str:
 
 
 def _ceilings(cells: Sequence[Cell]) -> str:
-    """Return as text what a large matmul and a large copy reached during the runs; of several runs the median."""
+    """Return as text the rates of a large matmul and a large copy during the runs; of several runs the median."""
     matmuls: dict[str, set[float]] = {}
     for cell in cells:
         if cell.rates.ceiling:

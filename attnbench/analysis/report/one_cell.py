@@ -72,7 +72,7 @@ def select(cells: Sequence[Cell], pattern: str) -> list[Cell]:
 
 
 def document(cells: Sequence[Cell]) -> Document:
-    """Return all that is known of some cells, one after another."""
+    """Return the document of some cells in full, one after another."""
     records = [(cell, row.record) for cell in cells for row in cell.rows]
     return Document(
         command="report",
@@ -173,7 +173,7 @@ def _described(case: Case) -> str:
 
 
 def _samples(record: Record, name: str, title: str) -> Table:
-    """Return a row for each measurement: how many samples, and how they lie."""
+    """Return a row for each measurement: the number of samples, and their quartiles."""
     headings = ("count", "min", "25%", "median", "75%", "max")
     rows = []
     for measured, m in record.measurements.items():
@@ -191,8 +191,7 @@ def _text(value: float, unit: str) -> str:
 
 
 def _histogram(ordered: Sequence[float], name: str) -> Table:
-    """Return how many samples lie in each of BINS equal parts of their range; what is above the last is counted in it.
-
+    """Return the number of samples in each of BINS equal parts of their range; the last part has all larger ones too.
     The range ends at the 99th percentile, as a single late sample would leave one bin for all others.
     """
     low, high = ordered[0], stats.percentile(ordered, 99)

@@ -1,4 +1,4 @@
-"""What the page of a report has beyond its text: environments, and the commands that measure it again."""
+"""The parts of a report's page beyond its text: environments, and the commands that measure it again."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from attnbench.results.run_setup import setup_texts
 
 
 def note_on_figures(cells: Sequence[Cell]) -> str:
-    """Return how FLOPs and bytes are counted and what their shares are of, for all figures of the page."""
-    told = {"tflops": "utilization", "gbps": "gbps"}  # of the cells whose usual metric is the first
+    """Return the note on all figures of the page: how FLOPs and bytes are counted, and what their shares are of."""
+    told = {"tflops": "utilization", "gbps": "gbps"}  # usual metric of a cell -> the metric whose heading explains it
     usual = {name: [c for c in cells if name in metrics.usual(c.case) and c.is_exact] for name in told}
     return ". ".join(heading(METRICS[told[name]], found) for name, found in usual.items() if found)
 
 
 def environment(runs: Sequence[Run], files: Sequence[Path]) -> Section:
-    """Return what each run was measured on and with. `files` are the run files."""
+    """Return the section on the device, software and settings of each run. `files` are the run files."""
     each = (_environment(run, file) for run, file in zip(runs, files, strict=True))
     return Section("environment", "Environment", tuple(each))
 
@@ -71,7 +71,7 @@ def _versions(of: Mapping[str, str]) -> str:
 
 
 def reproduce(runs: Sequence[Run], files: Sequence[Path], cells: Sequence[Cell]) -> Section:
-    """Return the commands that measure the runs again, and those that make this page and one of its figures."""
+    """Return the commands that measure the runs again, and the commands that make this page and one of its figures."""
     lines = []
     for run in runs:
         env = run.environment

@@ -1,4 +1,4 @@
-"""Where the time of a run went: the phases of its jobs, by backend."""
+"""The time that a run spent in each phase of its jobs, by backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attnbench.render.document import Column, Table
 from attnbench.results.cells import Cell
 
 NOTE = "Beside samples timing holds warm-up, pauses in which the clock recovers, making L2 cold and kernel spans."
-REST = "other"  # of a job: the request, the answer, freeing memory
+REST = "other"  # the rest of a job: the request, the answer, freeing memory
 
 
 def phases(cells: Sequence[Cell]) -> list[Table]:

@@ -1,4 +1,4 @@
-"""A plan: what each backend would do, for how long, and why the rest is skipped; and how good its forecast was."""
+"""The document of a plan: the jobs of each backend, their time, why others are skipped, and the forecast's error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several devices give over one: a table of every cell on several ranks, and from which length they are faster.
+"""The scaling over several devices: a table of cells on several ranks, and the length from which they are faster.
 
 Strong scaling is the same sequence on more devices: efficiency = latency on one / (ranks x latency on `ranks`). Weak
 scaling keeps the tokens of each device: the FLOP/s of each of `ranks` devices over those of one device on 1 / ranks of
@@ -31,13 +31,13 @@ OTHER_RUN = " Some rows compare with one rank of another run, perhaps on another
 
 Key = tuple[Case, str, str]  # backend, device
 Curve = tuple[str, Case, int, str]  # backend, case without its length, ranks, device
-FACTS = ("headdim", "causal", "direction", "dtype")  # axes that are told of each case beside its length
-OPTIONS = tuple(name for name in case_names.EXTRAS if name != "ranks")  # told where they are not as usual
-SIZES = ("nheads", "batch")  # told where cases differ in them
+FACTS = ("headdim", "causal", "direction", "dtype")  # axes that name each case beside its length
+OPTIONS = tuple(name for name in case_names.EXTRAS if name != "ranks")  # axes told only where they are unusual
+SIZES = ("nheads", "batch")  # axes told only where cases differ in them
 
 
 def tables(cells: Sequence[Cell]) -> list[Table | Paragraphs]:
-    """Return the table of cells on several ranks, and from which length they are faster; none without such cells."""
+    """Return the table of cells on several ranks, and the lengths from which they are faster; [] without such cells."""
     several = [cell for cell in cells if cell.case.ranks > 1 and cell.status == "ok"]
     if not several:
         return []
@@ -65,7 +65,7 @@ def tables(cells: Sequence[Cell]) -> list[Table | Paragraphs]:
 
 
 def crossovers(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield for each backend, kind of case and number of ranks from which length on they are faster than one device."""
+    """Yield, for each backend, kind of case and number of ranks, the length from which they are faster than one."""
     known, curves = _by_key(cells), _curves(cells)
     names = _names(curves)
     for key, curve in curves.items():
@@ -157,7 +157,7 @@ def _on_one(cell: Cell) -> Key:
 
 
 def _is_of_another_run(cell: Cell, known: Mapping[Key, Cell]) -> bool:
-    """Return whether what it is compared with, of one rank, was measured in another run."""
+    """Return whether the cell of one rank that a cell is compared with was measured in another run."""
     return any(one and one.run is not cell.run for one in (known.get(_on_one(cell)), _weak(cell, known)))
 
 
@@ -202,7 +202,7 @@ def _size(cell: Cell) -> str:
 
 
 def _names(curves: Mapping[Curve, Sequence[tuple[Cell, float]]]) -> dict[Curve, str]:
-    """Return the names of curves, which differ but for the ranks."""
+    """Return a name for each curve; curves that differ in the number of ranks alone share one."""
     told = [axis for axis in _differing([case for _, case, _, _ in curves]) if axis not in FACTS]
     several = len({device for *_, device in curves}) > 1
     return {

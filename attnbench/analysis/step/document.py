@@ -24,7 +24,7 @@ from attnbench.results.cells import Cell, contest_of, why_no_winner
 from attnbench.results.cells import cells as cells_of
 
 NOTHING = "-"
-AGREES = 0.03  # of the step: a prediction that is further off is not explained by attention alone
+AGREES = 0.03  # share of the step: attention alone does not explain a prediction that is further off
 COLUMNS = (
     *("device", "model", "phase", "layers", "depth", "batch", "seqlen", "dtype", "backend", "status", "reason"),
     *("latency", "tokens_per_second", "tflops", "utilization", "memory_total", "attention_time", "attention_share"),
@@ -32,13 +32,13 @@ COLUMNS = (
 )
 MFU = with_addresses(
     "MFU: model FLOPs (2 x weights x tokens and attention's products, three times that in training) over the latency, "
-    "as a share of the datasheet peak. Attention: its kernels in one traced step, with making masks. Idle: the device "
+    "as a share of the datasheet peak. Attention: its kernels in one traced step, masks included. Idle: the device "
     "waited for the host. Predicted: the step with the attention and idle time of the fastest; docs/step.md."
 )
 
 
 def document(runs: Sequence[Run]) -> Document:
-    """Return the steps of some runs; what is no step is left out."""
+    """Return the document of the steps in some runs; other cells are left out."""
     cells = [cell for cell in cells_of(runs) if cell.case.step]
     steps = timed_steps(cells)
     rows = [_row(cell, steps.get((cell.device, cell.case), [])) for cell in cells]
@@ -88,7 +88,7 @@ def _answer(device: str, case: Case, own: Sequence[Timed], *, several: bool) -> 
 
 
 def _rank(own: Sequence[Timed]) -> str:
-    """Return what the first of several steps is among them: the fastest, alike with others, or hardly known."""
+    """Return the rank of the first of several steps in words: the fastest, alike with others, or hardly known."""
     if len(own) == 1:
         return ""
     found = contest_of([timed.cell for timed in own])

@@ -1,8 +1,8 @@
-"""What a faster attention kernel is worth in a step of a model: predicted from the share of attention, and measured.
+"""The gain of a faster attention kernel in a step of a model: predicted from the share of attention, and measured.
 
 A step takes L, of which the kernels of attention run for a, and the device waits for the host for w: implementations
-that read a number back from the device, or launch many kernels, make it wait. What is left, L - a - w, is the same
-whatever computes attention, if the prediction holds: with another implementation, of a' and w', the step takes
+that read a number back from the device, or launch many kernels, make it wait. The rest, L - a - w, does not depend on
+the implementation of attention, if the prediction holds: with another implementation, of a' and w', the step takes
 L - a - w + a' + w'. A kernel that is f times as fast makes the step 1 / (1 - s + s / f) times as fast, s = a / L
 (Amdahl, "Validity of the single processor approach", AFIPS 1967).
 """
@@ -16,7 +16,7 @@ from attnbench.core.case import Case
 from attnbench.core.groups import grouped
 from attnbench.results.cells import Cell
 
-FASTER = 1.5  # the kernel of the sentence
+FASTER = 1.5  # the factor of the example in the answer
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Timed:
 
     cell: Cell
     latency: float
-    attention: float | None  # in which its kernels ran
-    idle: float = 0.0  # in which the device waited for the host
+    attention: float | None  # time in which the kernels of attention ran
+    idle: float = 0.0  # time in which the device waited for the host
 
     @property
     def share(self) -> float | None:
@@ -40,13 +40,13 @@ class Timed:
         return self.latency - self.attention - self.idle + other.attention + other.idle
 
     def off(self, other: Timed) -> float | None:
-        """Return how far the prediction of the other step is from what was measured, as a share of that step."""
+        """Return the error of the predicted other step, as a share of that step as measured."""
         seconds = self.predicted(other)
         return None if seconds is None else seconds / other.latency - 1
 
 
 def amdahl(share: float, factor: float = FASTER) -> float:
-    """Return how many times as fast a step is whose attention, a share of it, is `factor` times as fast."""
+    """Return the speedup of a step if attention, this share of its time, becomes `factor` times as fast."""
     return 1 / (1 - share + share / factor)
 
 

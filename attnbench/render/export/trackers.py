@@ -38,7 +38,7 @@ def content(format: str, cells: Sequence[Cell]) -> str | bytes:
 
 
 def doubts(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield what a tool that tracks the JSON formats would not notice, a line each."""
+    """Yield doubts that a tool which tracks the JSON formats would not notice, a line each."""
     measured = [cell for _, cell in _named(cells)]
     if not measured:
         yield "no cell has a figure, so there is nothing in it; attnbench report without --format says why"
@@ -57,7 +57,7 @@ def parquet(cells: Sequence[Cell]) -> bytes:
 
 
 def pytest_benchmark(cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return what pytest-benchmark would have stored; at least one cell is needed."""
+    """Return the data that pytest-benchmark would store; at least one cell is needed."""
     run = cells[0].run
     env = run.environment
     return {
@@ -106,7 +106,7 @@ def _benchmark(name: str, cell: Cell) -> dict[str, Any]:
 
 
 def _stats(samples: Sequence[float]) -> dict[str, Any]:
-    """Return what pytest-benchmark computes of its rounds, by its own names."""
+    """Return the statistics that pytest-benchmark computes of its rounds, by its own names."""
     ordered = sorted(samples)
     mean = sum(ordered) / len(ordered)
     deviation = (stats.coefficient_of_variation(ordered) or 0.0) * mean

@@ -42,7 +42,7 @@ def block_part(found: Block, number: int) -> Part:
 
 
 def content(found: Block | Plot) -> Markup:
-    """Return what is below the heading of a block."""
+    """Return the part of a block below its heading."""
     if isinstance(found, Plot):
         return plot(found)
     if isinstance(found, Table):
@@ -144,7 +144,7 @@ def _bar(bar: Bar) -> Markup:
 
 
 def _steps(found: Steps) -> Markup:
-    """Return a step function as an area above the axis; what is above 0 can be seen however low it is."""
+    """Return a step function as an area above the axis; any height above 0 can be seen."""
     path = "M0 100"
     for start, height in found.steps:
         path += f"H{_thousandths(start)}V{100 - 100 * (max(height, 0.02) if height > 0 else 0):.4g}"

@@ -1,8 +1,7 @@
 """The data of a page's figures and of its interactive table: one row of JSON values for each cell.
 
 Values are in SI units (throughput in TFLOP/s), with seven digits. Cells that differ in backend and sequence length
-alone share a panel of a figure. What differs between panels is in their titles; what all panels have in common is in
-`Charts.common`.
+alone share a panel of a figure. Titles of panels have the differences between them, `Charts.common` has what all share.
 
 "lo" and "hi" of a row are the 95 % interval of the median latency over that median (Cell.latency_interval).
 """
@@ -31,7 +30,7 @@ METRICS = (
     *("memory_peak", "sustained_power", "tflops_per_watt", "temperature", "samples", "error", "first_call"),
     *("approximation_error", "mass_kept"),
 )
-_OF_RATE = {  # metrics that say something of cases only whose usual metric is the first of them
+_OF_RATE = {  # usual metric of a case -> metrics that only such cases have
     "tflops": ("tflops", "utilization", "utilization_clock", "tflops_per_watt"),
     "gbps": ("gbps", "bandwidth_utilization"),
 }
@@ -138,7 +137,7 @@ def _drawn(backend: str) -> str:
 
 
 def _said(axis: str, cell: Cell) -> str:
-    """Return what a title says of a cell on an axis."""
+    """Return the words of a title on a cell's value on an axis."""
     if axis == "device":
         return cell.device
     of = case_names.AXES[axis]
@@ -246,7 +245,7 @@ def _relative_samples(cell: Cell) -> list[float]:
 def _roofs(by_roof: Mapping[str, Sequence[Cell]], rows: Sequence[Row]) -> Iterator[Row]:
     """Yield the three corners of each roof over the intensities that occur: by the datasheet, and as measured.
 
-    And the two ends of what the exponentials of the softmax allow, where their rate was measured.
+    Yield too the two ends of the limit by the softmax's exponentials, where their rate was measured.
     """
     for roof, cells in by_roof.items():
         known = cells[-1].rates
@@ -283,7 +282,7 @@ def _slopes(panels: Iterable[str], rows: Sequence[Row]) -> Iterator[Row]:
 
 
 def _limit(cell: Cell, rate: str | None) -> float | None:
-    """Return what the datasheet allows of a rate, in its unit: the peak in TFLOP/s, or the bandwidth in GB/s."""
+    """Return the datasheet's limit of a rate, in its unit: the peak in TFLOP/s, or the bandwidth in GB/s."""
     limits = {"tflops": (cell.rates.peak, 1e12), "gbps": (cell.rates.bandwidth, 1e9)}
     return _over(*limits[rate]) if rate else None
 

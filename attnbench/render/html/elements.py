@@ -87,7 +87,7 @@ def script_data(id: str, value: Any) -> Markup:
 
 
 def shown(value: Any) -> Any:
-    """Return data without control characters, of which vl-convert would end its process."""
+    """Return data without control characters, which would crash vl-convert."""
     if isinstance(value, str):
         return printable(value)
     if isinstance(value, Mapping):

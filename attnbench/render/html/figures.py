@@ -1,4 +1,4 @@
-"""The figures of a page, of --png and of --svg: what each one shows. vega_spec.py draws them."""
+"""The figures of a page, of --png and of --svg, and their contents. vega_spec.py draws them."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ FIGURES: tuple[VegaFigure, ...] = (
         "ranking",
         "Ranking",
         "All backends that compute attention on one shape, the best first: TFLOP/s, or GB/s where few queries a "
-        "sequence read a cache. Thin lines: 95 % interval of the median; those alike within it are marked = best, "
-        "? what is hardly known. ~ and a pale bar: clock held down.",
+        "sequence read a cache. Thin lines: 95 % interval of the median. = best: alike within it; ? hardly known. "
+        "~ and a pale bar: clock held down.",
         y_axis("rate", "", FROM_ZERO),
         INTERVAL_OF_RATE,
         limits=(("limit", "datasheet"),),
@@ -134,8 +134,8 @@ FIGURES: tuple[VegaFigure, ...] = (
     VegaFigure(
         "approximation",
         "Error against time",
-        "How far out is from exact attention, over the median time of one call; backends that compute attention are at "
-        "0. A panel for each shape on which an approximation was measured.",
+        "Error of out against exact attention, over the median time of one call; exact backends are at 0. A panel "
+        "for each shape on which an approximation was measured.",
         y_axis("approximation_error", "error of out", FROM_ZERO, format="%"),
         panel="near",
     ),
@@ -151,8 +151,8 @@ FIGURES: tuple[VegaFigure, ...] = (
         "roofline",
         "Roofline",
         "Throughput over arithmetic intensity, with a line for each backend and mask. The solid roof is the "
-        "datasheet's; the dashed one is what a large matmul and a large copy reached in the same run; the dotted line "
-        "is what the exponentials of the softmax allow, at the rate of a kernel that computes nothing else.",
+        "datasheet's; the dashed one has the rates of a large matmul and a large copy in the same run; the dotted line "
+        "is the limit by the exponentials of the softmax, at the rate of a kernel that computes nothing else.",
         y_axis("by_flops", "TFLOP/s", {**LOG, "nice": False, "padding": 12}, values=list(LOG_TICKS), format="~s"),
         panel="roof",
         lines="roof",

@@ -28,7 +28,7 @@ TABLES = "tables.js"  # the script of every page of a site
 
 @dataclass(frozen=True)
 class Frame:
-    """What a page has as one of a site: links to other pages as (text, address), its own address, and the assets.
+    """The parts of a page of a site: links to other pages as (text, address), its own address, and the assets.
 
     `assets` is the address of the folder of the style sheet and the scripts.
     """

@@ -68,7 +68,7 @@ def specification(figure: VegaFigure, charts: Charts) -> Spec:
     columns = number if number <= 4 else math.ceil(number / math.ceil(number / 4))
     size = _SINGLE_PANEL if number == 1 else _PANEL
     spec = palette.in_the_light(vega_spec.spec(figure, charts, size, columns, legend=True))
-    drawn = json.dumps(spec)  # what it marks, it names
+    drawn = json.dumps(spec)  # the subtitle names only marks that occur
     notes = [CONVENTIONS[charts.convention]] if figure.counts_flops else []
     notes += ["hollow: clock held down"] if "datum.held" in drawn and any(row["held"] for row in charts.rows) else []
     notes += ["✕: no figure"] if "datum.slot" in drawn and any(row["slot"] is not None for row in charts.rows) else []

@@ -124,7 +124,7 @@ def _figure(figure: VegaFigure, charts: Charts) -> Part:
 
 
 def finding(figure: VegaFigure, charts: Charts) -> str:
-    """Return the least and the most that a figure shows and where, for those who do not see it."""
+    """Return the least and the largest value of a figure and their places, for readers who cannot see it."""
     write = _WRITERS.get(figure.field, digits)
     found = [row for row in charts.rows if row[figure.field] is not None]
     least, most = (end(found, key=lambda row: row[figure.field]) for end in (min, max))
@@ -172,7 +172,7 @@ def script(name: str) -> Markup:
 
 
 def data(charts: Charts) -> dict[str, Any]:
-    """Return what charts.js reads."""
+    """Return the data that charts.js reads."""
     every = {name: [row[name] for row in charts.rows] for name in next(iter(charts.rows), ())}
     alike = {name: values[0] for name, values in every.items() if all(value == values[0] for value in values)}
     marks = palette.backend_marks(charts.backends)
@@ -213,7 +213,7 @@ def data(charts: Charts) -> dict[str, Any]:
 
 
 def _shared(specs: Sequence[Spec]) -> tuple[list[Any], list[Any]]:
-    """Return specifications with {"part": i} for what occurs in them more than once, and the parts.
+    """Return specifications with {"part": i} for each part that occurs in them more than once, and the parts.
 
     Figures and their layers have most in common; written out, they would be most of a page. A part may hold parts.
     """

@@ -50,12 +50,12 @@ DARK: Theme = {name: dark for name, (_, dark) in _COLOURS.items()}
 
 
 def color(name: str) -> str:
-    """Return a colour as a page refers to it. The style sheet says what it is, dark mode included."""
+    """Return a colour as a page refers to it. The style sheet defines it, for dark mode too."""
     return f"var(--{name})"
 
 
 def in_the_light(spec: Any) -> Any:
-    """Return a figure with the colours of LIGHT in place of what `color` gave, for a file without a style sheet."""
+    """Return a figure with the colours of LIGHT in place of references to them, for a file without a style sheet."""
     return json.loads(re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], json.dumps(spec)))
 
 

@@ -72,7 +72,7 @@ def data(figure: VegaFigure, charts: Charts) -> list[Row]:
 
 @dataclass(frozen=True)
 class _PanelStyle:
-    """What the layers of all panels of a figure share."""
+    """The encodings and sizes that the layers of all panels of a figure share."""
 
     stroke: Spec  # encoding: the colour of the backend
     fill: Spec  # encoding: that colour too, but the background's where the clock was held down
@@ -84,7 +84,7 @@ class _PanelStyle:
 
 
 def _panel_style(charts: Charts, height: int, legend_width: int) -> _PanelStyle:
-    """Return what the panels of a figure share. `legend_width` is in pixels; with 0 there is no legend."""
+    """Return the shared style of a figure's panels. `legend_width` is in pixels; with 0 there is no legend."""
     marks = backend_marks(charts.backends)
     names = list(marks)
     legend: Spec | None = None
@@ -118,7 +118,7 @@ def _faded(opacity: float = 1) -> Spec:
 
 
 def _ranking(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
-    """Return a bar for each backend in the order of the data, its interval, and what it says at its end."""
+    """Return a bar for each backend in the order of the data, its interval, and the label at its end."""
     y = {"field": "backend", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 220, "grid": False}}
     x = {**figure.y, "axis": {"tickCount": 5}}
     low, high = (end.format(y=f"datum.{figure.field}") for end in figure.interval)

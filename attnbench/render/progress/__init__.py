@@ -1,1 +1,1 @@
-"""What a person sees while something is measured."""
+"""The display of progress while something is measured."""

@@ -37,11 +37,11 @@ class NotebookLive:
         threading.Thread(target=self._draw_again, daemon=True).start()
 
     def update(self, renderable: RenderableType, *, refresh: bool = False) -> None:
-        """Take what is shown from now on."""
+        """Take the text to show from now on."""
         self._shown = renderable
 
     def stop(self) -> None:
-        """Leave an empty output: what the cell returns says it all."""
+        """Empty the output, as the cell's own result follows."""
         self._stopped.set()
         self._handle.update({"text/plain": ""}, raw=True)
 

@@ -1,4 +1,4 @@
-"""One line that is drawn anew while something goes on."""
+"""A line of progress that is drawn anew while a command works."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from attnbench.render.console import Console
 from attnbench.render.progress.notebook import NotebookLive, in_notebook
 from attnbench.results import case_names, disturbed
 
-IN_A_PIPE_EVERY = 10.0  # seconds between lines that say what goes on
+IN_A_PIPE_EVERY = 10.0  # seconds between lines of progress
 
 
 class ProgressLine:
-    """A line on a terminal that says what goes on now. Close it before printing anything else."""
+    """A line on a terminal that names the work at hand. Close it before printing anything else."""
 
-    files: Sequence[Path] = ()  # to which is written what is measured
+    files: Sequence[Path] = ()  # the run files of the measurement
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._now = ""  # what goes on, until it was printed
+        self._now = ""  # the work at hand, until it was printed
         self._closed = threading.Event()
         self._live: Live | NotebookLive | None = None
         if in_notebook():
@@ -39,7 +39,7 @@ class ProgressLine:
             threading.Thread(target=self._say_from_time_to_time, daemon=True).start()
 
     def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
-        """Show what goes on now, until the next call; in a pipe, where most of it would be noise, from time to time."""
+        """Show the work at hand until the next call; in a pipe only from time to time, as most would be noise there."""
         if self._live:
             self._live.update(Text(printable(text), style="dim"), refresh=True)
         elif also_in_a_pipe:
@@ -91,7 +91,7 @@ class JobProgress(ProgressLine):
             self._print(Text(f"writing {', '.join(map(str, paths))}", style="dim"))
 
     def _print_doubt(self, *runs: Run) -> None:
-        """Print, before all else, why nothing of what is measured can be believed, where that is known."""
+        """Print, before all else, why the figures cannot be believed, where that is known."""
         for line in disturbed.doubt(runs):
             self._print(Text(line, style="bold red"))
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a header, then the fastest backends of each case, drawn anew, and one line.
+"""The progress of a run on stderr: a header, then the fastest backends of each case, drawn anew, and one line.
 
 In a pipe it is a plain line for each job.
 """
@@ -61,7 +61,7 @@ class RunProgress(JobProgress):
         self.say("starting the workers")
 
     def started(self, job: Job) -> None:
-        self._ahead.setdefault(job.id, job.forecast.seconds)  # the plan had left it out for want of time, if it is new
+        self._ahead.setdefault(job.id, job.forecast.seconds)  # new only if the plan left it out for want of time
         super().started(job)
         self._began = time.monotonic()
         if self._live:
@@ -93,7 +93,7 @@ class RunProgress(JobProgress):
         super().close()
 
     def _print_late(self, done: int) -> None:
-        """Print what was skipped for want of time as one line, at a number of jobs done; nothing on a terminal."""
+        """Print the jobs skipped for want of time as one line, at a number of jobs done; nothing on a terminal."""
         if not self._live and self._late:
             why = [one_line(record.reason or "") for record in self._late]
             alike = [text for text in why if template(text) == template(why[0])]
@@ -108,7 +108,7 @@ class RunProgress(JobProgress):
 
     @property
     def line(self) -> Text:
-        """How far the run is, what is measured, and what was measured last."""
+        """The line: how far the run is, the job at hand, and the last figure."""
         line = Text().append(f"{self._count()} ", style="bold")
         if self._running:
             line.append(self._name(self._running), style="cyan")
@@ -129,7 +129,7 @@ class RunProgress(JobProgress):
         return f"[{planned:>{len(str(self._total))}}/{self._total}{more}]"
 
     def _left(self) -> float:
-        """Return the seconds forecast for what is ahead, scaled by how the forecast has done so far.
+        """Return the seconds forecast for the jobs ahead, scaled by the forecast's error so far.
 
         They are no more than the time limit leaves.
         """
@@ -163,7 +163,7 @@ def _written(name: str, row: Row) -> str:
 
 
 def plan_summary(jobs: Sequence[Job]) -> str:
-    """Return how much there is to do, in one line.
+    """Return the amount of work in one line.
 
     "60 jobs to measure, forecast 1m40s; 14 skipped; 22 backends cannot run them"
     """

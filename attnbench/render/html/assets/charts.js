@@ -11,7 +11,7 @@
     for (const name in data.fields) row[name] = data.fields[name][index];
     return row;
   });
-  const whole = (value) => { // a specification, of which the parts that its layers share stand apart
+  const whole = (value) => { // puts the parts that layers share back into a specification
     if (value === null || typeof value !== "object") return value;
     if (Array.isArray(value)) return value.map(whole);
     if ("part" in value) return whole(data.parts[value.part]);
@@ -196,7 +196,7 @@
   const figures = data.figures.map((packed) => {
     const figure = { ...packed, spec: whole(packed.spec) };
     figure.section = document.getElementById(figure.name);
-    figure.label = $(".drawing", figure.section).getAttribute("aria-label"); // of which Vega writes its own
+    figure.label = $(".drawing", figure.section).getAttribute("aria-label"); // Vega overwrites it
     const text = JSON.stringify(figure.spec);
     const used = fields.filter((name) => new RegExp(`\\b${name}\\b`).test(text));
     return { ...figure, fields: ["index", ...used], stale: true, near: false };
@@ -211,7 +211,7 @@
   const fitted = (figure, number, { least, width }) => {
     width ||= $(".drawing", figure.section).clientWidth;
     if (ranks(figure)) {
-      const atEnd = rowsOf(figure).some((row) => row.limit) ? 110 : 175; // pixels of what stands after the longest bar
+      const atEnd = rowsOf(figure).some((row) => row.limit) ? 110 : 175; // pixels of the text after the longest bar
       const names = Math.max(...[...backends.keys()].map((name) => name.length)) * 6.5 + 12;
       return { ...figure.spec, spec: { ...figure.spec.spec, width: Math.min(800, Math.max(80, width - names - atEnd)) } };
     }
@@ -284,7 +284,7 @@
       (entries) => {
         for (const entry of entries) figures.find((f) => f.section === entry.target).near = entry.isIntersecting;
         drawNear();
-        // In milliseconds since the page was asked for: what is near the window is drawn and can be used.
+        // Milliseconds since the page was requested: everything near the window is drawn and can be used.
         if (!page.opened) requestAnimationFrame(() => setTimeout(() => (page.opened ||= performance.now())));
       },
       { rootMargin: "50px" },
