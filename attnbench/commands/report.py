@@ -98,7 +98,7 @@ class Options(output.Output):
             why = "not with --model, which shows steps of a model; leave one of them out"
             refuse(why, *tables, "png", "svg", "cell", more=for_tools)
         elif self.tp is not None:
-            raise UserError("--tp is of a model; name one with --model NAME (`attnbench models` lists them)")
+            raise UserError("--tp needs a model; name one with --model NAME (`attnbench models` lists them)")
         if not formats & {"table", "md"}:
             refuse("for tables only (--format table, md); everything else has every metric and cell", *tables)
         if not self.results:

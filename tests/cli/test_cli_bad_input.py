@@ -172,7 +172,7 @@ BAD_SUITES = {
     "axes: {seqlen: 1k}\ncases: [{seqlen: -4}]": "seqlen: -4 is not at least 1",
     "axes: {seqlen: 1k}\nexclude: [{seqlen: 1k}]": "nothing to measure: no case is left",
     "axes: {seqlen: 1k}\ntime_limit: soon": "mine.yaml: time_limit: 'soon' is not a duration",
-    "axes: {seqlen: 1k}\ntp: 2": "--tp is of a model",
+    "axes: {seqlen: 1k}\ntp: 2": "--tp needs a model",
 }
 
 
