@@ -104,7 +104,7 @@ def test_every_model_resolves_in_every_phase_it_has(name: str) -> None:
         ({"models": "llama-3.1-8b", "axes": {"nheads": "4"}}, "--nheads: --model sets this"),
         ({"models": "llama-3.1-8b", "axes": {"seqlen_q": "4"}}, "--seqlen-q: --phase sets this"),
         ({"models": "llama-3.1-8b", "phase": "mixed", "axes": {"batch": "1"}}, "needs --batch 2 or more"),
-        ({"tp": 2}, "--tp is of a model"),
+        ({"tp": 2}, "--tp needs a model"),
         ({"models": "gpt-oss-20b", "axes": {"sink": False}}, "--sink/--no-sink: --model sets this"),
         ({"models": "deepseek-v3", "phase": "mixed"}, "--nheads 128 --nheads-k 128 --headdim 192-128 --causal"),
         ({"models": "hunyuan-video", "phase": "decode"}, "give --phase prefill"),
