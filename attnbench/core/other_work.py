@@ -46,7 +46,7 @@ def is_short_of_cores(device: Device, left: float | None) -> bool:
 def other_work(device: Device) -> str:
     """Return other processes' use of a device in a few words: "98% of its time: train (pid 12)"."""
     if device.kind == "cpu":
-        return f"work on {device.busy or 0.0:.0%} of its cores"
+        return f"work for {device.busy or 0.0:.0%} of its cores"
     who = ", ".join(device.users) or "a process that cannot be named here, as in a container"
     return f"{device.busy or 0.0:.0%} of its time: {who}"
 

@@ -250,7 +250,7 @@ def _measured(recording: Recording, session: Session, time_limit: float | None, 
 def _steps(
     planned: Run, first: Job, records: Sequence[Record], session: Session, deadline: float | None, say: Say
 ) -> Iterator[Record]:
-    """Yield the records of one search, each before the next step begins, and after it is in `records`."""
+    """Yield the records of one search, one per step; the caller adds each to `records` before the next."""
     search, pool, device = planned.search, session.pool, session.device
     assert search is not None
     key = key_of(first, search.of)

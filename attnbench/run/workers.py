@@ -112,7 +112,7 @@ class WorkerPool:
         if tell and (slow := self._still_loading(time.monotonic() + SLOW_START)):
             tell(
                 f"{some(slow)} {'is' if len(slow) == 1 else 'are'} still importing after {SLOW_START:.0f} s "
-                f"(given up after {format_duration(START_TIMEOUT)}; Ctrl-C stops the command)"
+                f"(given up after {format_duration(START_TIMEOUT)}; Ctrl-C stops)"
             )
         found = {name: self._receive_probe(name) for name in self.specs}
         for worker in self._workers.values() if self._importing else ():

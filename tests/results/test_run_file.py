@@ -229,7 +229,9 @@ def test_a_damaged_gzipped_file_is_one_line(path: Path, place: float) -> None:
     content[place if isinstance(place, int) else int(len(content) * place)] ^= 4
     packed.write_bytes(content)
     for open_ in (run_file.read, run_file.head):
-        with pytest.raises(UserError, match=r"run.jsonl.gz is a damaged gzip file \(.*\); restore it") as error:
+        with pytest.raises(
+            UserError, match=r"run.jsonl.gz is a damaged gzip file \(.*\), whose figures cannot"
+        ) as error:
             open_(packed)
         assert "\n" not in str(error.value)
 

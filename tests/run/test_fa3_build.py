@@ -133,7 +133,7 @@ def test_what_pip_compiles_gets_the_toolkit_and_the_headers_of_torchs_libraries(
     [
         ("nvcc", "no nvcc with its headers is found; install the toolkit of CUDA 13.0"),
         ("header", "no nvcc with its headers is found"),
-        ("release", "cuda is CUDA 12.4, and torch .* is built for CUDA 13.0; set CUDA_HOME"),
+        ("release", "cuda is CUDA 12.4, but torch .* is built for CUDA 13.0; set CUDA_HOME"),
         ("git", "it is built with git, which is not installed; install it, or give --source a wheel"),
         ("c++", "there is no C\\+\\+ compiler nowhere-c\\+\\+; install g\\+\\+"),
         ("cuda", "is built without CUDA; install a torch for CUDA first"),

@@ -161,7 +161,7 @@ def test_questions_that_are_none_decide_nothing(pool: WorkerPool) -> None:
     """A refusal of memory that was not given, a check that the judge refuses, and one without a name."""
     assert pool.judge
     heard = pool.judge.hear(CASE, 0)
-    assert "was not given" in heard.answer({"do": "refused", "why": "no"}, 60.0)["error"]
+    assert "was not offered" in heard.answer({"do": "refused", "why": "no"}, 60.0)["error"]
     heard.answer({"do": "begin", "case": to_json(CASE), "seed": 0}, 60.0)
     for request in ({"do": "check"}, {"do": "check", "what": "renewed", "head": 99}):
         assert "error" in heard.answer(request, 60.0)

@@ -144,8 +144,8 @@ def test_a_namespace_is_not_hidden_by_the_present_interpreters_package(
             "subprocess-exited-with-error",
             "nvcc (CUDA_HOME)",
         ),
-        (["something", "went wrong"], "something; went wrong", "create it again"),
-        ([], "pip ended without a message", "create it again"),
+        (["something", "went wrong"], "something; went wrong", "create the environment again"),
+        ([], "pip ended without a message", "create the environment again"),
         (
             ["The user requested torch==2.11.0", "x 1 depends on torch==1.0", "ERROR: ResolutionImpossible: see", "a"],
             "ResolutionImpossible: see; The user requested torch==2.11.0; x 1 depends on torch==1.0",
@@ -156,7 +156,7 @@ def test_a_namespace_is_not_hidden_by_the_present_interpreters_package(
             "nvcc error   : 'cicc' died due to signal 9",
             "ran out of memory; run one at a time: MAX_JOBS=1 attnbench env create fa4",
         ),
-        (["ERROR: [Errno 28] No space left on device"], "No space left on device", "create it again"),
+        (["ERROR: [Errno 28] No space left on device"], "No space left on device", "create the environment again"),
     ],
 )
 def test_pips_errors_and_what_to_do(lines: list[str], said: str, todo: str) -> None:

@@ -174,7 +174,7 @@ class InCall(Own):
     ("code", "named", "said"),
     [
         ("from beside import A\n", "Own", r".*, source .*, source "),
-        (IN_A_CALL, "InCall", r"a process loaded .*/beside\.py with the hash \w+, a later one with \w+; what was "),
+        (IN_A_CALL, "InCall", r"a process loaded .*/beside\.py with the hash \w+, a later one with \w+; the records "),
     ],
 )
 def test_code_that_changes_between_two_processes_ends_the_run(
