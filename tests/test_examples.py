@@ -205,7 +205,7 @@ def test_there_are_examples_everywhere() -> None:
 
 
 def test_what_examples_measure_is_what_was_read() -> None:
-    """A difference needs a person, who reads whether each example still measures what its comment says."""
+    """A difference needs a person to read whether each example still agrees with its comment."""
     assert measured() == MEASURES.read_text(), "python tests/test_examples.py writes it; read the difference"
 
 

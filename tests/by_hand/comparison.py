@@ -18,7 +18,7 @@ Chosen = Mapping[str, Key]  # case -> the cell that counts
 
 
 def check(audit: Audit, paths: Sequence[Path]) -> None:
-    """Compare the figures over all shared cases, in bursts and without pauses, and those of each cell."""
+    """Check the figures over all shared cases, in bursts and without pauses, and the figures of each cell."""
     said = printed("compare", *paths)
     names = {frozenset(file.path.name for file in machine.files): machine for machine in machines(paths)}
     found = [names[frozenset(row["files"])] for row in said["machines"]]

@@ -2,9 +2,9 @@
 
     python tests/gpu/against_do_bench.py [SEQLEN [TURNS]]
 
-The cells are those of SDPA's five choices in the default suite, over SEQLEN (1k-64k), forward and backward. Each turn
-measures them by attnbench, then by the loop, both as commands of their own, start included. The loop takes do_bench's
-defaults, checks nothing, and looks at nothing but times. The last line has the ratio of the wall times.
+The cells are SDPA's five choices in the default suite, over SEQLEN (1k-64k), forward and backward. Each turn measures
+them by attnbench, then by the loop, both as separate commands, start included. The loop has do_bench's defaults, checks
+nothing, and reads times only. The last line has the ratio of the wall times.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CHOICES = {
 
 
 def main(seqlen: str = "1k-64k", turns: str = "1") -> None:
-    """Measure in turns, and print the seconds of each and the ratio."""
+    """Measure in turns, and print the seconds of both and their ratio."""
     ours, theirs, cells = 0.0, 0.0, Path(tempfile.mkdtemp()) / "cells.json"
     for turn in range(int(turns)):
         out = cells.with_name(f"{turn}.jsonl")
@@ -52,7 +52,7 @@ def seconds_of(command: list[str]) -> float:
 
 
 def cell_of(record: attnbench.Record) -> dict[str, Any]:
-    """Return what the loop needs to know of a cell."""
+    """Return the description of a cell for the loop."""
     case, s = record.case, record.case.shape
     return {
         "q": (s.batch, s.nheads, s.seqlen_q, s.headdim),
@@ -92,7 +92,7 @@ def loop(cells: str) -> None:
                     dout = torch.randn_like(out)
                     do_bench(lambda out=out, dout=dout: out.backward(dout, retain_graph=True), grad_to_none=[q, k, v])
                     del out, dout
-            except torch.OutOfMemoryError:  # beside the buffer with which it clears L2
+            except torch.OutOfMemoryError:  # do_bench also needs a buffer to clear L2
                 print("do_bench: no memory for", cell, file=sys.stderr)
                 out = dout = None
                 torch.cuda.empty_cache()

@@ -2,10 +2,10 @@
 
     python tests/gpu/api_agreement.py [CELLS]
 
-It times cells of SDPA's flash implementation by each, in turns, prints a line for each cell with the ratios to `run`
-(of do_bench also in SM cycles), and ends with 1 where a ratio is further from 1 than the uncertainties of both, added
-in quadrature, in more than one of twenty cells. A second table has calls for which Triton's figure is of something else
-(docs/python.md).
+It times cells of SDPA's flash implementation by each, in turns, and prints a line for each cell with the ratios to
+`run` (for do_bench also in SM cycles). The exit code is 1 where in more than one of twenty cells a ratio is further
+from 1 than the uncertainties of both, added in quadrature. A second table has calls for which Triton's do_bench
+measures more than the call (docs/python.md).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def launch(case: Case) -> Any:
 
 
 def differing() -> dict[str, Any]:
-    """Return calls whose time Triton's do_bench takes together with something else, by what they are."""
+    """Return description -> call, for calls that Triton's do_bench times together with other work."""
     sdpa = torch.nn.functional.scaled_dot_product_attention
     half = {"device": "cuda", "dtype": torch.bfloat16}
     x, y, z = torch.ones(1024, device="cuda"), torch.ones(2**22, device="cuda"), torch.ones(2**26, device="cuda")

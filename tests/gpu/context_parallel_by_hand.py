@@ -1,10 +1,10 @@
-"""Times torch's context parallel without attnbench, to compare with `ring-*`: a script for a host of several GPUs.
+"""Time torch's context parallel without attnbench, to compare with `ring-*`, on a host with several GPUs.
 
     python tests/gpu/context_parallel_by_hand.py --ranks 2 --seqlen 65536 --kernel cudnn --method allgather --causal
     attnbench run --ranks 2 -b ring-allgather-cudnn --seqlen 64k --batch 1 --headdim 128 --causal --pass fwd
 
-It prints the median of the slowest rank over some calls, in milliseconds, as CUDA events read them. Each call begins at
-a barrier, after L2 was flushed and the GPUs have rested. Run on two H100s.
+It prints the median over some calls of the slowest rank's milliseconds, by CUDA events. Each call begins at a barrier,
+after a flush of L2 and a rest of the GPUs.
 """
 
 from __future__ import annotations

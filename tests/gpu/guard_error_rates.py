@@ -1,13 +1,13 @@
-"""Count what `assert_not_slower` says of a kernel that is as fast as another, or slower by a known share, on one GPU.
+"""Count the verdicts of `assert_not_slower` on a kernel as fast as another, or slower by a known share, on one GPU.
 
     python tests/gpu/guard_error_rates.py FOLDER [--share 0.05]
 
-Two builds of SDPA's flash kernel are measured in turns as the fixture does, some hundred cells at once, and each cell
-is judged alone at each look, as an assertion of that cell would be, by the margin of 3 %. The second build is slower by
-the share (planted.py: a spin after each call; 0 for none). It prints how many cells were called slower, not slower and
-undecided; with a share of 0 also of the two builds exchanged. FOLDER keeps the run files.
+Two builds of SDPA's flash kernel are measured in turns as by the fixture, some hundred cells together, and each cell is
+judged alone at each look, as by an assertion on it, with the margin of 3 %. The second build is slower by the share
+(planted.py: a spin after each call; 0 for none). The script prints the numbers of cells that are slower, not slower and
+undecided; with a share of 0 also for the two builds exchanged. FOLDER keeps the run files.
 
-Where FOLDER has the files a.jsonl.gz and b.jsonl.gz of two builds that are alike, nothing is measured: their rounds are
+Where FOLDER has the files a.jsonl.gz and b.jsonl.gz of two equal builds, nothing is measured: their rounds are
 resampled, slowed by exactly the share, and judged.
 
     python tests/gpu/guard_error_rates.py results/guard --share 0.05
@@ -42,14 +42,14 @@ from attnbench.run.ab import in_turns
 from attnbench.run.ab.turns import Standing
 
 LENGTHS = "512,768,1k,1280,1536,2k,2560,3k,3584,4k,5k,6k,8k"
-CELLS = {"seqlen": LENGTHS, "headdim": "64,128", "dtype": "bf16,fp16", "direction": "fwd"}  # and causal or not
+CELLS = {"seqlen": LENGTHS, "headdim": "64,128", "dtype": "bf16,fp16", "direction": "fwd"}  # with both masks
 OPTIONS = {"direction": "pass"}
 ASKED = findings.Request(("latency",), Margins({"latency": 0.03}))
 WORDS = {0: "not slower", 1: "slower", 3: "undecided"}
 
 
 def of_cell(run: Run, key: Key) -> Run:
-    """Return a run as it would be had it measured one cell alone."""
+    """Return a run with the records of one cell only."""
     jobs, records = ([one for one in of if (one.case, one.backend) == key] for of in (run.plan, run.records))
     return replace(run, plan=jobs, records=records)
 
@@ -58,7 +58,7 @@ class EachAlone:
     """A gate that judges each cell alone, and keeps the exit code at the first look that decides it."""
 
     def __init__(self) -> None:
-        self.decided: list[dict[Key, int]] = [{}, {}]  # of B by A, and of A by B
+        self.decided: list[dict[Key, int]] = [{}, {}]  # B judged by A, and A by B
 
     def refuses(self, a: Run, b: Run) -> bool:
         return bool(findings.split_differences(a, b, ())[1])
@@ -74,16 +74,16 @@ class EachAlone:
 
 
 def slowed(record: Record, by: float, **changes: Any) -> Record:
-    """Return a record with its samples multiplied, and other fields changed."""
+    """Return a record with its samples multiplied by `by`, and other fields changed."""
     time_ = record.measurements["time"]
     values = tuple(by * value for value in time_.values)
     return replace(record, measurements={**record.measurements, "time": replace(time_, values=values)}, **changes)
 
 
 def resampled(a: Run, b: Run, share: float) -> Iterator[tuple[Run, Run]]:
-    """Yield for each cell, as B and as A, twelve pairs of turns: its first four, and those of two other cells.
+    """Yield twelve pairs of turns for each cell, as B and as A: its own first four, and the turns of two other cells.
 
-    The others' samples are multiplied so that they are on average as long as the cell's; B's also by 1 + share.
+    The other cells' samples are scaled to the cell's average, and B's samples by 1 + share.
     """
     rounds: dict[Key, list[list[Record]]] = {(job.case, job.backend): [[], []] for job in a.plan}
     for side, run in enumerate((a, b)):
@@ -113,7 +113,7 @@ def resampled(a: Run, b: Run, share: float) -> Iterator[tuple[Run, Run]]:
 
 
 def judge_resampled(folder: Path, share: float) -> None:
-    """Print at how many pairs of turns resampled cells are decided, and how."""
+    """Print the numbers of pairs of turns at which resampled cells are decided, and the verdicts."""
     a, b = (run_file.read(next(folder.glob(f"{name}.jsonl*")))[0] for name in "ab")
     counted: Counter[tuple[int, str]] = Counter()
     for pair in resampled(a, b, share):

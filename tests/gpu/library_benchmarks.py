@@ -1,20 +1,21 @@
-"""Compares attnbench with the benchmarks that libraries publish, on this GPU: calls of some 0.5 to 6 ms.
+"""Compare attnbench with the benchmarks that libraries publish, on this GPU, with calls of some 0.5 to 6 ms.
 
     python tests/gpu/library_benchmarks.py flex                 attention-gym, examples/benchmark.py
     python tests/gpu/library_benchmarks.py flashinfer-fa2       FlashInfer, benchmarks/bench_batch_decode.py
     python tests/gpu/library_benchmarks.py fa2 fa3 fa4          flash-attention, benchmarks/benchmark_attn.py --varlen
 
-The libraries' calls are made here as in these files, of tensors of their own, and timed by the timers of these files,
-L2 cold. attnbench times its backend's call of the same case. Both run in turns in one process (peer_timers.py). A line
-has
+The script makes the libraries' calls as in these files, on separate tensors, and times them by the timers of these
+files, with L2 cold. attnbench times its backend's call of the same case. Both run in turns in one process
+(peer_timers.py). A line has
 
-- the time by attnbench, and the library's benchmark's over it,
-- the same in cycles: a benchmark's loop without pauses lets the clock fall,
-- attnbench's call timed by the library's timer, over that of the library's call: what is left is the calls,
-- the same with the library's call alone, where its benchmark does more: attention-gym's backward adds to the gradients
-  of the calls before.
+- the time by attnbench, and the time of the library's benchmark over it,
+- the same ratio in cycles, because a benchmark's loop without pauses lets the clock fall,
+- the times of attnbench's call and of the library's call, both by the library's timer, as a ratio: the difference of
+  the calls,
+- the same for the library's call alone, where its benchmark does more: attention-gym's backward adds to earlier
+  gradients.
 
-Exit code 1 where the median in cycles, or that of the calls alone, is further than 3 % from 1, or a result is wrong.
+Exit code 1 means that the median ratio in cycles, or of the calls alone, is further than 3 % from 1, or a wrong result.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from attnbench.results.case_names import case_name
 from attnbench.worker import environment
 from attnbench.worker.measure_cell import CellMeasurer
 
-MOST = 0.03  # by which medians may differ
+MOST = 0.03  # largest allowed difference of medians from 1
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Benchmark:
     cases: Callable[[], Iterator[Case]]
     call: Callable[[Case], Launch]
     timer: PeerTimer
-    alone: Callable[[Case], Launch] | None = None  # the call of a backward without what the benchmark does beside it
+    alone: Callable[[Case], Launch] | None = None  # a backward's call without the additional work of the benchmark
 
 
 def attention_gym_cases() -> Iterator[Case]:
@@ -58,7 +59,7 @@ def attention_gym_cases() -> Iterator[Case]:
 
 
 def attention_gym_call(case: Case, *, adds: bool = True) -> Launch:
-    """Return the call of test_mask, whose backward adds to the gradients of the calls before; not so without `adds`."""
+    """Return the call of test_mask, whose backward adds to earlier gradients if `adds`."""
     from attn_gym import masks  # type: ignore[import-not-found,import-untyped,unused-ignore]
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -85,11 +86,11 @@ def flashinfer_cases() -> Iterator[Case]:
 
 
 def flashinfer_call(case: Case) -> Launch:
-    """Return the call of bench_batch_decode, whose pages follow each other in memory."""
+    """Return the call of bench_batch_decode, with pages in the order of memory."""
     import flashinfer  # type: ignore[import-not-found,import-untyped,unused-ignore]
 
     shape, page = case.shape, case.page_size
-    pages = shape.seqlen_k // page  # of a sequence
+    pages = shape.seqlen_k // page  # pages of a sequence
     indptr = torch.arange(shape.batch + 1, dtype=torch.int32, device="cuda") * pages
     indices = torch.arange(shape.batch * pages, dtype=torch.int32, device="cuda")
     last = torch.full((shape.batch,), page, dtype=torch.int32, device="cuda")
@@ -146,7 +147,7 @@ def varlen_call(backend: str, case: Case) -> Launch:
 
 
 def _do_bench(launch: Launch) -> float:
-    """Return the seconds of a launch by do_bench with its defaults, 100 ms without a pause, as attention-gym."""
+    """Return the seconds of a launch by do_bench with its defaults, 100 ms without a pause, as in attention-gym."""
     from triton.testing import do_bench
 
     return float(do_bench(launch)) / 1e3
@@ -172,7 +173,7 @@ BENCHMARKS = {
 
 
 def compare(name: str, measurer: CellMeasurer, device: Any, policy: Policy) -> bool:
-    """Compare the cases of a backend, print a line of each, and return whether they agree."""
+    """Compare the cases of a backend, print a line for each, and return whether they agree."""
     benchmark, backend = BENCHMARKS[name], backends.load(name, backends.BACKENDS[name])
     agree, ratios = True, []
     for case in benchmark.cases():
@@ -216,7 +217,7 @@ def compare(name: str, measurer: CellMeasurer, device: Any, policy: Policy) -> b
 
 
 def main() -> int:
-    """Compare the backends that are named, and return the exit code."""
+    """Compare the named backends, and return the exit code."""
     if not (names := sys.argv[1:]) or not {*names} <= {*BENCHMARKS}:
         print(f"{__doc__}\nnames: {', '.join(BENCHMARKS)}")
         return 2

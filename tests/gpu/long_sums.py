@@ -1,11 +1,11 @@
-"""Measures by how much long sums on tensor cores are too small: out and dv of kernels against exact ones.
+"""Measure the loss of long sums on tensor cores: out and dv of kernels against exact ones.
 
     python tests/gpu/long_sums.py --seqlen 65536,262144,1048576 --kernel efficient,flash,cudnn,fa3
     python tests/gpu/long_sums.py --seqlen 262144,1048576 --full --v-mean 1 --dtype float16
 
-One head of headdim 128, standard normal data; every row and key is compared. For groups of keys and of rows it
-prints the relative error in root mean square and the gain, <kernel, exact> / <exact, exact> - 1: roundings leave it
-near 0, sums that are too small make it negative. judge/truncation.py has what it found.
+There is one head of headdim 128 with standard normal data; every row and key is compared. For groups of keys and of
+rows it prints the relative error in root mean square and the gain, <kernel, exact> / <exact, exact> - 1: roundings
+leave the gain near 0, sums that are too small make it negative. judge/truncation.py has the results.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ KERNELS = {
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
 HEADDIM = 128
-SCORES = 2**31  # computed at a time
-TERMS = 2**16  # of a sum in float32
+SCORES = 2**31  # most scores computed at a time
+TERMS = 2**16  # terms of a sum in float32
 EDGES = (0, 16, 256, 4096, 16384, 65536, 262144)
 
 
 def exact_results(q: Tensor, k: Tensor, v: Tensor, dout: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return out and dv in float64, for (seqlen, headdim) each, of probabilities in float32."""
+    """Return out and dv in float64, (seqlen, headdim) each, from probabilities in float32."""
     q, k, v, dout = (t.float() for t in (q, k, v, dout))
     seqlen, places = len(q), torch.arange(len(q), device=q.device)
     out, dv = (torch.zeros_like(t, dtype=torch.float64) for t in (q, v))

@@ -1,4 +1,4 @@
-"""What worker/ncu_launch.py is asked to run under Nsight Compute for an own backend, which ignores its case."""
+"""The request to worker/ncu_launch.py to run an own backend, which ignores its case, under Nsight Compute."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Compares attnbench's timer with other timers on one launch, in turns: do_bench, and those that libraries publish.
+"""Compare attnbench's timer with other timers on one launch, in turns: do_bench, and the timers of libraries.
 
-The other timers run in short bursts with pauses, since do_bench's default of 100 ms reaches the power cap, where the
+The other timers run in short bursts with pauses, because do_bench's default of 100 ms reaches the power cap, where the
 clock falls. Even so each of their calls follows some ten others without a pause, while attnbench pauses where a GPU is
 at its cap. Therefore both are compared in cycles too, by the clock at the end of their bursts.
 """
@@ -21,7 +21,7 @@ from attnbench.worker.measure_cell import CellMeasurer
 
 TURNS, BURSTS = 5, 4
 REST = 0.05  # seconds between bursts
-SHORTEST = 0.5e-3  # seconds; below, the timers differ by the launch gap that events contain
+SHORTEST = 0.5e-3  # seconds; below, the timers differ by the launch gap in the events
 Launch = Callable[[], Any]
 
 
@@ -29,9 +29,9 @@ Launch = Callable[[], Any]
 class PeerTimer:
     """Another timer of a launch."""
 
-    read: Callable[[Launch], float]  # the seconds of a launch
-    module: str  # that must be installed
-    backends: str = "*"  # glob of the backends whose library publishes it
+    read: Callable[[Launch], float]  # returns the seconds of a launch
+    module: str  # module that must be installed
+    backends: str = "*"  # glob of the backends for which its library publishes it
     l2: Literal["cold", "warm"] = "cold"
 
 
@@ -44,7 +44,7 @@ def _do_bench(launch: Launch, **options: Any) -> float:
 def _flash_attn(launch: Launch) -> float:
     from flash_attn.utils.benchmark import benchmark_forward
 
-    return benchmark_forward(launch, repeats=30, verbose=False)[1].mean  # as benchmark_flash_attention.py
+    return benchmark_forward(launch, repeats=30, verbose=False)[1].mean  # as in benchmark_flash_attention.py
 
 
 def _flashinfer(launch: Launch) -> float:
@@ -63,7 +63,7 @@ PEER_TIMERS: Mapping[str, PeerTimer] = {
 
 
 def peer_timers_for(backend: str) -> dict[str, PeerTimer]:
-    """Return the timers that are installed here and meant for a backend, by name."""
+    """Return name -> timer, for the installed timers of a backend."""
     return {
         name: p
         for name, p in PEER_TIMERS.items()
@@ -85,7 +85,7 @@ class TimerComparison:
 
     latency: float  # seconds, by attnbench
     clock: float  # Hz, SM clock during attnbench's calls
-    peer_clock: float  # during the peer's bursts
+    peer_clock: float  # Hz, SM clock during the peer's bursts
     ratio: float  # attnbench / peer, in seconds
     cycles: float  # attnbench / peer, in cycles
 

@@ -1,4 +1,4 @@
-"""What tests of exact attention on a GPU share: inputs, plain attention to compare with, and how much it may differ."""
+"""Code of tests of exact attention on a GPU: inputs, plain attention to compare with, and the tolerance."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def check(result: Tensors, inputs: Tensors, causal: bool) -> None:
-    """Assert that errors are at most twice those of plain attention in the dtype; for fp32 within rounding, which TF32
-    exceeds.
-    """
+    """Assert that errors are at most twice plain attention's in the dtype, or for fp32 (not TF32) within rounding."""
     want = reference(*(t.double() for t in inputs), causal)
     plain = reference(*inputs, causal)
     for name, got, exact, eager in zip(NAMES, result, want, plain, strict=True):

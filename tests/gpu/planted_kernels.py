@@ -1,7 +1,7 @@
-"""Kernels of which is known what bounds them: backends for `attnbench profile -b ./planted_kernels.py:NAME`.
+"""Kernels with a known bound: backends for `attnbench profile -b ./planted_kernels.py:NAME`.
 
-They compute no attention, so a profile calls them wrong. tests/gpu/test_bounds_gpu.py reads the counters of all of
-them in one call (`together`), since ncu takes longer to start than to read.
+They compute no attention, so a profile reports them as wrong. tests/gpu/test_bounds_gpu.py reads the counters of all
+kernels in one call (`together`), because ncu takes longer to start than to read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from attnbench.core.backend import Prepared, Probe, Signature
 from attnbench.worker.measure import device_kernels
 
 MIB = 2**20
-LONG = 4096  # rounds of a loop
+LONG = 4096  # rounds of a long loop
 SOURCE = r"""
 /* 96 live values where 1024 threads of a block leave 64 registers to each. */
 extern "C" __global__ __launch_bounds__(1024) void spills(float* x, int rounds) {
@@ -68,7 +68,7 @@ extern "C" __global__ void chases(int* next, int rounds) {
 
 
 class Planted:
-    """What a backend must answer; no rule for its kernels."""
+    """A backend without a rule for its kernels."""
 
     name = "planted"
 
@@ -91,12 +91,12 @@ class Planted:
         return Prepared(launch, lambda out: {"out": out})
 
     def call_on(self, device: Any) -> Callable[[], Any]:
-        """Return the call on a device, of one kernel."""
+        """Return the call of one kernel on a device."""
         raise NotImplementedError
 
 
 class Kernel(Planted):
-    """One launch of a kernel of `source`, with as many blocks as `blocks` gives for the device's multiprocessors."""
+    """One launch of a kernel of `source`; `blocks` returns the number of blocks for a number of multiprocessors."""
 
     def __init__(
         self, name: str, blocks: Callable[[int], int], threads: int, rounds: int | None = LONG, source: str = SOURCE
@@ -114,7 +114,7 @@ class Kernel(Planted):
 
 
 class TorchCall(Planted):
-    """Calls of torch on two tensors that `make` gives for a device."""
+    """A call of torch on two tensors that `make` returns for a device."""
 
     def __init__(self, call: Callable[[Any, Any], Any], make: Callable[[Any], Any]) -> None:
         self.call, self.make = call, make
@@ -125,7 +125,7 @@ class TorchCall(Planted):
 
 
 class Together(Planted):
-    """Several of them in one call, one after the other."""
+    """Several planted kernels in one call, one after the other."""
 
     def __init__(self, *planted: Planted) -> None:
         self.planted = planted
@@ -143,13 +143,13 @@ def _matrix(device: Any) -> Any:
     return torch.randn(8192, 8192, device=device).bfloat16()
 
 
-# what the rules were written for
+# Kernels for which the rules were written.
 spills = Kernel("spills", lambda n: 16 * n, 1024, rounds=256)
 few_blocks = Kernel("multiplies", lambda _: 8, 256)
 memory = TorchCall(lambda a, b: torch.add(a, 1, out=b), _floats)
 exp = Kernel("exponentials", lambda n: 64 * n, 256, rounds=None, source=device_kernels.EXP_SOURCE)
 host = TorchCall(lambda a, b: b.add_(a.sum().item()), _floats)
-# what they were not written on
+# Kernels for which the rules were not written.
 products = TorchCall(lambda a, b: a @ b, _matrix)
 multiplies = Kernel("multiplies", lambda n: 64 * n, 256)
 shares = Kernel("shares", lambda n: 64 * n, 256, rounds=1024)

@@ -1,9 +1,9 @@
-"""Steps of three families of models on a GPU: is the gain of the faster attention what the share of it predicts?
+"""Compare the gain of a faster attention in steps of three families of models with its prediction, on a GPU.
 
     python tests/gpu/step_gains.py [FOLDER]
 
-Takes some 3 minutes, transformers and flash-attn. Each step must have three right implementations that ran their own
-kernels, and each gain must be within 3 % of the step; else it ends with 1.
+It needs some 3 minutes, transformers and flash-attn. The exit code is 1 unless each step has three right
+implementations that ran their own kernels, and each gain is within 3 % of the step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Approximate backends on a GPU: right by their own definitions, on all data, and how far from attention they are.
+"""Approximate backends on a GPU are right by their own definitions, on all data; prints their errors.
 
     python -m pytest -s tests/gpu/test_approximate_gpu.py          in about a minute
 
-Backends are all in this process.
+All backends run in this process.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def cases() -> Iterator[Case]:
 
 
 def check(name: str, case: Case, device: Device) -> str:
-    """Return how far a backend is from attention; "" where it refuses the case. Fails where a launch is wrong."""
+    """Return the text of a backend's error against attention, "" for a refused case. Fails where a launch is wrong."""
     made = backends.load(name, backends.BACKENDS[name])
     if made.unsupported(case, device):
         return ""

@@ -1,4 +1,4 @@
-"""`attnbench profile --counters` names what bounds kernels of which that is known; `pytest -s` prints its sentences."""
+"""`attnbench profile --counters` names the bound of kernels with a known one; `pytest -s` prints its sentences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = [
 ]
 
 PLANTED = Path(__file__).with_name("planted_kernels.py")
-FOUND = {  # in the order of TOGETHER: what is planted, words of the sentence
+FOUND = {  # in the order of TOGETHER: planted kernel, words of the sentence
     "spills": "of spilled registers are read back",
     "few_blocks": "8 blocks for",
     "memory": "bound by HBM",
@@ -59,6 +59,6 @@ def test_a_call_that_waits_for_the_device_is_named(tmp_path: Path) -> None:
     done = subprocess.run(
         [*command, "-b", f"{PLANTED}:host"], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == EXIT_WRONG_RESULT, done.stderr  # it computes no attention
+    assert done.returncode == EXIT_WRONG_RESULT, done.stderr  # the kernels compute no attention
     (one,) = json.loads(done.stdout)["profiles"]
     assert one["host"]["waits"]

@@ -1,4 +1,4 @@
-"""A GPU on which another process computes: refused, measured where that is allowed, and said first in either case."""
+"""A GPU on which another process computes: refused, or measured if allowed, and reported first in both cases."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_gpu_in_use(tmp_path: Path) -> None:
 
 
 def test_a_free_gpu_is_not_accused(tmp_path: Path) -> None:
-    """Two runs in succession: the work of the first is not that of another process."""
+    """A free GPU is not reported as busy by the second of two runs in succession."""
     for name in ("one", "two"):
         result = attnbench(tmp_path, "run", *SHAPES, "--out", f"{name}.jsonl")
         print(result.stdout, result.stderr)
@@ -64,7 +64,7 @@ def test_a_free_gpu_is_not_accused(tmp_path: Path) -> None:
 
 
 def test_work_that_begins_after_the_start(tmp_path: Path) -> None:
-    """The last job looks at what others do, and the report of the run says it first; nothing is called the fastest."""
+    """Other work that begins after the start is found at the last job, reported first, and prevents a ranking."""
     command = [sys.executable, "-m", "attnbench", "run", *SHAPES, "--rounds", "6", "--out", "late.jsonl"]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         ends = time.monotonic() + 200

@@ -1,4 +1,4 @@
-"""attnbench's timer against triton.testing.do_bench: the same launches, in turns, in one process (peer_timers.py)."""
+"""attnbench's timer agrees with triton.testing.do_bench on the same launches, in turns in one process."""
 
 from __future__ import annotations
 

@@ -46,8 +46,8 @@ CASES = (
     (1300, 1000, 4, 1, 192, 128, True, "float16"),
     (1000, 1300, 4, 4, 256, 256, True, "bfloat16"),
     (1300, 1000, 4, 1, 256, 256, False, "float16"),
-    # Several blocks of queries for each program: with three groups of consumers, which headdim 64 has above 2048
-    # queries, and with the queries of only one block in shared memory.
+    # Several blocks of queries for each program: with three groups of consumers, as for headdim 64 above 2048 queries,
+    # and with the queries of only one block in shared memory.
     (4100, 4100, 8, 8, 64, 64, True, "bfloat16"),
     (2500, 2700, 8, 2, 64, 64, False, "bfloat16"),
     (1000, 1300, 16, 4, 192, 128, True, "float16"),
@@ -61,17 +61,17 @@ def inputs_of(case: Case) -> Tensors:
 
 
 def run(case: Case) -> None:
-    """Compute a case, so that its kernels are in Triton's cache."""
+    """Compute a case, to fill Triton's cache with its kernels."""
     results(attention, *inputs_of(case), causal=case[6])
     torch.cuda.synchronize()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled() -> None:
-    """Compile for all cases in processes of their own first: one after another they would take minutes."""
+    """Compile for all cases first, in several processes; one after the other they would take minutes."""
     with ProcessPoolExecutor(min(len(CASES), os.cpu_count() or 1), get_context("spawn")) as pool:
         for future in [pool.submit(run, case) for case in CASES]:
-            future.exception()  # the test of that case has it too
+            future.exception()  # the test of the case raises it again
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
@@ -82,7 +82,7 @@ def test_matches_the_reference(case: Case) -> None:
 
 @pytest.mark.parametrize("case", [CASES[2], CASES[5], CASES[-1]], ids=["64", "128", "256"])
 def test_split_query_heads_and_others_agree(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few key heads have their query heads in several programs, whose parts of dk and dv are added up."""
+    """Query heads of a key head that are split over programs, with summed parts of dk and dv, agree with others."""
     from attnbench.backends.gluon import backward
 
     chosen: list[int] = []
@@ -103,17 +103,17 @@ def test_split_query_heads_and_others_agree(case: Case, monkeypatch: pytest.Monk
 
 
 def test_sections_of_heads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the keys and values of all heads do not fit L2, programs compute some heads before the next ones."""
+    """Results are right with sections of heads, as where the keys and values of all heads do not fit L2."""
     from attnbench.backends.gluon import backward, forward
 
     for module in (forward, backward):
         monkeypatch.setattr(module, "heads_per_section", lambda *_: 3)
-    inputs = inputs_of(CASES[0])  # 8 heads in the batch
+    inputs = inputs_of(CASES[0])  # has 8 heads in the batch
     check(results(attention, *inputs, causal=True), inputs, True)
 
 
 def test_a_captured_call_keeps_its_lists() -> None:
-    """A CUDA graph reads the lists of blocks at each replay, though the cache of lists has forgotten them."""
+    """A captured call keeps its lists of blocks, which each replay reads, although their cache drops them."""
     from attnbench.backends.gluon import forward
 
     q, k, v, _ = inputs_of(CASES[0])
@@ -139,7 +139,7 @@ def test_dk_and_dv_are_deterministic_and_dq_nearly() -> None:
 
 
 def test_every_element_is_written() -> None:
-    """In torch's deterministic mode new tensors are filled with NaN."""
+    """Every element is written, shown by torch's deterministic mode, which fills new tensors with NaN."""
     case = CASES[4]  # the first 300 queries see no key
     torch.use_deterministic_algorithms(True)
     try:
@@ -209,7 +209,7 @@ def _columns(q: Tensor, first: int) -> Tensor:
         (lambda q, k, v: (q.float(), k.float(), v.float()), "bfloat16 or float16"),
         (lambda q, k, v: (q.half(), k, v), "share dtype"),
         (lambda q, k, v: (q.cpu(), k.cpu(), v.cpu()), "capability 9.0, q is on cpu"),
-        (lambda q, k, v: (_columns(q, 4), k, v), "multiples of 16 bytes"),  # its address is not
+        (lambda q, k, v: (_columns(q, 4), k, v), "multiples of 16 bytes"),  # its address is not a multiple
         (lambda q, k, v: (q, k[:, :1].expand_as(k), v), "multiples of 16 bytes"),  # a stride of 0
         (lambda q, k, v: (q.transpose(1, 3).contiguous().transpose(1, 3), k, v), "contiguous"),
         (lambda q, k, v: (q, k, v[..., :20]), "multiple of 8"),

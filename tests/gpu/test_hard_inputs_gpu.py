@@ -1,10 +1,10 @@
-"""How far right kernels are off where scores are large, beside eager's error and beside the bounds that hold on a CPU.
+"""Errors of right kernels on large scores, over eager's errors and over the bounds that hold on a CPU.
 
     python -m pytest -s tests/gpu/test_hard_inputs_gpu.py          on a GPU: every backend that works there, in 60 s
 
-On a GPU a run judges out on hard inputs by twice eager's error, and what is wrong then once more, by what sums on
-tensor cores lose. The table tells whether the bounds of a CPU, for all results, would hold there too. It has data
-"outliers" besides, which are judged by the bounds of a CPU on every device. Backends are all in this process.
+On a GPU a run judges out on hard inputs by twice eager's error, and judges a wrong out again with the loss of sums on
+tensor cores. The table shows whether the bounds of a CPU, for all results, would hold on a GPU too. It also has the
+data "outliers", for which the bounds of a CPU hold on every device. All backends run in this process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from attnbench.core.machine import Device  # noqa: E402
 from attnbench.judge import inputs  # noqa: E402
 from attnbench.worker import environment  # noqa: E402
 
-LAUNCHES = 3  # of each case, with inputs of other seeds
+LAUNCHES = 3  # launches of each case, with inputs of different seeds
 MAX_SECONDS = 50.0
 
 
@@ -54,10 +54,10 @@ def launch(
 
 
 def errors_on_hard_inputs(name: str, which: Sequence[Case], device: Device, until: float) -> Iterator[str]:
-    """Yield a line for each case that a backend takes: the ratios of each result, the largest of some launches.
+    """Yield a line for each case that a backend takes, with the largest ratios of each result over some launches.
 
-    They are the largest error over eager's largest, the root mean square over eager's, and the error over its bound,
-    of the largest or of the root mean square. No case is begun after `until`, by the monotonic clock.
+    Ratios are the largest error over eager's largest, the root mean square over eager's, and the error over its bound,
+    for the largest error or the root mean square. No case begins after `until`, on the monotonic clock.
     """
     backend = backends.load(name, backends.BACKENDS[name])
     if not (probe := backend.probe()).usable:
@@ -84,7 +84,7 @@ def errors_on_hard_inputs(name: str, which: Sequence[Case], device: Device, unti
                 del answer, results
         except Unsupported as refusal:
             wrong = f"skipped: {refusal}"
-        except Exception as error:  # whatever a library raises; the other backends go on
+        except Exception as error:  # any error of a library; the other backends go on
             wrong = f"failed: {type(error).__name__}: {error}".splitlines()[0][:120]
         s = case.shape
         texts = (
@@ -99,7 +99,7 @@ def errors_on_hard_inputs(name: str, which: Sequence[Case], device: Device, unti
 
 
 def print_table(names: Sequence[str], which: Sequence[Case], device: Device, seconds: float) -> list[str]:
-    """Print the lines of all backends as they come, and return them."""
+    """Print the lines of all backends at once, and return them."""
     print("\nof each result: largest error / eager's, root mean square / eager's, error / bound")
     until, lines = time.monotonic() + seconds, []
     for name in names:
@@ -120,7 +120,7 @@ def test_errors_of_every_backend_on_a_gpu() -> None:
 
 
 def test_errors_of_backends_on_a_cpu() -> None:
-    """No case is wrong by the bounds that hold here."""
+    """On a CPU no case of any backend is wrong by the bounds for a CPU."""
     device = Device("cpu", 0, "CPU", 2**34, 2**34)
     names, which = ("eager", "sdpa-math", "sdpa-flash"), list(cases(64))[::3]
     lines = print_table(names, which, device, math.inf)

@@ -48,7 +48,7 @@ def test_events_and_spans_read_a_kernel_of_known_length(instruments: Instruments
     assert events is not None
     assert tracer is not None
     events.calibrate()
-    # both timers read the same calls, since one step of the clock is 15 us of 2 ms
+    # Both timers read the same calls, because one step of the clock changes 2 ms by 15 us.
     calls = tracer.calls([spin(events, seconds)] * 20)
     by_events, by_cupti = (stats.median(read) for read in ([c.events for c in calls], [c.span for c in calls]))
     print(f"{seconds * 1e6:.0f} us: events {by_events * 1e6:.2f}, CUPTI {by_cupti * 1e6:.2f}")
@@ -76,7 +76,10 @@ def test_a_graph_of_copies_reads_what_the_spans_say(instruments: Instruments) ->
 
 
 def test_the_exp_ceiling_is_what_the_special_function_units_do(instruments: Instruments) -> None:
-    """From Ampere to Blackwell 16 a cycle and multiprocessor (CUDA programming guide, arithmetic throughput)."""
+    """The exp ceiling is the special function units' 16 a cycle and multiprocessor, from Ampere to Blackwell.
+
+    The figure is from the CUDA programming guide, "Arithmetic throughput".
+    """
     rate = max(instruments.ceilings(torch.bfloat16)["ceiling_exp"].values)
     assert instruments.events is not None
     multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
@@ -87,9 +90,9 @@ def test_the_exp_ceiling_is_what_the_special_function_units_do(instruments: Inst
 
 @pytest.mark.parametrize("backend", ["eager", "triton"])
 def test_events_and_spans_agree_on_the_same_calls(instruments: Instruments, backend: str) -> None:
-    """Also where tracing slows the kernel, as both timers contain that.
+    """Events and spans agree on the same calls, even if tracing slows the kernel, because both include the slowdown.
 
-    Prints what tracing costs, measured in turns.
+    Prints the cost of tracing, measured in turns.
     """
     events, tracer = instruments.events, instruments.tracer
     assert events is not None
@@ -162,7 +165,7 @@ print(stats.median(serialized) / stats.median(off), stats.median(concurrent) / s
 
 
 def test_cuptis_concurrent_mode_slows_kernels(tmp_path: Path) -> None:
-    """Measured by CUDA events: the mode that torch.profiler uses slows a softmax, the serialised mode does not."""
+    """CUPTI's concurrent mode, which torch.profiler uses, slows a softmax; its serialised mode does not."""
     (tmp_path / "toll.py").write_text(CONCURRENT_TRACING)
     done = subprocess.run([sys.executable, str(tmp_path / "toll.py")], capture_output=True, text=True)
     if "StopIteration" in done.stderr:
@@ -215,11 +218,11 @@ def test_the_sampler_costs_a_short_kernel_under_0_3_percent(instruments: Instrum
 
 
 def test_the_gauge_reads_what_nvml_says_of_a_steady_state(instruments: Instruments) -> None:
-    """Under a steady load, within a step of the clock (15 MHz) on average over 2 s.
+    """Under a steady load the gauge agrees with NVML within a step of the clock (15 MHz) on average over 2 s.
 
-    At the power cap NVML may read too much: on two H200s a matmul ran at 1372 MHz by the gauge and at 1520 by NVML, on
-    an H100 at 1405 and 1412. There the gauge is held to what the matmul takes: as many cycles as at the highest clock,
-    within 2 %, since memory has another clock.
+    At the power cap NVML may read too much: on two H200s a matmul ran at 1372 MHz by the gauge and at 1520 MHz by NVML,
+    on an H100 at 1405 and 1412. There the gauge is tested by the matmul, which must take as many cycles as at the
+    highest clock, within 2 %, because memory has another clock.
     """
     assert instruments.events is not None
     gauge, state = instruments.events.gauge, instruments.state
@@ -235,7 +238,7 @@ def test_the_gauge_reads_what_nvml_says_of_a_steady_state(instruments: Instrumen
     }
 
     def window(launch: Callable[[], object], count: int) -> tuple[float, float, float]:
-        """Return the clock by the gauge and by NVML, and the cycles, over `count` launches."""
+        """Return the clock by the gauge, the clock by NVML, and the cycles over `count` launches."""
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         gauge.begin()
         start.record()
@@ -260,7 +263,7 @@ def test_the_gauge_reads_what_nvml_says_of_a_steady_state(instruments: Instrumen
         capped = state.limits()
         ours, nvml, cycles = (math.fsum(values) / len(found) for values in zip(*found, strict=True))
         told = f"{name}: counted {ours / 1e6:.0f} MHz, NVML {nvml / 1e6:.0f} MHz, {', '.join(capped)}"
-        at_best = (twice - some) / few  # without what begins and ends a window
+        at_best = (twice - some) / few  # without the kernels that begin and end a window
         print(f"{told}; cycles of a launch over those of a short load {cycles / many / at_best:.4f}")
         if capped:
             assert cycles / many == pytest.approx(at_best, rel=0.02)
@@ -268,7 +271,7 @@ def test_the_gauge_reads_what_nvml_says_of_a_steady_state(instruments: Instrumen
 
 
 def test_readings_of_the_gauge_repeat(instruments: Instruments) -> None:
-    """A reading of 0.2 ms against one of 5 ms, within 0.5 %, while the clock is steady."""
+    """Readings of the gauge over 0.2 ms and over 5 ms agree within 0.5 % while the clock is steady."""
     assert instruments.events is not None
     gauge = instruments.events.gauge
     gauge.wake()
@@ -280,7 +283,7 @@ def test_readings_of_the_gauge_repeat(instruments: Instruments) -> None:
 
 
 def test_a_writing_flush_slows_the_next_launch(instruments: Instruments) -> None:
-    """A decode step after a flush that writes waits until L2 is written back; after one that reads it does not."""
+    """A decode step waits for the write-back of L2 after a flush that writes, not after a flush that reads."""
     events, flush = instruments.events, instruments.flush
     assert events is not None
     q = torch.randn(1, 32, 1, 128, device="cuda", dtype=torch.bfloat16)
@@ -316,7 +319,7 @@ CYCLES = 68_000  # 34 us at 1.98 GHz: 2 % of cuDNN's forward at 16k on an H200, 
 
 
 def test_a_slowdown_of_2_percent_is_measured_as_2_percent(tmp_path: Path) -> None:
-    """The cell is limited by power. It is measured in five rounds of fresh processes."""
+    """A slowdown of 2 % of a power-limited cell is measured as 2 % in five rounds of fresh processes."""
     (tmp_path / "twins.py").write_text(TWINS.replace("CYCLES", str(CYCLES)))
     out = tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "attnbench", "run", "-b", f"{tmp_path}/twins.py:base"]
@@ -330,7 +333,7 @@ def test_a_slowdown_of_2_percent_is_measured_as_2_percent(tmp_path: Path) -> Non
         assert record.status == "ok", record.reason
         by.setdefault(record.backend, []).append(record)
     latency = {name: [metrics.value("latency", Row(r, source)) or 0.0 for r in rs] for name, rs in by.items()}
-    # the spin runs at the clock of other spins, not at that of cuDNN's forward
+    # The spin runs at the clock of other spins, which cuDNN's forward does not reach.
     clock = stats.median([v for r in by["base"] for v in r.measurements["clock_before"].values])
     expected = CYCLES / clock / stats.median(latency["base"])
     read = [s / b - 1 for b, s in zip(latency["base"], latency["slower"], strict=True)]
@@ -365,10 +368,10 @@ def waits(q, k, v, *, causal, softmax_scale):
 
 
 def test_bursts_are_repeatable_where_power_limits(instruments: Instruments) -> None:
-    """The same cell after a pause and after a heavy load, in turns, agrees within 0.5 %.
+    """A power-limited cell after a pause and after a heavy load, in turns, agrees within 0.5 %.
 
-    Medians are compared, since a GPU that becomes warm loses a step of its clock meanwhile (0.8 % on an H200), after a
-    pause as after a load.
+    Medians are compared, because a GPU that becomes warm loses a step of its clock (0.8 % on an H200), after a pause as
+    well as after a load.
     """
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 

@@ -1,4 +1,4 @@
-"""Masks by name on a GPU, past 46k tokens too: more than 2^31 pairs of one head, where 32-bit indices overflow.
+"""Masks by name on a GPU, up to more than 46k tokens: over 2^31 pairs of one head, where 32-bit indices overflow.
 
 python -m pytest tests/gpu/test_masks_gpu.py          on a GPU: triton and FlexAttention, in 2 minutes
 """
@@ -19,7 +19,7 @@ from attnbench.worker import environment  # noqa: E402
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-    pytest.mark.filterwarnings("default"),  # torch's compiler uses what torch deprecates
+    pytest.mark.filterwarnings("default"),  # torch's compiler uses deprecated functions of torch
 ]
 LONG = Shape(1, 49_664, 49_664, 2, 1, 64, 64)
 CHUNK = Shape(1, 1000, 49_700, 2, 1, 64, 64)

@@ -40,7 +40,7 @@ small, large, chain = Chain(16, 1), Chain(512, 1), Chain(8, 2)
 
 
 def profile(folder: Path, *args: str, seqlen: str = "2k") -> dict[str, Any]:
-    """Return the JSON output of `attnbench profile` with the options given."""
+    """Return the JSON output of `attnbench profile` with options."""
     command = [sys.executable, "-m", "attnbench", "profile", "--seqlen", seqlen, "--causal", "--json", *args]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -72,7 +72,7 @@ def test_the_timeline_its_memory_and_the_trace(tmp_path: Path, direction: str) -
 
 
 def traffic(folder: Path, name: str) -> ncu.Traffic:
-    """Return the traffic that ncu measures of one of the backends in OWN; skips where ncu cannot be used."""
+    """Return the traffic that ncu measures for a backend of OWN; skips the test where ncu cannot be used."""
     tool = ncu.find()
     if tool is None:
         pytest.skip(ncu.MISSING)
@@ -85,7 +85,7 @@ def traffic(folder: Path, name: str) -> ncu.Traffic:
 
 @pytest.mark.parametrize(("name", "mib"), [("small", 16), ("large", 512)])
 def test_a_kernel_moves_what_it_reads_and_writes(tmp_path: Path, name: str, mib: int) -> None:
-    """Also where the result fits in L2: what stays there is written back and counted."""
+    """ncu's bytes equal a kernel's reads and writes, also if the result fits in L2, whose write-back counts."""
     found = traffic(tmp_path, name)
     assert len(found.kernels) == 1
     assert found.passes == 1

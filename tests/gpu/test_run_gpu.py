@@ -1,4 +1,4 @@
-"""`attnbench run` on a GPU, as a user runs it: right cells, every way to fail, memory outside torch's allocator."""
+"""`attnbench run` on a GPU, as a user runs it: right cells, every failure, memory outside torch's allocator."""
 
 from __future__ import annotations
 

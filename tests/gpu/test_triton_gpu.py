@@ -60,7 +60,7 @@ def test_backward_is_deterministic() -> None:
 
 
 def test_every_element_is_written() -> None:
-    """In torch's deterministic mode new tensors are filled with NaN."""
+    """Every element is written, shown by torch's deterministic mode, which fills new tensors with NaN."""
     inputs = make(1000, 700, 4, 2, 128, 64, torch.bfloat16)
     torch.use_deterministic_algorithms(True)
     try:
@@ -87,7 +87,7 @@ def test_packed_qkv_is_not_copied() -> None:
 
 
 def test_offsets_beyond_32_bits() -> None:
-    """Rows of one sequence are 2^31 elements and more apart."""
+    """Offsets beyond 32 bits are right: rows of one sequence are 2^31 elements and more apart."""
     wide, rows = 1 << 23, 300
     if torch.cuda.mem_get_info()[0] < 2 * wide * rows + (4 << 30):
         pytest.skip("needs 9 GiB of free memory")
@@ -147,7 +147,7 @@ def test_sequences_of_different_lengths_are_each_right_alone(d: int, causal: boo
     ends = torch.tensor([0, *lengths], device="cuda").cumsum(0).int()
     q, k, v, dout = (t[0] for t in make(sum(lengths), sum(lengths), 4, 2, d, d, torch.bfloat16))
     for t in (q, k, v, dout):
-        t[1725:1925] = torch.nan  # of the fifth sequence, which no other may see
+        t[1725:1925] = torch.nan  # in the fifth sequence, which no other may see
     q, k, v = (t.requires_grad_() for t in (q, k, v))
     out = attention_varlen(q, k, v, ends, ends, max(lengths), max(lengths), causal=causal)
     grads = torch.autograd.grad(out, (q, k, v), dout)
@@ -161,10 +161,10 @@ def test_sequences_of_different_lengths_are_each_right_alone(d: int, causal: boo
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("d", [64, 128, 256])
 def test_errors_are_no_larger_than_flash_attentions(d: int, causal: bool) -> None:
-    """SDPA's flash backend is FlashAttention-2.
+    """Errors are no larger than FlashAttention-2's, which is SDPA's flash backend.
 
-    The root mean square over a million values and more is compared, since the largest error is a matter of chance; of
-    the root mean square chance is under 2 %.
+    The root mean square over a million values and more is compared, in which chance is under 2 %; the largest error is
+    a matter of chance.
     """
     inputs = make(2048, 2048, 4, 4, d, d, torch.bfloat16, batch=2)
     want = reference(*(t.double() for t in inputs), causal)
@@ -184,9 +184,7 @@ def test_errors_are_no_larger_than_flash_attentions(d: int, causal: bool) -> Non
 @pytest.mark.parametrize("d", [64, 128, 256])
 @pytest.mark.parametrize("sq", [1, 1000], ids=["decode", "forward"])
 def test_float8_is_no_worse_than_rounding_the_weights_to_float8(sq: int, d: int) -> None:
-    """The root mean square is compared with plain attention on the same inputs, whose unscaled weights are rounded to
-    e4m3.
-    """
+    """The error with fp8 is no worse than plain attention's on the same inputs with unscaled weights in e4m3."""
     q, k, v, _ = make(sq, 1000, 4, 4, d, d, torch.float32)
     descale = tuple((t.abs().max() / 448).reshape(1) for t in (q, k, v))
     rounded = [(t / s).to(torch.float8_e4m3fn) for t, s in zip((q, k, v), descale, strict=True)]

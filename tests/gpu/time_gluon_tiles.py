@@ -1,10 +1,10 @@
-"""Times the forward of backend `gluon` with other tiles than its tables have, on a Hopper GPU.
+"""Time the forward of backend `gluon` with tiles that are not in its tables, on a Hopper GPU.
 
     python tests/gpu/time_gluon_tiles.py [HEADDIM ...]        default 64 128
 
-For each length and mask TFLOP/s with exact FLOPs: bf16, 16k tokens in all, nheads x headdim = 2048; CUDA events, L2
-flushed, the launch hidden behind a spin, bursts with pauses, the median of eight. A name such as 128x2x3x2 is
-`ForwardTiles`: keys, stages, groups, blocks. Results are compared with those of the tiles in the table.
+It prints TFLOP/s with exact FLOPs for each length and mask: bf16, 16k tokens in all, nheads x headdim = 2048; CUDA
+events, L2 flushed, the launch hidden behind a spin, bursts with pauses, the median of eight. A name such as 128x2x3x2
+is `ForwardTiles`: keys, stages, groups, blocks. Results are compared with the results of the table's tiles.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-sys.path.insert(0, os.getcwd())  # so that nothing need be installed
+sys.path.insert(0, os.getcwd())  # finds attnbench without an installation
 
 import torch
 from torch import Tensor

@@ -1,9 +1,9 @@
-"""Times the kernels of backend `triton` on ragged batches with other tiles than their tables have, on a Hopper GPU.
+"""Time the kernels of backend `triton` on ragged batches with tiles that are not in its tables, on a Hopper GPU.
 
     python tests/gpu/time_ragged_tiles.py [HEADDIM ...]        default 64 128 256
 
-For each headdim, kernel and pattern of lengths TFLOP/s of the matmuls that the kernel does: bf16, causal, 32k tokens in
-all, nheads x headdim = 2048; triton.testing.do_bench, the median. A backward is timed with its first kernel, delta. A
+It prints TFLOP/s of a kernel's matmuls for each headdim, kernel and pattern of lengths: bf16, causal, 32k tokens in
+all, nheads x headdim = 2048; the median of triton.testing.do_bench. A backward is timed with its first kernel, delta. A
 name such as 64x64x4x3-tra is block_sizes.Blocks: queries, keys, warps, stages; tensor descriptors, resident, ahead.
 """
 
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-sys.path.insert(0, os.getcwd())  # so that nothing need be installed
+sys.path.insert(0, os.getcwd())  # finds attnbench without an installation
 
 import torch
 import triton
@@ -59,7 +59,7 @@ CANDIDATES: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
         ),
     },
 }
-MATMULS = {"fwd": 2, "dkdv": 4, "dq": 3}  # for each pair of a query and a key that it sees
+MATMULS = {"fwd": 2, "dkdv": 4, "dq": 3}  # matmuls of each kernel
 
 
 def name_of(blocks: Blocks) -> str:
@@ -91,7 +91,7 @@ def main(headdims: list[int]) -> None:
     for headdim, pattern, mean in itertools.product(headdims, patterns, (1024, 4096)):
         runs = pattern.resolve(TOKENS // mean, mean)
         lengths = [seqlen for count, seqlen, _ in runs for _ in range(count)]
-        flops = 2 * 2048 * sum(n * (n + 1) / 2 for n in lengths)  # of one matmul
+        flops = 2 * 2048 * sum(n * (n + 1) / 2 for n in lengths)  # FLOPs of one matmul
         for kernel, call in calls(lengths, headdim).items():
             said = []
             for blocks in CANDIDATES[kernel].get(headdim, ()):

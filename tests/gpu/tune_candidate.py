@@ -1,13 +1,13 @@
-"""A child process of tune_triton.py: compiles, checks and times candidates. It answers each line of JSON with another.
+"""A child process of tune_triton.py that compiles, checks and times candidates, and answers each line of JSON.
 
     {"row": "d64 16k causal bwd", "blocks": {"dkdv": "64x64x4x3-t"}, "check": true}
 
-"check" asks for a check on odd lengths only; without it the row itself is checked and timed. The answer has "failed"
-(why) or "wrong" (how), or else "error", "seconds" and "rate" (FLOP/s, as tune_triton.py counts them).
+"check" requests only a check on odd lengths; without it the row is checked and timed. The answer has "failed" (the
+reason) or "wrong" (the error), or else "error", "seconds" and "rate" (FLOP/s, as counted by tune_triton.py).
 
     {"candidates": {"dkdv d64": ["64x128x8x3", "64x64x4x3-t"]}}
 
-This asks what machine this is, and which of the candidates block_sizes.py has for it. With the argument --dry
+This requests a description of the machine, and the candidates that block_sizes.py has for it. With the argument --dry
 everything is tiny and runs on a CPU, for which TRITON_INTERPRET=1 must be set.
 """
 
@@ -44,12 +44,12 @@ from attnbench.judge import inputs
 from attnbench.worker import environment, serve
 from attnbench.worker.instruments import Instruments, TimedLaunch
 
-# Measured with textbook attention of 4096 tokens on a CPU: rounding to bf16 what the kernels round (P, dS, results)
-# changes the whole by up to 2.6e-3 and the worst row by 8e-3. The tolerance is 3 times the first, and a tenth
-# (error_of) of 10 times the second.
+# In textbook attention of 4096 tokens on a CPU, rounding the same values as the kernels to bf16 (P, dS, results)
+# changes the whole by up to 2.6e-3 and the worst row by 8e-3. The tolerance is 3 times the first, and 10 times the
+# second, of which error_of takes a tenth.
 TOLERANCE = 8e-3
-CHUNK = 4096  # queries whose scores are held in memory at once
-# Of the rows that need more words than a headdim: headdim, headdim_v, nheads, nheads_k
+CHUNK = 4096  # queries whose scores are in memory at once
+# Rows that a headdim does not describe: headdim, headdim_v, nheads, nheads_k
 SHAPES = {"d192": (192, 128, 16, 16), "d64-mqa": (64, 64, 32, 1), "d128-gqa": (128, 128, 16, 2)}
 SHORT = Policy(max_seconds=0.1)
 ONCE = Policy(warmup_s=0.0, min_samples=1, max_samples=1)
@@ -57,7 +57,7 @@ Results = dict[str, Tensor]
 
 
 def case_of(row: str, dry: bool) -> Case:
-    """Return the case of a row, which is timed: 16k tokens in all, and nheads x headdim = 2048 or as SHAPES says."""
+    """Return the case of a row, to be timed: 16k tokens in all, nheads x headdim = 2048 or the sizes of SHAPES."""
     width, length, mask, direction = row.split()
     d, d_v, heads, heads_k = sizes_of(width)
     n = int(length[:-1])
@@ -74,7 +74,7 @@ def sizes_of(width: str) -> tuple[int, int, int, int]:
 
 
 def share(kernels: tuple[str, ...], shape: Shape) -> float:
-    """Return the FLOPs of these kernels as a share of those that count for a backward.
+    """Return the FLOPs of these kernels over the FLOPs that count for a backward.
 
     S, dQ and dK have the headdim, dP and dV headdim_v. Both dk/dv and dq compute S and dP.
     """
@@ -108,14 +108,14 @@ def is_padded(text: str) -> bool:
 
 
 def splits_of(text: str) -> int | None:
-    """Return into how many parts a candidate splits the query heads of a key head; None where it does not say."""
+    """Return the number of parts into which a candidate splits the query heads of a key head; None if unspecified."""
     found = re.search(r"-[a-z]*s(\d+)", text)
     return int(found[1]) if found else None
 
 
 @functools.lru_cache(maxsize=2)
 def float32_reference(case: Case, device: str) -> tuple[Inputs, Results]:
-    """Return the inputs, and out, the log-sum-exp in base 2 and, for a backward, dq, dk and dv, computed in float32."""
+    """Return inputs and float32 results: out, the log-sum-exp in base 2 and, for a backward, dq, dk and dv."""
     torch.set_float32_matmul_precision("highest")
     given, s = inputs.make(case, device, 0), case.shape
     q, k, v, dout = given.q, given.k, given.v, given.dout
@@ -146,7 +146,7 @@ def float32_reference(case: Case, device: str) -> tuple[Inputs, Results]:
 
 
 def error_of(name: str, got: Tensor, want: Tensor) -> float:
-    """Return the relative error of a result: of the whole, or a tenth of the worst row's where that is larger.
+    """Return the relative error of a result: of the whole, or a tenth of the worst row's, whichever is larger.
 
     A row is one token of one head. For the log-sum-exp it is the largest difference, which is about the relative error
     of the sum.
@@ -157,7 +157,7 @@ def error_of(name: str, got: Tensor, want: Tensor) -> float:
     if name == "lse":
         return float(difference.abs().max())
     norms = want.norm(dim=-1)
-    rows = difference.norm(dim=-1) / (norms + norms.mean())  # a row may be zero while its rounding is not
+    rows = difference.norm(dim=-1) / (norms + norms.mean())  # a row may be zero, but not its rounding
     return max(float(rows.max()) / 10, float(difference.norm() / want.norm()))
 
 
@@ -186,7 +186,7 @@ def instruments(device: str) -> Instruments:
 
 
 def judge(row: str, blocks: dict[str, str], check: bool, dry: bool) -> dict[str, Any]:
-    """Return the answer for one candidate. Raises what its compilation or launch raises."""
+    """Return the answer for one candidate. Raises the errors of its compilation or launch."""
     device, case = "cpu" if dry else "cuda:0", case_of(row, dry)
     chosen = {kernel: blocks_of(text) for kernel, text in blocks.items()}
     empty = torch.empty
@@ -219,9 +219,9 @@ def judge(row: str, blocks: dict[str, str], check: bool, dry: bool) -> dict[str,
 
 
 def machine(candidates: dict[str, list[str]], dry: bool) -> dict[str, Any]:
-    """Return what this process runs on, and which of the candidates block_sizes.py has.
+    """Return the machine of this process, and the candidates that block_sizes.py has.
 
-    Raises where there is no GPU.
+    Raises an error without a GPU.
     """
     device, index, table = "cpu, interpreted" if dry else torch.cuda.get_device_name(0), None if dry else 0, {}
     for key, texts in candidates.items():
@@ -240,7 +240,7 @@ def main() -> None:
     dry = "--dry" in sys.argv
     serve._die_with_parent()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a library prints must not mix with the answers
+    os.dup2(2, 1)  # output of libraries must not mix with the answers
     for line in sys.stdin:
         question = json.loads(line)
         number = question.pop("number")
@@ -252,7 +252,7 @@ def main() -> None:
             try:
                 if not dry:
                     torch.cuda.synchronize()
-            except RuntimeError:  # the CUDA context is broken: this process cannot run another candidate
+            except RuntimeError:  # the CUDA context is broken, so this process cannot run another candidate
                 answer["ends"] = True
         print(json.dumps({**answer, "number": number}), file=answers, flush=True)
     os._exit(0)  # skip destructors, which may crash or hang in a broken CUDA context

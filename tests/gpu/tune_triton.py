@@ -1,4 +1,4 @@
-"""Finds block sizes for a row of backends/triton/block_sizes.py: compiles, checks and times candidates on a GPU.
+"""Find block sizes for a row of backends/triton/block_sizes.py: compile, check and time candidates on a GPU.
 
 Run it from the repository's root:
 
@@ -7,25 +7,25 @@ Run it from the repository's root:
     python tests/gpu/tune_triton.py --dry --only d64 fwd          tiny, in Triton's interpreter, to try this script
 
 A candidate is written BLOCK_MxBLOCK_NxWARPSxSTAGES with options (see `Blocks`): t for tensor maps, r for resident, a
-for ahead; p for a headdim padded in one tile (block_sizes.column_parts), of dk/dv and dq both where it stands at one;
-s8 for query heads split into 8 parts for dk and dv, where none leaves the number to block_sizes.query_splits. Each
-candidate goes through these steps (tune_candidate.py):
+for ahead; p for a headdim padded in one tile (block_sizes.column_parts), for dk/dv and dq together if either has it; s8
+for query heads split into 8 parts for dk and dv; without it block_sizes.query_splits chooses the number. Each candidate
+goes through these steps (tune_candidate.py):
 
-1. One of --jobs processes compiles it and runs it on lengths that fill no block, with grouped heads. Where that crashes
-   or hangs, the candidate has failed, and a new process continues with the next. Compiled kernels stay in Triton's
-   cache.
-2. A process that has the GPU to itself runs it on the row: bf16, 16k tokens in all, nheads x headdim = 2048; "d192"
-   has 16 heads and a headdim_v of 128, "d64-mqa" 32 query heads on one, "d128-gqa" 16 on 2.
-3. In both steps all of its results are compared with float32, so that a wrong block is found wherever it is. Results
-   start as NaN, so that what is not written is found. A backward gets its out and log-sum-exp from float32 too.
-4. If it is right, it is timed as attnbench times: CUDA events, L2 cold, bursts with pauses, the median.
+1. One of --jobs processes compiles it and runs it on lengths that fill no block, with grouped heads. After a crash or a
+   hang the candidate has failed, and a new process continues with the next. Compiled kernels stay in Triton's cache.
+2. A process that has the GPU alone runs it on the row: bf16, 16k tokens in all, nheads x headdim = 2048; "d192" has 16
+   heads and a headdim_v of 128, "d64-mqa" 32 query heads on one, "d128-gqa" 16 on 2.
+3. In both steps all results are compared with float32, so that a wrong block is found wherever it is. Results start as
+   NaN, which shows unwritten elements. A backward gets out and log-sum-exp from float32 too.
+4. A right candidate is timed as by attnbench: CUDA events, L2 cold, bursts with pauses, the median.
 
-dk/dv and dq are timed separately, each by the matmuls that it does (4 and 3, though both together count as 5; see
-tune_candidate.share), and then the best of both together. "table" marks what block_sizes.py has now. Candidates are
-chosen for Hopper, from registers and spills (`python tests/backends/triton_registers.py`); what another GPU cannot do
-fails there.
+dk/dv and dq are timed separately, each with the FLOPs of its own matmuls (4 and 3, although both together count as 5;
+see tune_candidate.share), and then the best of both together. "table" marks the present row of block_sizes.py.
+Candidates are chosen for Hopper, from registers and spills (`python tests/backends/triton_registers.py`); they may fail
+on another GPU.
 
-Exit code 1 where a row got no figure, or where the candidate in block_sizes.py is wrong or failed; 2 without a GPU.
+Exit code 1 means that a row has no figure, or that the candidate in block_sizes.py is wrong or failed; 2 that there is
+no GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, os.getcwd())  # so that attnbench need not be installed
+sys.path.insert(0, os.getcwd())  # finds attnbench without an installation
 
 from attnbench.run.process import WorkerDied, WorkerHung, WorkerProcess
 
@@ -55,12 +55,12 @@ ROWS = {  # headdim, tokens in a sequence, mask, pass; the TFLOP/s to reach on a
     "d128 16k causal bwd": 380,
     "d256 16k causal fwd": 480,
     "d256 16k causal bwd": 260,
-    "d192 4k causal fwd": 537,  # of cuDNN, as the next two; padded to 256 they had 341, 205 and, not split, 187
+    "d192 4k causal fwd": 537,  # cuDNN's, as the next two; padded to 256 these had 341, 205 and, not split, 187
     "d192 4k causal bwd": 419,
     "d64-mqa 2k causal bwd": 316,
     "d128-gqa 4k causal bwd": 380,
 }
-CANDIDATES = {  # by kernel and headdim; the first has no tensor maps
+CANDIDATES = {  # by kernel and headdim; the first candidate has no tensor maps
     "fwd d64": """128x64x4x3 64x128x4x3-tr 64x128x4x3-tra 64x128x4x3-t 64x128x4x4-tr 64x64x4x4-tra 64x64x4x4-tr
         128x64x4x3-tr 128x128x8x3-tra""",
     "fwd d128": """128x64x8x3 64x64x4x3-tra 64x64x4x3-tr 64x64x4x4-tra 64x32x4x4-tra 128x64x8x3-tra 128x64x8x4-tra
@@ -89,14 +89,14 @@ CANDIDATES = {  # by kernel and headdim; the first has no tensor maps
     "dq d256": "128x32x8x2 128x32x8x3-ta 128x32x8x3-t 128x32x8x3-a 128x16x8x4-ta 64x32x4x4-t 64x32x4x3-tr 64x64x8x2-ta",
 }
 KERNELS = {"fwd": ("fwd",), "bwd": ("dkdv", "dq")}  # option --kernel -> kernels
-ANSWER_LIMIT = 150.0  # seconds for an answer; then the process is killed
+ANSWER_LIMIT = 150.0  # seconds after which a process without an answer is killed
 PROGRESS_EVERY = 10.0  # seconds between two lines of progress
 
-Found = dict[str, Any]  # a candidate, or two together, and its answer: see tune_candidate.py
+Found = dict[str, Any]  # a candidate, or two together, with the answer of tune_candidate.py
 
 
 class CandidateProcess:
-    """A child process that tries candidates. After a crash or a timeout the next question goes to a new process."""
+    """A child process that runs candidates. After a crash or a timeout the next question goes to a new process."""
 
     def __init__(self, dry: bool) -> None:
         self.dry = dry
@@ -142,7 +142,7 @@ def ask_all(questions: list[dict[str, Any]], jobs: int, dry: bool) -> Iterator[F
     with ThreadPoolExecutor(jobs) as pool, ExitStack() as stack:
         for _ in range(jobs):
             idle.put(stack.enter_context(CandidateProcess(dry)))
-        # at Ctrl-C this runs before the processes are killed
+        # At Ctrl-C this runs before the processes are killed.
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
         yield from pool.map(one, questions)
 
@@ -176,7 +176,7 @@ def measure(found: list[Found], asker: CandidateProcess) -> None:
 def tune(
     rows: list[str], kinds: list[str], table: dict[str, str | None], jobs: int, asker: CandidateProcess
 ) -> list[Found]:
-    """Return every candidate of these rows with its figures; `asker` does the timing. Prints a table for each row."""
+    """Return every candidate of these rows with its figures, timed by `asker`, and print a table for each row."""
     found: list[Found] = [
         {"row": row, "blocks": {kernel: text}, "table": table.get(f"{key} {row.split()[2]}") == text}
         for row in rows
@@ -202,12 +202,12 @@ def right(f: Found) -> bool:
 
 
 def fastest(found: list[Found], *kernels: str) -> Found | None:
-    """Return the fastest right candidate of exactly these kernels; None where there is none."""
+    """Return the fastest right candidate for exactly these kernels; None where there is none."""
     return min((f for f in found if right(f) and tuple(f["blocks"]) == kernels), key=seconds, default=None)
 
 
 def seconds(f: Found) -> float:
-    """Return the time of a candidate to sort by; candidates without one come last."""
+    """Return the time of a candidate as a key to sort by; candidates without a time come last."""
     return float(f["seconds"]) if right(f) else float("inf")
 
 
@@ -216,7 +216,7 @@ def names(f: Found) -> str:
 
 
 def lines_of(found: list[Found]) -> list[str]:
-    """Return the table of a row: its candidates by kernel, the fastest first, wrong and failed ones last."""
+    """Return the table of a row: candidates by kernel, the fastest first, wrong and failed ones last."""
     lines = []
     for kernels in dict.fromkeys(tuple(f["blocks"]) for f in found):
         for f in sorted((f for f in found if tuple(f["blocks"]) == kernels), key=seconds):

@@ -1,16 +1,16 @@
-"""Verifies every backend on this machine's GPU: right results, the kernels that ran, and agreement with other timers.
+"""Verify every backend on this machine's GPU: right results, declared kernels, and agreement with other timers.
 
     python tests/gpu/verify_libraries.py                                   all backends; a minute each
     python tests/gpu/verify_libraries.py --no-peers                        right results and kernels only, sooner
     python tests/gpu/verify_libraries.py -b 'fa4,xformers*' --python fa4=/opt/envs/fa4/bin/python --out verified.jsonl
     python tests/gpu/verify_libraries.py -b sdpa-cudnn --only 'd128 full bwd'    cells whose names hold this
-    python tests/gpu/verify_libraries.py --features -b fa4 --only 'sink|alibi'   what is not plain and dense; no peers
+    python tests/gpu/verify_libraries.py --features -b fa4 --only 'sink|alibi'   features; no peers
 
-Each backend runs in a process of its own, in its own interpreter (`attnbench env`, --python), which needs torch and the
+Each backend runs in a separate process, in its own interpreter (`attnbench env`, --python), which needs torch and the
 library only. A cell is measured as in a run: compared with the reference, traced, and judged by the declared signature.
-So a signature that was guessed shows as wrong-kernel, with the kernel names that it should have. Peer timers are
-do_bench and the timers that libraries publish (peer_timers.py). Exit code 1 where a cell that a backend supports is not
-ok, or where attnbench's time differs from a peer timer's by more than 2 %.
+So a wrong signature shows as wrong-kernel, with the actual kernel names. Peer timers are do_bench and the timers that
+libraries publish (peer_timers.py). Exit code 1 means that a supported cell is not ok, or that attnbench's time differs
+from a peer timer's by more than 2 %.
 """
 
 from __future__ import annotations
@@ -27,15 +27,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-RESULT_PREFIX = "result: "  # starts each line of results; libraries print other lines
+RESULT_PREFIX = "result: "  # prefix of each line of results among the output of libraries
 MAX_DISAGREEMENT = 0.02
 UNUSABLE = "not usable"
 
 
 def cases(device: str) -> Iterator[Any]:
-    """Yield the cases: headdim 64, 128 and 256, both masks, grouped heads, unequal lengths, fp8; large enough for peer
-    timers.
-    """
+    """Yield cases of headdim 64, 128, 256, both masks, grouped heads, unequal lengths, fp8; large enough for peers."""
     from attnbench.core.case import Case, Shape
 
     batch, n, dtype = (8, 4096, "bf16") if device != "cpu" else (2, 64, "fp32")
@@ -53,9 +51,9 @@ def cases(device: str) -> Iterator[Any]:
 
 
 def features(device: str) -> Iterator[Any]:
-    """Yield what is not plain and dense: ragged batches, pages, MLA, sinks, ALiBi, masks by name, window, softcap.
+    """Yield cases with features: ragged batches, pages, MLA, sinks, ALiBi, masks by name, window, softcap.
 
-    headdim 64, 128 and 192 with 128; lengths that no block divides.
+    They have headdim 64, 128 and 192 with 128, and lengths that no block divides.
     """
     from attnbench.core.case import Case, Shape, sizes_of
 
@@ -110,7 +108,7 @@ def features(device: str) -> Iterator[Any]:
 
 
 def child(name: str, spec: str, device: str, only: str, timed: bool, special: bool) -> int:
-    """Measure one backend in this process. Prints a line of JSON for its probe and one for each cell."""
+    """Measure one backend in this process, and print a line of JSON for its probe and for each cell."""
     from peer_timers import compare_timers, peer_timers_for
 
     from attnbench import backends
@@ -170,7 +168,7 @@ def child(name: str, spec: str, device: str, only: str, timed: bool, special: bo
 
 
 def judge(found: list[dict[str, Any]]) -> tuple[str, list[str], bool]:
-    """Return a summary line for one backend, the details below it, and whether all its cells are right."""
+    """Return a summary line for one backend, the lines of details, and whether all its cells are right."""
     probe, cells = found[0], found[1:]
     if probe["reason"]:
         return f"{UNUSABLE}: {probe['reason']}", [f"install with: {probe['install']}"] if probe["install"] else [], True
@@ -205,7 +203,7 @@ def judge(found: list[dict[str, Any]]) -> tuple[str, list[str], bool]:
 
 
 def main() -> int:
-    """Verify the backends, each in a child process, and print what was found. Return the exit code."""
+    """Verify the backends, each in a child process, print the results, and return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-b", "--backend", default="*", help="names and globs, as for attnbench run")
     parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH")

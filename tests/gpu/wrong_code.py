@@ -1,19 +1,18 @@
-"""Shows two faults of Triton 3.6 and its ptxas that the attention kernels must avoid, on a Hopper GPU.
+"""Show two faults of Triton 3.6 and its ptxas that the attention kernels must avoid, on a Hopper GPU.
 
     python tests/gpu/wrong_code.py            runs small kernels, and compares their results
-    python tests/gpu/wrong_code.py --compile  without a GPU: what is wrong in the machine code and in the PTX
+    python tests/gpu/wrong_code.py --compile  without a GPU: faults in the machine code and in the PTX
 
-**An operand is overwritten.** The kernel does what that of dk and dv does: it loads a block of keys, loops over blocks
-of queries, and adds exp2(k q^T) q to a sum. Where the descriptor of the keys has seqlen before nheads, Triton keeps
-them in registers as the left operand of the first matmul, else in shared memory (`resident` in block_sizes.py). With a
-branch in the loop, as under a causal mask, ptxas (12.8 and 12.9, -O1 to -O3) uses these registers for something else
-after that matmul, so all rounds but the first multiply what is left there. The PTX is right: it writes these registers
-once, before the loop.
+**An operand is overwritten.** Like the kernel of dk and dv, the kernel loads a block of keys, loops over blocks of
+queries, and adds exp2(k q^T) q to a sum. Where the descriptor of the keys has seqlen before nheads, Triton keeps the
+keys in registers as the left operand of the first matmul, else in shared memory (`resident` in block_sizes.py). With a
+branch in the loop, as under a causal mask, ptxas (12.8 and 12.9, -O1 to -O3) reuses these registers after the matmul,
+so all rounds but the first multiply other values. The PTX is right: it writes these registers once, before the loop.
 
 **An address is misaligned.** The tensor memory accelerator writes to multiples of 128 bytes in shared memory. Triton
 puts the stages of a pipelined block of 16 fp32 numbers 64 bytes apart.
 
-Exit code 1 where a form is wrong.
+Exit code 1 means that a form is wrong.
 """
 
 # ruff: noqa: E402, N803  the path first; arguments as in the attention kernels
@@ -28,7 +27,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-sys.path[:0] = [os.getcwd(), str(Path(__file__).parents[1] / "backends")]  # so that nothing need be installed
+sys.path[:0] = [os.getcwd(), str(Path(__file__).parents[1] / "backends")]  # finds attnbench without an installation
 
 import torch
 import triton
@@ -44,7 +43,7 @@ def _sum_of_pq(
     Q, K, Out, edge, queries,
     BRANCH: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
-    """Write the sum over blocks of queries of exp2(k q^T) q; with BRANCH, queries below `edge` have a causal mask."""
+    """Write the sum over blocks of queries of exp2(k q^T) q; with BRANCH queries below `edge` have a causal mask."""
     k = K.load([0, 0, 0, 0]).reshape(SIDE, SIDE)
     keys, rows = tl.arange(0, SIDE)[:, None], tl.arange(0, SIDE)[None, :]
     total = tl.zeros((SIDE, SIDE), tl.float32)
@@ -92,7 +91,7 @@ def run_rows(block: int) -> float:
 
 
 def stage_bytes(block: int) -> int:
-    """Return the least distance of two places in shared memory to which the compiled kernel copies blocks of rows."""
+    """Return the least distance of the places in shared memory to which the compiled kernel copies blocks of rows."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -104,12 +103,12 @@ def stage_bytes(block: int) -> int:
         if offsets.get(base) == 0:
             offsets[name] = int(offset)
     targets = re.findall(r"cp\.async\.bulk\.tensor\.3d\S+ \[(%r\d+)\]", ptx)
-    places = sorted({offsets[name] for name in targets if name in offsets})  # not those that depend on the stage
+    places = sorted({offsets[name] for name in targets if name in offsets})  # without places that depend on the stage
     return min((b - a for a, b in itertools.pairwise(places)), default=0)
 
 
 def overwritten(resident: bool, branch: bool) -> list[str]:
-    """Return the registers of matmuls that the machine code for Hopper overwrites in the loop. Needs no GPU."""
+    """Return the registers of matmuls that Hopper's machine code overwrites in the loop, without a GPU."""
     import triton_registers
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -126,7 +125,7 @@ def overwritten(resident: bool, branch: bool) -> list[str]:
 
 
 def child(block: int) -> str:
-    """Return what a process says that runs `run_rows`: a misaligned address ends its CUDA context."""
+    """Return the output of a process that runs `run_rows`, because a misaligned address ends the CUDA context."""
     command = [sys.executable, __file__, "--rows", str(block)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     return done.stdout.strip() if done.returncode == 0 else "WRONG: " + (done.stderr.strip().splitlines() or ["?"])[-1]

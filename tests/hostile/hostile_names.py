@@ -1,4 +1,4 @@
-"""Run files in which names, reasons and versions try to act on who shows them, and command lines that show them."""
+"""Run files with hostile names, reasons and versions, which viewers might execute, and command lines to show them."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ NAMED = (
     *("\x00", "a\x07b", f"\x1b[31m{M}", f"\x1b]8;;https://{M}.example\x07y", f"\x9b31m{M}", "\x85", "\u2028", "\ufffe"),
     *(f"\u202e{M}", f"\u2067{M}", "\u200b", "\ud800", "\udfff a", "🙂", "a" * 3000, "", " ", "=1+1", "- a"),
 )
-OPEN = ("versions", "specs", "interpreters", "packages", "kernels", "peak")  # mappings with names of data for keys
+OPEN = ("versions", "specs", "interpreters", "packages", "kernels", "peak")  # mappings whose keys are names from data
 FIXED = {"type", "unit", "dtype", "direction", "layout", "data", "status", "kind", "timer", "l2", "caches", "turns"}
 
 
 def _strings(tree: Any, field: str = "") -> Iterator[str]:
-    """Yield the texts in a tree that are no words of the format."""
+    """Yield the texts in a tree that are not words of the format."""
     if isinstance(tree, dict):
         yield from tree if field in OPEN else ()
         for key, value in tree.items():
@@ -62,7 +62,7 @@ def _renamed(tree: Any, names: Mapping[str, str], field: str = "") -> Any:
 
 
 def names(rng: random.Random, folder: Path) -> Iterator[list[str]]:
-    """Yield command lines that show a run in which names, reasons and versions are hostile, against one like it."""
+    """Yield command lines that show a run with hostile names, reasons and versions, and compare it with a plain one."""
     source = rng.choice(["run.jsonl", "rounds.jsonl", "sustained.jsonl", "fp8.jsonl", "ci-experiment.jsonl"])
     lines = [json.loads(line) for line in (folder / source).read_text().splitlines()]
     for record in lines[1:]:

@@ -1,4 +1,4 @@
-"""Values that programs stumble over: as text, as plain values, and as names of fields."""
+"""Values that often break programs: as text, as plain values, and as names of fields."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What must not be in an output: what a browser, GitHub, a CI's runner or an XML parser would act on.
+"""Find active text in an output: text that a browser, GitHub, a CI's runner or an XML parser would execute or link.
 
-GitHub's linking of names and addresses: github.github.com/gfm, "Autolinks (extension)"; mentions and references to
-issues come after that, and act on text that a backslash stands before too. Workflow commands begin a line with "::";
-the older ones stand anywhere in it: actions/runner, src/Runner.Common/ActionCommand.cs.
+GitHub links names and addresses by github.github.com/gfm, "Autolinks (extension)"; mentions and references to issues
+follow, and are found after a backslash too. Workflow commands begin a line with "::"; older ones may be anywhere in a
+line: actions/runner, src/Runner.Common/ActionCommand.cs.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 
 from markdown_it import MarkdownIt
 
-OWN_FORM = [("id", "filters"), ("aria-label", "Filters")]  # the page's own, which sends nothing
-OWN_BLOCKS = re.compile(r"<details><summary>[\w ()]+</summary>\n|</details>\n")  # of markdown, which hold code
-MARK = "hackme"  # in all that hostile names would do
+OWN_FORM = [("id", "filters"), ("aria-label", "Filters")]  # the page's own form, which sends nothing
+OWN_BLOCKS = re.compile(r"<details><summary>[\w ()]+</summary>\n|</details>\n")  # in markdown, around code
+MARK = "hackme"  # part of all effects of hostile names
 MARKDOWN = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 LIVE_TOKENS = {"html_block", "html_inline", "link_open", "image", "s_open", "hr", "blockquote_open"}
 LINKED = re.compile(r"@\w|#\d|\bGH-\d|https?://|\bwww\.", re.I)
@@ -26,7 +26,7 @@ OURS = re.compile(r"^::(?:error|warning|notice) title=[^:,\n]*::[^\n]*$")
 
 
 def in_markdown(text: str) -> list[str]:
-    """Return what is live in markdown, beside what a document makes itself: headings, lists, tables, bold, code."""
+    """Return the active parts of markdown, except a document's own headings, lists, tables, bold and code."""
     found = []
     for token in MARKDOWN.parse(text):
         if token.type == "fence":
@@ -71,7 +71,7 @@ class _Page(HTMLParser):
 
 
 def in_html(page: str) -> list[str]:
-    """Return what is live in a page beside its own scripts."""
+    """Return the active parts of a page, except its own scripts."""
     parser = _Page()
     parser.feed(page)
     parser.close()
@@ -79,7 +79,7 @@ def in_html(page: str) -> list[str]:
 
 
 def in_xml(text: str) -> list[str]:
-    """Return why a text is no XML."""
+    """Return why a text is not XML."""
     try:
         ElementTree.fromstring(text.encode())
     except ElementTree.ParseError as error:
@@ -88,6 +88,6 @@ def in_xml(text: str) -> list[str]:
 
 
 def in_log(text: str, annotations: bool = False) -> list[str]:
-    """Return the commands in what a step prints; with `annotations`, but for those that a gate prints itself."""
+    """Return the commands in a step's output; with `annotations` without the commands that a gate itself prints."""
     lines = [line for line in text.split("\n") if COMMAND.search(line)]
     return [f"a workflow command: {line[:120]!r}" for line in lines if not (annotations and OURS.match(line))]

@@ -23,7 +23,7 @@ YAML_TOKENS = (
 
 
 def suite(rng: random.Random, folder: Path) -> Iterator[list[str]]:
-    """Yield the command line of a suite that ships (or a workload, or margins) after one to four mutations."""
+    """Yield the command line for a shipped suite, a workload or margins after one to four mutations."""
     suites = {path.stem: path.read_text() for path in shipped_suites().values()} | {"mine": SUITE}
     name = rng.choice([*[*suites] * 2, "workload", "margins"])
     text = {**suites, "workload": WORKLOAD, "margins": MARGINS}[name]
@@ -68,7 +68,7 @@ def run_file(rng: random.Random, folder: Path) -> Iterator[list[str]]:
         for _ in range(rng.choice((1, 1, 2, 4))):
             at = 0 if rng.random() < 0.3 else rng.randrange(len(lines))
             lines[at] = mutate_tree(rng, lines[at])
-        if rng.random() < 0.3:  # in each record the same, as another version of attnbench would write it
+        if rng.random() < 0.3:  # the same in each record, as from another version of attnbench
             again = rng.random()
             lines[1:] = [mutate_tree(random.Random(again), line) for line in lines[1:] if line]
         content = "".join(f"{json.dumps(line)}\n" for line in lines).encode()

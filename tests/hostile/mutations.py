@@ -12,7 +12,7 @@ from hostile.hostile_values import FIELDS, SCALARS
 
 
 def mutate_tree(rng: random.Random, tree: Any) -> Any:
-    """Return plain values of which one place is deleted, doubled, renamed, swapped, wrapped or replaced."""
+    """Return plain values with one place deleted, doubled, renamed, swapped, wrapped or replaced."""
     places = list(_places(tree))
     if not places:
         return rng.choice(SCALARS)
@@ -26,7 +26,7 @@ def mutate_tree(rng: random.Random, tree: Any) -> Any:
             holder[rng.choice(FIELDS)] = holder[key]
         case 2:
             other, at = rng.choice(places)
-            with contextlib.suppress(LookupError):  # a place that is inside the other
+            with contextlib.suppress(LookupError):  # one place may be inside the other
                 holder[key], other[at] = json.loads(json.dumps([other[at], holder[key]]))
         case 3:
             holder[key] = rng.choice(([holder[key]], {rng.choice(FIELDS): holder[key]}, [], {}, [[]], [None], [{}]))
@@ -39,14 +39,14 @@ def mutate_tree(rng: random.Random, tree: Any) -> Any:
             holder[key] = rng.choice((-holder[key], 0, 1, 2, holder[key] * 1000, 2**31, 2**62, 2**63, 10**30, 10**400))
         case 5 | 6 if type(holder[key]) is float:
             holder[key] *= rng.choice((-1, 0, 2, 0.5, 1e3, 1e-9, 1e15, 1e300, float("inf"), float("nan")))
-        case _:  # mostly of the same type, so that it is read
+        case _:  # mostly the same type, so that the file can be read
             alike = [value for value in SCALARS if type(value) is type(holder[key])]
             holder[key] = rng.choice(alike if alike and rng.random() < 0.7 else SCALARS)
     return tree
 
 
 def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield (list or dict, its key) for everything in a tree; of long lists of numbers the first few."""
+    """Yield (list or dict, key) for every place in a tree, but only the first ones of long lists of numbers."""
     keys = tree.keys() if isinstance(tree, dict) else range(min(len(tree), 5)) if isinstance(tree, list) else ()
     for key in list(keys):
         yield tree, key
@@ -54,7 +54,7 @@ def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def mutate_bytes(rng: random.Random, content: bytes, tokens: Sequence[bytes]) -> bytes:
-    """Return bytes that are cut, flipped, or have a token or a part of themselves put in; or lines that are moved."""
+    """Return the content cut, with flipped bits, an inserted token or part of itself, or moved lines."""
     data = bytearray(content)
     at = rng.randint(0, len(data))
     lines = content.splitlines(keepends=True)

@@ -1,4 +1,4 @@
-"""Random command lines: real options with plausible and hostile values, now and then disturbed."""
+"""Random command lines: real options with plausible and hostile values, sometimes disturbed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnbench.run.suite import shipped_suites
 from hostile.hostile_values import TEXTS
 from hostile.template import SMALL
 
-FILES = (  # of template.py, and some that are not there
+FILES = (  # files of template.py, and some that do not exist
     *("run.jsonl", "rounds.jsonl", "sustained.jsonl", "fp8.jsonl", "ci-experiment.jsonl", "ünï 🙂.jsonl"),
     *("empty.jsonl", "text.txt", "mine.yaml", "workload.yaml", "margins.yaml", "own.py", "folder", "missing.jsonl"),
     *("folder/new.jsonl", "new.jsonl", "new.html", "missing/new.html", "*.jsonl", ".", "", "/dev/null", "/dev/full"),
@@ -75,7 +75,7 @@ VALUES: Mapping[str, Sequence[str]] = {
     "--b": ("fake", "./own.py:Mine", "python3"),
     "--resume": ("run.jsonl", "sustained.jsonl"),
 }
-BEGIN: Mapping[str, Sequence[str]] = {  # so that most command lines come far
+BEGIN: Mapping[str, Sequence[str]] = {  # arguments with which most command lines get past the checks
     "run": (*SMALL, "--seqlen", "512"),
     "ab": ("--a", "fake", "--b", "own.py:Mine", "--device", "fake", "--headdim", "64", "--full", "--pass", "fwd"),
     "doctor": ("--device", "fake", "--quick"),
@@ -87,7 +87,7 @@ BEGIN: Mapping[str, Sequence[str]] = {  # so that most command lines come far
 
 
 def commands() -> dict[tuple[str, ...], Any]:
-    """Return the commands by their words, as the program has them: ("baseline", "save"): ..."""
+    """Return words -> command of the program, such as ("baseline", "save")."""
     found: dict[tuple[str, ...], Any] = {}
 
     def walk(words: tuple[str, ...], command: Any) -> None:
@@ -112,7 +112,7 @@ def command_line(rng: random.Random, _: Path) -> Iterator[list[str]]:
     options = [p for p in params if p.param_type_name == "option"]
     several = min(rng.choice((0, 1, 1, 2, 2, 3, 4, 6)), len(options))
     chosen = [option for option in rng.sample(options, several) if option.multiple or not {*option.opts} & {*args}]
-    for option in chosen:  # what is given twice is refused at once
+    for option in chosen:  # an option given twice would be refused at once
         args += _option(rng, option)
     for argument in (p for p in params if p.param_type_name == "argument"):
         count = rng.choice((0, 1, 1, 2, 2, 2, 2, 3)) if argument.nargs == -1 else rng.choice((*[1] * 20, 0, 2))

@@ -1,6 +1,6 @@
 """Random command lines, and mutated suites and run files, for the command line in this process.
 
-Input number N of a kind and seed is always the same: attempt("suite", seed=7, number=12).
+Kind, seed and number determine an input: attempt("suite", seed=7, number=12).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ENCODINGS = ("utf-8",) * 6 + ("ascii", "cp1252", "latin-1")
 
 
 def attempt(kind: str, seed: int, number: int, template: Path, folder: Path) -> list[Ending]:
-    """Make input `number` of a kind in `folder`, a copy of `template`, and return how each command on it ended."""
+    """Make input `number` of a kind in `folder`, a copy of `template`, and return the end of each command on it."""
     shutil.copytree(template, folder)
     rng = random.Random(f"{kind} {seed} {number}")
     with sandbox(folder):

@@ -1,4 +1,4 @@
-"""A folder and a process in which any command line may run: nothing of it stays, and no library is loaded."""
+"""A folder and a process in which any command line may run, without lasting effects and without libraries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnbench.core.json import to_json
 from attnbench.core.machine import Device, Environment
 from attnbench.run import device_probe, venvs, workers
 
-ENVIRONMENT = {"COLUMNS": "120", "TERM": "dumb"}  # of each attempt; what is not named here is taken away
+ENVIRONMENT = {"COLUMNS": "120", "TERM": "dumb"}  # the whole environment of an attempt
 UNSET = ("NO_COLOR", "FORCE_COLOR", "CI", "GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "ATTNBENCH_FAKE", "LINES")
 LIBRARIES = {spec for name, spec in BACKENDS.items() if name != "fake"}
 CPU = Device("cpu", 0, "a CPU", memory=2**34, free=2**33, threads=4)
@@ -25,7 +25,7 @@ CPU = Device("cpu", 0, "a CPU", memory=2**34, free=2**33, threads=4)
 
 @contextlib.contextmanager
 def sandbox(folder: Path) -> Iterator[None]:
-    """In the block work in `folder`, with workers of this process; then all that a command may change is as before."""
+    """Return a context in `folder` with workers of this process, which undoes all changes of a command at its end."""
     names = [name for name in ("SIGPIPE", "SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)]
     signals = {name: signal.getsignal(getattr(signal, name)) for name in names}
     cwd, path, modules = os.getcwd(), list(sys.path), set(sys.modules)
@@ -50,7 +50,7 @@ def sandbox(folder: Path) -> Iterator[None]:
 
 
 class NoTorch(worker_here.Here):
-    """A worker of this process on a machine without a GPU, in which no library can be used."""
+    """A worker in this process, on a machine without a GPU and without usable libraries."""
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         op, device = request["op"], request.get("device")

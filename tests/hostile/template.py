@@ -1,4 +1,4 @@
-"""Files that inputs are made from: a suite, a workload, margins, a kernel, and run files, some of them of GPUs."""
+"""Files from which inputs are made: a suite, a workload, margins, a kernel, and run files, some from GPUs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ backends: [fake]
 
 
 def make_template(folder: Path) -> Path:
-    """Fill a new folder with the files that inputs are made from, and return it."""
+    """Fill a new folder with the files from which inputs are made, and return it."""
     folder.mkdir(parents=True)
     texts = {"own.py": OWN, "mine.yaml": SUITE, "workload.yaml": WORKLOAD, "margins.yaml": MARGINS, "text.txt": "hi\n"}
     for name, text in texts.items():

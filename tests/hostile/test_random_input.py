@@ -18,8 +18,8 @@ from hostile.random_input import attempt
 from hostile.sandbox import sandbox
 from hostile.template import make_template
 
-SEED, PARTS = 18, 2  # PARTS: so that several processes of pytest share them
-EACH = {"command-line": 60, "suite": 20, "run-file": 30, "names": 14}  # a name has ten commands
+SEED, PARTS = 18, 2  # several processes of pytest share the PARTS
+EACH = {"command-line": 60, "suite": 20, "run-file": 30, "names": 14}  # each of the names has ten commands
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Try random command lines, and mutated suites and run files; print what failed and how to repeat it.
+"""Run random command lines, and mutated suites and run files; print failures, with the command to repeat them.
 
 python tests/hostile/try_random_input.py --count 2000 --seed 1
 python tests/hostile/try_random_input.py --minutes 60 --kind suite --seed 2

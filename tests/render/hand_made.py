@@ -1,4 +1,4 @@
-"""Documents made by hand, for the tests of every format."""
+"""Handwritten documents for the tests of every format."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def line(text: str) -> tuple[Span, ...]:
 
 
 def everywhere(name: str) -> Document:
-    """Return a document that has a name in every place."""
+    """Return a document with a name in every place."""
     return Document(
         "test",
         name,

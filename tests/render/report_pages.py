@@ -16,7 +16,7 @@ from builders import case, ended, ok, run
 
 
 def small() -> Run:
-    """Two backends on two lengths and masks; one skip, one cell whose clock was held down."""
+    """Return a run of two backends on two lengths and masks, with one skip and one cell whose clock was held down."""
     records = []
     for seqlen in (1024, 2048):
         for causal in (False, True):
@@ -31,14 +31,14 @@ def small() -> Run:
 
 
 def page(*runs: Run, convention: Convention = "exact") -> str:
-    """Return the page of a report of runs, whose files are run0.jsonl, run1.jsonl and so on."""
+    """Return the page of a report of runs, with the files run0.jsonl, run1.jsonl and so on."""
     found = cells(runs, convention)
     files = [Path(f"/somewhere/run{i}.jsonl") for i in range(len(runs))]
     return html_page.render(complete(document(found, runs), {"html"}, found, runs, files))
 
 
 def data(text: str) -> Any:
-    """Return what charts.js reads from a page."""
+    """Return the data of a page for charts.js."""
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
     assert found
     return json.loads(found[1])

@@ -28,6 +28,6 @@ def test_heights() -> None:
     steps = Steps(((0.2, 0.5), (0.5, 1.0), (0.55, 0.5), (0.8, 0.0)))
     assert heights(steps, 10, utf=True) == "  ▄▄▄█▄▄  "
     assert heights(steps, 10, utf=False) == "  ===#==  "
-    assert heights(Steps(((0.0, 1.0), (0.5, 0.001))), 4, utf=True) == "██▁▁"  # little is not nothing
+    assert heights(Steps(((0.0, 1.0), (0.5, 0.001))), 4, utf=True) == "██▁▁"  # a small value is visible
     assert heights(Steps(()), 4, utf=True) == "    "
-    assert heights(Steps(((0.0, 5 / 9), (1.0, 1.0))), 2, utf=True) == "▄█"  # a step at the very end shows
+    assert heights(Steps(((0.0, 5 / 9), (1.0, 1.0))), 2, utf=True) == "▄█"  # a step at the end is visible

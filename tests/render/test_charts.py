@@ -40,7 +40,7 @@ def test_the_convention_is_named() -> None:
 
 
 def test_panels_hold_one_cell_a_length_and_backend() -> None:
-    """Also where heads, batches and query lengths vary, which no title names otherwise."""
+    """Panels have one cell for each length and backend, also where heads, batches and query lengths vary."""
     cases = [case(s, nheads=h, batch=b) for s in (1024, 2048) for h in (8, 16) for b in (1, 2)]
     cases += [case(s, seqlen_q=1, batch=4) for s in (1024, 2048)]
     cases += [case(1024, softcap=30.0), case(1024, dtype="fp16", headdim_v=64)]
@@ -80,7 +80,7 @@ def test_memory_runs_beside_slopes_of_one_and_two() -> None:
     found = charts(cells([run(records)]))
     lines = {w: [v["y"] for v in found.lines if v["kind"] == "slope" and v["which"] == w] for w in ("∝ n", "∝ n²")}
     rows = [row["memory_sequence"] for row in found.rows]
-    assert rows[1] / rows[0] == pytest.approx(16)  # of one sequence of the batch
+    assert rows[1] / rows[0] == pytest.approx(16)  # for one sequence of the batch
     assert lines["∝ n"][1] / lines["∝ n"][0] == pytest.approx(4)
     assert lines["∝ n²"][1] / lines["∝ n²"][0] == pytest.approx(16)
 
@@ -98,7 +98,7 @@ def test_the_roof_is_the_datasheets_and_the_one_measured() -> None:
 
 @pytest.mark.parametrize(("headdim", "direction", "tflops"), [(64, "fwd", 1024), (128, "fwd", 2048), (64, "bwd", 2560)])
 def test_the_exponentials_of_the_softmax_are_a_roof(headdim: int, direction: str, tflops: float) -> None:
-    """One exponential a pair and head, beside 4 headdim FLOPs forward and 10 backward, at any length and mask."""
+    """The softmax's exponentials are a roof: one for each pair and head, with 4 headdim FLOPs forward, 10 backward."""
     shapes = [case(n, headdim=headdim, direction=direction, causal=c) for n in (1024, 4096) for c in (False, True)]
     ceilings = measurements(ceiling_exp=4e12)
     records = [ok(which, "triton", 400) for which in shapes]
@@ -110,7 +110,7 @@ def test_the_exponentials_of_the_softmax_are_a_roof(headdim: int, direction: str
 
 
 def test_backends_differ_in_two_of_colour_dash_and_shape() -> None:
-    """All that attnbench knows; of 24 that it does not know, and of a mixture, each has a mark of its own."""
+    """Backends differ in two of colour, dash and shape: all of attnbench's, 24 unknown ones, and a mixture."""
     known = palette.case_names.BACKEND_ORDER
     for names in (known, [f"mine-{i}" for i in range(24)], [*known[:20], *(f"mine-{i}" for i in range(4))]):
         marks = palette.backend_marks(names).values()
@@ -128,7 +128,7 @@ def test_only_what_was_measured_is_drawn() -> None:
 
 
 def test_no_two_rows_of_stored_runs_have_one_name() -> None:
-    """Of the last file of each kind, and of these as one report; nor is a figure above what the device can do."""
+    """No two rows of stored runs have one name, in single reports and in one of all; no figure exceeds the device."""
     last = {file.name.partition("-")[2].partition("-")[2]: file for file in sorted(RESULTS.glob("*.jsonl*"))}
     runs = [found for file in last.values() if not (found := run_file.read(file)[0]).search]
     assert len(runs) > 20
@@ -146,7 +146,7 @@ json.dump([vl_convert.vegalite_to_svg(spec, vl_version=sys.argv[1]) for spec in 
 
 
 def test_every_figure_can_be_drawn() -> None:
-    """In one process, whose start takes longer than all figures."""
+    """Every figure can be drawn, in one process, whose start takes longer than all figures."""
     pytest.importorskip("vl_convert")
     sustained = {"sustained": 1e-3, "sustained_power": 650.0, "temperature": 50.0}
     records = [ok(case(s), b, 400, **sustained, memory_peak=s) for s in (1024, 2048) for b in ("eager", "triton")]
@@ -168,7 +168,7 @@ def test_every_figure_can_be_drawn() -> None:
 
 
 def test_a_backend_of_any_name_has_its_bar(tmp_path: Path) -> None:
-    """Control characters end vl-convert, and Vega draws no bar of a name that JavaScript's objects have."""
+    """A backend of any name has its bar, with control characters or a name of JavaScript's objects too."""
     pytest.importorskip("vl_convert")
     bars = []
     for names in ("abcdef", ("constructor", "toString", "__proto__", "a\x01b", "a\x00b", "a\x1b[31mb")):
@@ -232,7 +232,7 @@ def test_the_fastest_is_marked_where_a_table_has_a_star() -> None:
     def marks(*records: Record) -> dict[str, str]:
         return {row["backend"]: row["best"] for row in charts(cells([run(records)])).rows if row["best"]}
 
-    loud = [1e-9, 1e-5, 3e-2]  # known to no factor
+    loud = [1e-9, 1e-5, 3e-2]  # uncertain by any factor
     assert marks(ok(case(), "triton", 300), ok(case(), "eager", 100)) == {"triton": "best"}
     assert marks(ok(case(), "triton", 300), ok(case(), "fa2", 300)) == {"triton": "= best", "fa2": "= best"}
     assert marks(ok(case(), "triton", 300), ok(case(), "fa2", 100, time=loud)) == {"fa2": "? hardly known"}

@@ -1,4 +1,4 @@
-"""Pages without a browser: of documents built by hand, and of a whole report."""
+"""Pages without a browser: handwritten documents, and a whole report."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ DOCUMENT = Document(
 
 
 class Page(HTMLParser):
-    """The elements of a page. Fails where one is not closed in its place."""
+    """The elements of a page. It fails where an element is not closed in its place."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Page(HTMLParser):
             self.text += data
 
     def all(self, name: str) -> list[str]:
-        """Return the values of an attribute, of all elements that have it."""
+        """Return the values of an attribute in all elements."""
         return [value or "" for _, attributes in self.elements for key, value in attributes.items() if key == name]
 
 
@@ -124,7 +124,7 @@ def test_every_link_leads_somewhere_and_every_id_is_unique(document: Document) -
 def test_parts_come_in_the_order_in_which_they_are_read(document: Document) -> None:
     text = Page(html_page.render(document)).text
     main = text[text.index("Two runs", text.index("Skip to")) :]
-    header, _, results = main.partition("Reproduce")  # the last of the contents, which stand between the two
+    header, _, results = main.partition("Reproduce")  # the last entry of the contents, between the two
     above = ["FAIL: 3 slower", "Everything is slower.", "1 warning", "NVIDIA H200"]
     below = ["Refused: nothing.", "Kernels", "Ends", "Settings", "The clock was low.", "Without a figure", "To know"]
     below += ["attnbench gate --all shows all", "Versions", "attnbench gate A B", "Made by attnbench"]
@@ -164,7 +164,7 @@ def test_a_bar_is_seen_and_stays_on_its_axis(bar: Bar) -> None:
 
 
 def test_every_text_is_escaped(document: Document) -> None:
-    """Whatever field of a document holds it. Names are not shown; a command is code's own."""
+    """Every text in every field of a document is escaped. Names are not shown; a command is in code."""
     evil = "</script><script>alert(1)</script><!-- & ' \""
     found = Page(html_page.render(spoiled(document, evil)))
     assert not [tag for tag, _ in found.elements if tag == "script"] or document.page
@@ -173,7 +173,7 @@ def test_every_text_is_escaped(document: Document) -> None:
 
 
 def spoiled(value: Any, text: str) -> Any:
-    """Return a document with a text in place of each of its own."""
+    """Return a document with all its texts replaced by one."""
     if isinstance(value, Charts):
         rows = tuple({**row, "mask": text, "reason": text, "case": text} for row in value.rows)
         return replace(value, rows=rows, note=text)
@@ -198,7 +198,7 @@ def test_too_many_cells_for_a_browser_are_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_page_asks_for_nothing() -> None:
-    """It has no address that a browser would load, and its policy forbids to load any."""
+    """The page makes no requests: it has no address to load, and its policy forbids loading."""
     text = page(small())
     assert "default-src &#x27;none&#x27;" in text
     own = text

@@ -50,7 +50,7 @@ def test_a_document_without_data() -> None:
 
 
 def test_csv_reads_back_whatever_a_name_holds_and_gives_no_orders() -> None:
-    """Neither to a terminal, whose clipboard a sequence sets, nor to a spreadsheet, which computes formulas."""
+    """CSV reads back any name, and has no commands for a terminal (clipboard) or a spreadsheet (formulas)."""
     names = ('comma, quote " and\nnewline', "a\rb", "ü µ \x1b[31m\x1b]52;c;eA==\x07", "=1+1", "@a")
     shown = ['comma, quote " and\nnewline', "a b", "ü µ ", "'=1+1", "'@a"]
     rows = [{"name": name, "value": i, "none": None} for i, name in enumerate(names)]

@@ -1,4 +1,4 @@
-"""Documents made by hand as GitHub-flavoured markdown, and that a browser's markdown shows names as they are."""
+"""Handwritten documents as GitHub-flavoured markdown, which shows names unchanged."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_parts_that_are_not_there_leave_no_free_lines() -> None:
 
 @pytest.mark.parametrize("rows", [300, 900, 5000])
 def test_a_document_longer_than_a_comment_is_cut_at_a_row(rows: int) -> None:
-    """Each row is there whole or counted as left out, and the cautions, which hold for all, are there."""
+    """A document longer than a comment is cut at a row: rows are whole or counted as left out, cautions stay."""
     entries = tuple((f"cell {i}", WIDE) for i in range(rows))
     two = tuple(Table(name, (Column("cell"), Column("why")), entries, title=name) for name in ("first", "second"))
     document = Document("gate", "", blocks=two, cautions=(Caution("The clock fell."),), notes=(line("Last."),))
@@ -70,12 +70,12 @@ HOSTILE = "a|b `c` *d* _e_ [f](g) <b>~~h~~</b> \\| &lt; $x$\n\n# i\n| j |\r::err
 
 
 def unescaped(text: str) -> str:
-    """What is left for markdown to read: neither escaped characters nor the words between them."""
+    """Return the text that markdown interprets, without escaped characters and the words between them."""
     return re.sub(r"\\.", "", text)
 
 
 def test_a_name_is_no_markdown() -> None:
-    """What is left once escaped characters are taken away is the document of a plain name."""
+    """A name is not markdown: without escaped characters a document equals the document of a plain name."""
     left = unescaped(markdown.safe(HOSTILE))
     assert not set("`*_[]<>|~&$\x1b\x07\r\n") & set(left)
     assert unescaped(markdown.render(everywhere(HOSTILE))).replace(left, "n") == markdown.render(everywhere("n"))
@@ -106,7 +106,7 @@ BESIDE = (
 
 @pytest.mark.parametrize("name", [*LIVE, *BESIDE])
 def test_nothing_in_a_name_is_live(name: str) -> None:
-    """Neither a link nor a mention, nor a part of another document, wherever it stands."""
+    """Nothing in a name is active, in any place: no link, no mention, no part of another document."""
     text = markdown.render(everywhere(name))
     assert not in_markdown(text)
     blocks = [token.type for token in MARKDOWN.parse(text)]

@@ -20,7 +20,7 @@ from builders import case, decode, ended, job, ok, run
 
 
 def printed(made: Run, todo: Sequence[Job] | None = None, notes: Sequence[str] = (), path: Path | None = None) -> str:
-    """What a pipe gets of a run whose jobs end as its records say."""
+    """Return a pipe's output for a run whose jobs end with these records."""
     stream = io.StringIO()
     progress = RunProgress(Console(file=stream, width=200))
     jobs = {(job.case, job.backend, job.round): job for job in made.plan}
@@ -106,7 +106,7 @@ def test_a_terminal_gets_one_line_that_never_wraps() -> None:
     assert progress.line.plain.startswith("[2/2] ")
     progress.close()
     assert "fa4 16k d128 full fwd  FAIL" in stream.getvalue()
-    assert "triton 16k d128 full fwd  300 TFLOP/s" not in stream.getvalue()  # no line a job
+    assert "triton 16k d128 full fwd  300 TFLOP/s" not in stream.getvalue()  # no line for each job
 
 
 def test_a_terminal_shows_the_fastest_backends_of_each_case_so_far() -> None:
@@ -138,7 +138,7 @@ def test_a_terminal_shows_the_fastest_backends_of_each_case_so_far() -> None:
 
 
 def test_the_time_left_is_no_more_than_the_limit_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However wrong the forecast was: a job of 1 s took 100 s, three more are ahead, and 20 s are left."""
+    """The time left is at most the limit's rest, 20 s, even if a job took 100 s instead of 1 s and three remain."""
     now = [0.0]
     monkeypatch.setattr(run_progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
     records = [replace(ok(case(1024 * n), "triton", 300.0), seconds=100.0) for n in (1, 2, 3, 4)]

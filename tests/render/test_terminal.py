@@ -1,4 +1,4 @@
-"""Documents made by hand, as a terminal or a pipe shows them."""
+"""Handwritten documents on a terminal or in a pipe."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shown(document: Document, width: int = 80, encoding: str = "utf-8") -> str:
-    """What a pipe of this encoding gets."""
+    """Return the output to a pipe of an encoding."""
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding=encoding)
     terminal.render(Console(file=stream, width=width), document)
@@ -47,7 +47,7 @@ def shown(document: Document, width: int = 80, encoding: str = "utf-8") -> str:
 
 
 def coloured(document: Document, width: int = 80) -> str:
-    """What a terminal of 16 colours gets."""
+    """Return the output to a terminal of 16 colours."""
     stream = io.StringIO()
     terminal.render(Console(file=stream, width=width, force_terminal=True, color_system="standard"), document)
     return stream.getvalue()
@@ -92,7 +92,7 @@ def test_columns_that_may_wrap_do_before_figures_are_touched(width: int) -> None
 
 @pytest.mark.parametrize("width", range(20, 90, 7))
 def test_columns_that_wrap_keep_their_words_whole(width: int) -> None:
-    """Down to a width at which only some of the columns stand beside each other."""
+    """Columns that wrap keep their words whole, down to a width at which only some columns are side by side."""
     headings = ("case", "stopped by", "growth", "one call")
     row = ("fp32 d64 causal, heads 2", "not reached, unfinished", "quadratic", "980 ms")
     found = blocks(Table("t", tuple(map(Column, headings)), (row, row)), width=width)
@@ -116,7 +116,7 @@ def test_a_table_too_wide_for_the_terminal_is_shown_by_its_narrow_form() -> None
 
 @pytest.mark.parametrize("width", [20, 24, 30, 36])
 def test_a_table_too_wide_for_the_terminal_loses_no_character(width: int) -> None:
-    """It goes on below with other columns, the first one in each part."""
+    """A table too wide for the terminal loses no character: other columns follow below, each part with the first."""
     found = blocks(Table("t", COLUMNS, ROWS), width=width)
     assert max(map(len, found.splitlines())) <= width
     parts = found.split("\n\n")
@@ -170,7 +170,7 @@ def test_no_width_cuts_a_figure(width: int) -> None:
         assert len(re.findall(rf"(?<!\d){figure.digits} {figure.aside}", found)) == 2
 
 
-# Names that others chose.
+# Names from outside.
 
 HOSTILE = "a|b `c` *d* [red]e[/red] <b>\n::error title=x::boom\r\x1b[31mf\x07\x1b]0;g\x07 \ud800 _h_"
 SHOWN = "a|b `c` *d* [red]e[/red] <b> ::error title=x::boom f"
@@ -188,7 +188,7 @@ def test_a_name_controls_no_terminal(width: int, encoding: str) -> None:
 @pytest.mark.parametrize("name", [HOSTILE, "::error::boom", "x " * 40 + "::error::boom", f"{'x' * 80}::error::boom"])
 @pytest.mark.parametrize("width", [20, 40, 80])
 def test_no_line_is_a_command_to_the_runner_of_github(name: str, width: int) -> None:
-    """It reads `::error::` at the start of any line that a step prints, after spaces too."""
+    """No line is a command to GitHub's runner, such as `::error::` at the start of a line, after spaces too."""
     assert not [text for text in shown(everywhere(name), width).splitlines() if text.lstrip().startswith("::")]
 
 

@@ -1,4 +1,4 @@
-"""Files for other tools, compared with what these tools document."""
+"""Files for other tools have the documented formats of these tools."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def test_a_name_tells_cases_apart_and_stays_the_same() -> None:
 
 
 def test_bmf() -> None:
-    """bencher.dev/docs/reference/bencher-metric-format: names, measures, a value and its bounds."""
+    """BMF has names, measures, values and bounds (bencher.dev/docs/reference/bencher-metric-format)."""
     found = parsed("bmf", small())
-    assert len(found) == 4  # not what was skipped
+    assert len(found) == 4  # without skipped cells
     (cell,) = [c for c in cells([small()]) if trackers.name(c) == "triton/bf16-d128-causal-fwd-1k-b16-h16"]
     measures = found["triton/bf16-d128-causal-fwd-1k-b16-h16"]
     assert set(measures) == {"latency", "tflops", "peak-memory"}
@@ -59,7 +59,7 @@ def test_bmf() -> None:
 
 
 def test_github_action_benchmark() -> None:
-    """customSmallerIsBetter: an array of name, unit and value, with range and extra as text."""
+    """customSmallerIsBetter is an array of name, unit and value, with range and extra as text."""
     found = parsed("github-action-benchmark", small())
     assert len({entry["name"] for entry in found}) == len(found) == 8
     latency, memory = found[:2]

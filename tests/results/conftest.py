@@ -12,7 +12,7 @@ from attnbench.results import run_file
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A finished run file with three records."""
+    """Return a finished run file with three records."""
     where = tmp_path / "results" / "run.jsonl"
     file = run_file.RunFile.create(where, RUN)
     for record in RECORDS:

@@ -1,4 +1,4 @@
-"""A small run that tests of run files store."""
+"""A small run for tests of run files."""
 
 from __future__ import annotations
 

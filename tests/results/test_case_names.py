@@ -45,7 +45,7 @@ def test_a_backends_version_is_named_where_others_have_another_one_of_the_librar
     }
     named = case_names.with_versions(versions)
     assert {backend: name for backend, name in named.items() if name != backend} == {
-        "sdpa-fa4": "sdpa-fa4 (2.13.0, 4.0.0b18)",  # most have torch 2.11, so those are not named
+        "sdpa-fa4": "sdpa-fa4 (2.13.0, 4.0.0b18)",  # most backends have torch 2.11, which is not named
         "fa4": "fa4 (4.0.0b36)",
     }
     assert case_names.backend_rank("fa4 (4.0.0b36)")[0] == case_names.backend_rank("fa4")[0]

@@ -1,4 +1,4 @@
-"""Cells: rounds, several runs, the peak that counts, the clock that was held."""
+"""Cells: rounds, several runs, the relevant peak, the clock held."""
 
 from __future__ import annotations
 
@@ -105,12 +105,12 @@ def held(*clocks: float | None, limits: tuple[str, ...] = (), **changes: object)
 
 
 def test_cells_whose_clock_was_held_down() -> None:
-    """By the gauge where there is one, against the run's best; NVML's limit alone holds nothing at the full clock."""
+    """A cell's clock was held down by the gauge, if any, against the run's best; not by NVML's limit at full clock."""
     assert held(None, None) == [False, False]
     assert held(None, limits=("power cap",)) == [True]
     assert held(1.98e9, 1.96e9, 1.94e9) == [False, False, True]
     assert held(1.98e9, 1.94e9, limits=("power cap",)) == [False, True]
-    assert held(1.7e9, 1.7e9) == [False, False]  # a clock that someone chose
+    assert held(1.7e9, 1.7e9) == [False, False]  # a clock that a person has set
     assert held(1.7e9, 1.7e9, limits=("thermal",)) == [True, True]
     assert held(1.7e9, limits=("thermal",), environment=environment(clock_max_hz=None)) == [True]
 
@@ -118,11 +118,11 @@ def test_cells_whose_clock_was_held_down() -> None:
 @pytest.mark.parametrize(
     ("before", "under_load", "best", "after", "seconds", "held_down"),
     [
-        (1.98e9, 1.73e9, 1.73e9, 1.96e9, 1e-3, False),  # cuDNN on an H100: the clock under load is no limit's doing
-        (1.94e9, 1.73e9, 1.73e9, 1.94e9, 1e-3, True),  # the device had not recovered from what ran before
-        (1.98e9, 1.70e9, 1.73e9, 1.96e9, 1e-3, True),  # it fell during the cell
-        (1.98e9, 1.73e9, 1.73e9, 1.80e9, 1e-3, False),  # it fell after a burst, and the pause gave it back
-        (1.98e9, 1.73e9, 1.73e9, 1.80e9, 50e-3, True),  # it fell within a call that is longer than a burst
+        (1.98e9, 1.73e9, 1.73e9, 1.96e9, 1e-3, False),  # cuDNN on an H100: no limit lowers the clock under load
+        (1.94e9, 1.73e9, 1.73e9, 1.94e9, 1e-3, True),  # the device had not recovered from earlier work
+        (1.98e9, 1.70e9, 1.73e9, 1.96e9, 1e-3, True),  # the clock fell during the cell
+        (1.98e9, 1.73e9, 1.73e9, 1.80e9, 1e-3, False),  # the clock fell after a burst, and recovered in the pause
+        (1.98e9, 1.73e9, 1.73e9, 1.80e9, 50e-3, True),  # the clock fell within a call longer than a burst
         (1.96e9, 1.73e9, 1.73e9, 1.96e9, 1e-3, False),
     ],
 )
@@ -162,7 +162,7 @@ def test_runs_of_one_setting_join_and_others_stay_apart() -> None:
 
 
 def test_figures_of_two_cards_are_compared_with_what_cards_differ_by() -> None:
-    """2 % is more than two processes of one H200 differ by, and less than two cards do."""
+    """Figures of two cards are compared with the spread of cards: 2 % is more than one H200's, less than two cards'."""
 
     def winners(first: str | None, second: str | None) -> int:
         records = ok(case(), "fa2", 300.0), ok(case(), "triton", 306.0)
@@ -209,7 +209,7 @@ def test_what_is_not_finite_is_no_value_and_no_ceiling() -> None:
 
 @pytest.mark.parametrize(("spec", "ranked"), [("/mine.py:fast", False), ("attnbench.backends.sdpa:Flash", True)])
 def test_what_beats_a_matmul_twice_stores_its_results_only_where_it_is_a_persons(spec: str, ranked: bool) -> None:
-    """Of a backend that ships with attnbench it tells that other work slowed the matmul."""
+    """A figure over twice a matmul's means stored results for a person's backend, a slowed matmul for attnbench's."""
     slow = {"ceiling_matmul": 100e12}
     (cell,) = cells([run([ok(case(), "fast", 400, **slow)], specs={"fast": spec})])
     assert cell.is_ranked == ranked

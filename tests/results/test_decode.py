@@ -1,4 +1,4 @@
-"""The fast decoder of run files returns what core.json does, for real lines and for damaged ones."""
+"""The fast decoder of run files agrees with core.json, on real lines and on damaged ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from attnbench.results import bounds, decode, run_file
 from builders import UNITS, case, ok, run
 
 RESULTS = sorted((Path(__file__).parents[2] / "results").glob("*.jsonl*"))
-LATEST = next(path for path in RESULTS if path.name.startswith("20261126-091952-models-"))  # of the present schema
+LATEST = next(path for path in RESULTS if path.name.startswith("20261126-091952-models-"))  # has the present schema
 
 
 def text(data: Any) -> bytes:
@@ -34,7 +34,7 @@ def lines(path: Path) -> Iterator[bytes]:
 
 
 def plainly(line: bytes) -> Record:
-    """The record of a line, by core.json, with what no reader takes left out."""
+    """Return the record of a line by core.json, without fields that no reader takes."""
     data = json.loads(line)
     assert data.pop("type") == "record"
     if isinstance(data.get("measurements"), dict):
@@ -45,10 +45,10 @@ def plainly(line: bytes) -> Record:
 
 
 def test_both_readers_agree_on_records_of_every_file() -> None:
-    """On the first line of each file, and on every hundredth of all others: they are alike within a file."""
+    """Both readers agree on the first line of every file, and on every hundredth other line."""
     for path in RESULTS:
         for line in itertools.islice(lines(path), 0, None, 100):
-            expected = repr(plainly(line))  # a result that is not finite has an error that equals nothing
+            expected = repr(plainly(line))  # as text, because the error of a result that is not finite equals nothing
             assert repr(decode.record(line)) == expected, path
             packed = {"type": "record", **decode.packed(to_json(plainly(line)))}
             assert repr(decode.record(text(packed))) == repr(plainly(text(packed))) == expected, path
@@ -72,7 +72,7 @@ def test_repetition_is_packed_and_nothing_is_lost() -> None:
     record = Record(**{**vars(record), "measurements": {**record.measurements, "clock_sm": clocks}})
     data = decode.packed(to_json(record))
     assert data["measurements"]["clock_sm"] == {"unit": "Hz", "runs": [[1.98e9, 40], [1.965e9, 2], [1.98e9, 1]]}
-    assert data["measurements"]["time"] == to_json(record)["measurements"]["time"]  # hardly repeats
+    assert data["measurements"]["time"] == to_json(record)["measurements"]["time"]  # hardly any sample repeats
     found = decode.record(text({"type": "record", **data}))
     assert found == record
     read = found.measurements["clock_sm"].values
@@ -103,7 +103,7 @@ def test_a_field_of_the_case_that_is_not_known_makes_it_another() -> None:
 
 
 def test_half_of_a_surrogate_pair_is_replaced() -> None:
-    """The record of an exception whose text has one is kept, and every file can hold what is shown of it."""
+    """Half of a surrogate pair in a record's text is replaced, so that the record is kept and can be written."""
     data = json.loads(next(lines(LATEST)))
     read = decode.record(json.dumps({**data, "reason": "a \ud800 b", "kernels": {"\udfff": 1}}).encode())
     assert (read.reason, dict(read.kernels)) == ("a \ufffd b", {"\ufffd": 1})
@@ -114,7 +114,7 @@ def test_half_of_a_surrogate_pair_is_replaced() -> None:
 
 
 def test_both_readers_refuse_the_same_damaged_lines() -> None:
-    """Bytes of real lines are changed at random: each reader returns the same record, or raises one of DAMAGE."""
+    """For real lines with random changes both readers return the same record, or raise one of DAMAGE."""
     chance = random.Random(0)
     whole = [line for line in lines(LATEST) if len(line) < 6000][:20]
     refused = 0
@@ -135,7 +135,7 @@ def test_both_readers_refuse_the_same_damaged_lines() -> None:
 
 
 def test_a_byte_that_is_no_utf_8_is_damage_in_a_field_that_is_not_known_too(tmp_path: Path) -> None:
-    """It may be in the name of one that is."""
+    """A byte that is not UTF-8 is damage in an unknown field too, whose name could be a known one's."""
     file, content = tmp_path / "run.jsonl", run_file.encoded(run([ok(case(), "triton", 300.0)]))
     file.write_bytes(content.replace(b'"status":', b'"ski\xff":1,"status":'))
     assert f"{file}:2: {run_file.DAMAGED}" in run_file.read(file)[1][0]
@@ -173,7 +173,7 @@ def test_a_damaged_measurement_says_where_it_is(damage: str, problem: str) -> No
               "accuracy/rows", "case/softcap", "case/shape/batch"]
 )  # fmt: skip
 def test_both_readers_refuse_a_number_that_nothing_can_have_measured(place: str, number: float) -> None:
-    """One that msgspec takes as it stands, and one that only core.json reads, because of an error that is infinite."""
+    """Both readers refuse impossible numbers, in lines for msgspec and in lines for core.json (infinite errors)."""
     record = ok(case(), "triton", 300.0)
     forecast, accuracy = Forecast(1.0, 1e-3, 2**20), Accuracy({"out": TensorError(1.0, 1.0, 1.0, 1.0)}, 4, 4)
     data = to_json(replace(record, forecast=forecast, accuracy=accuracy, seconds=1.0, phases={"y": 1.0}))
@@ -191,7 +191,7 @@ def test_both_readers_refuse_a_number_that_nothing_can_have_measured(place: str,
 
 @pytest.mark.parametrize("place", ["round", "ecc_errors", "kernels"])
 def test_a_count_of_64_bits_is_none(place: str) -> None:
-    """Bytes, tokens and rounds beyond 2**48 are damage, though msgspec takes them up to 2**63."""
+    """Bytes, tokens and rounds beyond 2**48 are damage, although msgspec takes them up to 2**63."""
     line = {"type": "record", **to_json(Record(case(), "triton", 0, "ok"))}
     for number, why in ((2**62, f"{2**62} is outside the possible range"), (2**64, "is beyond 64 bits")):
         with pytest.raises(ValueError, match=rf"{place}.*{why}"):
@@ -246,7 +246,7 @@ def test_a_first_line_with_a_text_that_no_attnbench_writes_is_refused(tmp_path: 
 
 
 def test_repeated_samples_do_not_fill_the_memory(tmp_path: Path) -> None:
-    """Neither many in one measurement, nor few in each of many measurements, nor in each of many lines."""
+    """Repeated samples do not fill the memory: many in one measurement, or few in many measurements or lines."""
     record = to_json(Record(case(), "triton", 0, "wrong"))
     runs = {"unit": "W", "runs": [[5.0, 600_000]]}
     with pytest.raises(ValueError, match="runs: 1200000 is not a number of samples"):

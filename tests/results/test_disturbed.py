@@ -1,4 +1,4 @@
-"""Other processes on the device: seen before a run, while it is measured, or in its figures."""
+"""Other processes on the device: found before a run, during it, or in its figures."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NONE = "Nothing here can be believed: "
 
 
 def records(**of_the_last: Any) -> list[Record]:
-    """Return two backends on two lengths, the last with changes."""
+    """Return records of two backends on two lengths, the last record with changes."""
     found = [ok(case(n), name, 300.0 + i) for n in (1024, 2048) for i, name in enumerate(("eager", "triton"))]
     return [*found[:-1], replace(found[-1], **of_the_last)]
 
@@ -78,13 +78,13 @@ def test_nothing_of_a_disturbed_run_wins(found: list[Record], device: Device, wh
         (records(), replace(H200, busy=0.01)),  # a desktop
         (with_reading("busy", "", 0.0), IDLE),
         (with_reading("ceiling_matmul", "FLOP/s", 700e12), IDLE),
-        (with_reading("ceiling_matmul", "FLOP/s", 400e12, limits=("thermal",)), IDLE),  # which says why
+        (with_reading("ceiling_matmul", "FLOP/s", 400e12, limits=("thermal",)), IDLE),  # the limit explains it
         (
             with_reading("ceiling_matmul", "FLOP/s", 390e12),
             replace(H200, busy=0.0),
         ),  # a locked clock
         (with_reading("ceiling_matmul", "FLOP/s", 1e12), replace(CPU, matmul={"bf16": 9e12})),
-        ([replace(one, others=TRAIN) for one in with_reading("busy", "", 0.0)], IDLE),  # who holds memory, all along
+        ([replace(one, others=TRAIN) for one in with_reading("busy", "", 0.0)], IDLE),  # they hold memory throughout
         (records(), replace(CPU, busy=0.7)),
     ],
 )
@@ -125,7 +125,7 @@ def test_what_computes_several_times_as_fast_as_a_matmul_wins_nothing() -> None:
     other = ok(case(), "sdpa", 80.0, n=20)
     made = replace(made, records=(*made.records, other))
     fastest, left_out = document(cells([made]), [made]).answer[1:]
-    assert fastest.startswith("Fastest of 1 case: eager")  # of the others
+    assert fastest.startswith("Fastest of 1 case: eager")  # among the others
     assert left_out.startswith("Left out of every comparison: triton 1k d128 full fwd (3.00x as fast as a large")
     fast = replace(stored, measurements=ok(case(), "triton", 150.0, n=20, **ceiling).measurements)
     assert cells([run([fast, right])])[0].is_ranked
@@ -149,7 +149,7 @@ def test_what_is_slower_on_new_inputs_wins_nothing() -> None:
 
 def test_cores_that_others_took_from_a_cpu_are_a_part_of_the_uncertainty() -> None:
     def found(*left: float) -> Run:
-        """Return a run of a backend for each number of cores left to torch's 4 threads."""
+        """Return runs of a backend, one for each number of cores left to torch's 4 threads."""
         pairs = zip(("triton", "eager"), left, strict=False)
         timed = [ok(case(), name, 300.0, n=20, cores_left=[n]) for name, n in pairs]
         return run(timed, device=replace(CPU, threads=4))

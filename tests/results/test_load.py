@@ -25,7 +25,7 @@ RECORDS = [ok(case(), "eager", 30.0), ok(case(), "triton", 300.0), ok(case(causa
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """a.jsonl, b.jsonl with other cases, deep/c.jsonl and odd[1].jsonl."""
+    """Return a folder with a.jsonl, b.jsonl with other cases, deep/c.jsonl and odd[1].jsonl."""
     (tmp_path / "deep").mkdir()
     for name, records in (("a", RECORDS[:2]), ("b", RECORDS[2:]), ("deep/c", RECORDS[:1]), ("odd[1]", RECORDS[1:2])):
         (tmp_path / f"{name}.jsonl").write_bytes(run_file.encoded(run(records)))
@@ -55,7 +55,7 @@ def test_a_pattern_and_several_paths(folder: Path) -> None:
 
 
 def test_a_run_counts_once_and_two_that_began_in_one_second_are_two(folder: Path) -> None:
-    """As of a copy beside it and of its own baseline, whichever comes first; a baseline keeps little of a run."""
+    """A run, its copy and its baseline count as one, in any order; two runs that began in one second are two."""
     slower = [ok(case(), "eager", 15.0), *RECORDS[1:2]]
     runs = [run(RECORDS[:2], device=CPU), run(slower, device=CPU), run(RECORDS[:2], device=replace(CPU, name="Xeon"))]
     for i, one in enumerate(runs):
@@ -69,7 +69,7 @@ def test_a_run_counts_once_and_two_that_began_in_one_second_are_two(folder: Path
 
 @pytest.mark.parametrize("order", [("early", "late", "whole", "other"), ("other", "whole", "late", "early")])
 def test_a_part_of_a_run_that_is_there_whole_is_left_out(folder: Path, order: tuple[str, ...]) -> None:
-    """As of a file that was cut, and of one that was copied before the run was resumed, and got more rounds."""
+    """A part of a whole run is left out: a cut file, or a copy from before the run was resumed with more rounds."""
     skip = ended(case(2048), "triton", "skipped", "no time left", resumable=True)
     begun = run([*RECORDS, skip])
     files = {
@@ -87,7 +87,7 @@ def test_a_part_of_a_run_that_is_there_whole_is_left_out(folder: Path, order: tu
 
 
 def test_copies_of_a_run_that_went_on_apart_are_told() -> None:
-    """Each by a resume of its own; two that began in one second share skipped jobs at most."""
+    """Copies of a run that were resumed apart are reported; two that began in one second share only skipped jobs."""
     skip = ended(case(2048), "triton", "skipped", "no time left", resumable=True)
     ours, theirs = (run([*RECORDS, skip, ok(case(2048), "triton", 260.0 + n)]) for n in (0, 1))
     (line,) = went_on_apart([("a", ours), ("b", theirs)])

@@ -1,4 +1,4 @@
-"""Commands on many run files: what they do grows with the number of the files, counted in calls and not in seconds."""
+"""The work of commands on many run files grows with the number of files, counted in calls, not in seconds."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CELLS = [(case(causal=causal), backend) for causal in (False, True) for backend 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Return the files of nights that measured the same cells, without a change."""
+    """Return the files of nightly runs of the same cells, without a change."""
     folder = tmp_path_factory.mktemp("nights")
     made = [folder / f"night-{night:02}.jsonl" for night in range(MANY)]
     for night, path in enumerate(made):
@@ -42,7 +42,7 @@ def command(*words: str) -> Callable[[Sequence[Path]], None]:
 @pytest.mark.parametrize("name", ["report", "history", "compare", "recommend"])
 def test_what_is_called_grows_as_the_files_do(files: Sequence[Path], name: str) -> None:
     asked = command(name)
-    asked(files[:FEW])  # what is imported, and cached for all runs
+    asked(files[:FEW])  # imports, and fills caches for all runs
     few, many = (calls(asked, files[:number]) for number in (FEW, MANY))
     assert many < 1.25 * MANY / FEW * few
 
@@ -63,7 +63,7 @@ def test_what_a_gate_calls_grows_as_the_cells_do(tmp_path: Path) -> None:
 
 
 def calls(of: Callable[[Sequence[Path]], None], files: Sequence[Path]) -> int:
-    """Return how many functions of attnbench were called."""
+    """Return the number of calls of attnbench's functions."""
     counted = 0
 
     def count(frame: FrameType, event: str, _: Any) -> None:

@@ -1,4 +1,4 @@
-"""Every metric against numbers worked out by hand: of a row with known rates, and what is declared of it."""
+"""Every metric against numbers computed by hand, for a row with known rates, and its declared properties."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ SMALL = Case(Shape(1, 1024, 1024, 2, 2, 64, 64), "bf16", "fwd")
 
 
 def record(times: tuple[float, ...] = (), **changes: Any) -> Record:
-    """A record of SMALL with these samples in seconds, or with the measurements given."""
+    """Return a record of SMALL with these samples in seconds, or with other measurements."""
     return replace(Record(SMALL, "triton", 0, "ok", measurements={"time": Measurement("s", times)}), **changes)
 
 
 def value(name: str, which: Record | Row) -> float | None:
-    """The metric of a row, or of a record of which no rates are known."""
+    """Return the metric of a row, or of a record without known rates."""
     return metrics.value(name, which if isinstance(which, Row) else row(which))
 
 
@@ -51,7 +51,7 @@ def test_what_needs_more_samples_is_absent() -> None:
 
 
 def test_communication_is_exposed_in_cycles_where_both_clocks_are_known() -> None:
-    """At a power cap the launch without communication runs at another clock."""
+    """Exposed communication is in cycles where both clocks are known, because they differ at a power cap."""
     taken = measurements(time=1.0, compute=0.8, clock_held=1.5e9, clock_compute=1.8e9)
     assert value("exposed", record(measurements=taken)) == pytest.approx(1 - 0.8 * 1.8 / 1.5)
     assert value(
@@ -103,7 +103,7 @@ def test_the_roofline_counts_exact_flops_whatever_the_convention() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("memory_driver", "memory_saved", "memory_peak"),  # the most
+        *("memory_driver", "memory_saved", "memory_peak"),  # the largest
         *("enqueue", "first_call", "plan", "clock_held", "clock_sm", "clock_mem", "temperature", "cores_left"),
     ],
 )
@@ -136,7 +136,7 @@ def test_sustained_and_its_energy() -> None:
 
 
 def test_instruments_are_compared_turn_by_turn() -> None:
-    """The clock falls from turn to turn, by more than the instruments differ."""
+    """Instruments are compared turn by turn, because the clock falls by more than the instruments differ."""
     taken = measurements(turns_events=(1.0, 2.0, 4.0), turns_graph=(1.01, 2.02, 4.2), turns_cupti=(0.97, 1.94, 3.88))
     r = record(measurements=taken)
     assert metrics.turn_ratios(row(r), "graph") == pytest.approx((1.01, 1.01, 1.05))
@@ -152,7 +152,7 @@ def test_instruments_are_compared_turn_by_turn() -> None:
 
 
 def test_spans_are_compared_with_events_of_the_same_calls() -> None:
-    """Tracing slows the kernel by 2 %, and both instruments see that."""
+    """Spans are compared with events of the same calls: both include the 2 % by which tracing slows a kernel."""
     taken = measurements(turns_events=(1.0, 2.0, 4.0), turns_traced=(1.02, 2.04, 4.0), turns_cupti=(1.01898, 2.0, 4.0))
     r = record(measurements=taken)
     assert metrics.turn_ratios(row(r), "cupti") == pytest.approx((0.999, 0.98039, 1.0), abs=1e-5)

@@ -1,4 +1,4 @@
-"""The pool: its equations against plain ones, its variances against planted ones, how often it holds the truth."""
+"""The pool: its equations against plain ones, its variances against planted ones, and the coverage of intervals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Readings = dict[int, Reading]
 
 
 def measured(rng: random.Random, cards: int, name: str = "", share: float = 0.5, rounds: int = 1) -> Readings:
-    """Return what so many cards measured, each a share of the cells, all of whose true values are 0."""
+    """Return measurements of several cards, each of a share of the cells, whose true values are all 0."""
     found: dict[int, dict[Card, dict[int, float]]] = {}
     loads = [i % 5 / 4 for i in range(CELLS)]
     for number in range(cards):
@@ -48,7 +48,7 @@ def mean_of(readings: Readings) -> dict[int, float]:
 
 
 def test_values_and_their_weights_are_those_of_generalized_least_squares() -> None:
-    """By the whole matrix of covariances, without absorbing anything."""
+    """Values and weights equal generalized least squares with the whole matrix of covariances."""
     readings = measured(random.Random(1), 4, rounds=3)
     pool = Pool(readings, KNOWN)
     pairs = pool.pairs
@@ -70,7 +70,7 @@ def test_values_and_their_weights_are_those_of_generalized_least_squares() -> No
 
 
 def test_a_card_that_others_show_to_be_fast_does_not_make_its_own_cell_fast() -> None:
-    """The last cell is of the first card alone, which is 3 % faster than three others in twenty cells."""
+    """A card that others show to be 3 % faster does not make its own cell, which no other measured, faster."""
     cards = [Card("GPU", name) for name in "abcd"]
     readings = {
         i: Reading({card: {0: -0.03 if card is cards[0] else 0.0} for card in cards}, i, 1.0) for i in range(20)
@@ -96,7 +96,7 @@ def test_load(utilization: float | None, found: float) -> None:
 
 
 def test_more_cells_of_a_card_make_nothing_surer_that_the_card_moves() -> None:
-    """And more cards do, as does another half where a card is in both."""
+    """More cells of a card do not reduce the uncertainty from the card; more cards do, as does a shared card."""
 
     def half(cells: int, *cards: str) -> float:
         readings = {i: Reading({Card("GPU", name): {0: 0.0} for name in cards}, i, 1.0) for i in range(cells)}
@@ -112,7 +112,7 @@ def test_more_cells_of_a_card_make_nothing_surer_that_the_card_moves() -> None:
 
 
 def test_variances_are_found_again() -> None:
-    """Of 60 cards, half of them with more rounds, which tells processes from what a card has in a cell for itself."""
+    """Planted variances are recovered from 60 cards, half with several rounds, which separate processes from cards."""
     rng = random.Random(3)
     once, often = measured(rng, 30, "once"), measured(rng, 30, "often", rounds=5)
     both = {i: replace(once[i], rounds={**once[i].rounds, **often[i].rounds}) for i in once}
@@ -130,7 +130,7 @@ def test_variances_are_those_of_the_cards_at_hand_from_some_number_on() -> None:
 
 @pytest.mark.parametrize(("cards", "rounds"), [(1, 1), (3, 1), (3, 4), (12, 1)])
 def test_intervals_hold_the_truth_as_often_as_they_say(cards: int, rounds: int) -> None:
-    """Of the mean of all cells and of one of them; without the effect of cards they would not."""
+    """Intervals of the mean of all cells and of one cell have the stated coverage, due to the effect of cards."""
     rng, times = random.Random(f"{cards}/{rounds}"), 120
     held, without = [0, 0], 0
     for _ in range(times):
@@ -142,5 +142,5 @@ def test_intervals_hold_the_truth_as_often_as_they_say(cards: int, rounds: int) 
         without += abs(value) <= half
     noise = 2.6 * math.sqrt(0.95 * 0.05 / times)
     assert all(0.95 - noise <= of / times <= 0.995 for of in held), held
-    if cards < LEAST_CARDS:  # else they are estimated
+    if cards < LEAST_CARDS:  # with more cards the variances are estimated
         assert without / times < 0.8

@@ -1,4 +1,4 @@
-"""Run files as they are found: whole, cut short, damaged, newer, not ours."""
+"""Run files in all conditions: complete, cut, damaged, newer, of other programs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_truncated_last_line_is_dropped_and_said(path: Path) -> None:
 
 
 def test_a_last_line_that_lacks_its_end_alone_is_read_and_gone_on_with(path: Path) -> None:
-    """As editors and copies leave it."""
+    """A last line that lacks only its end, as after an edit or a copy, is read and continued."""
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert run_file.read(path) == (run_file.read(path)[0], [])
@@ -91,7 +91,7 @@ def test_a_first_line_that_is_nested_deeply(path: Path, field: str, depth: int) 
 
 
 def test_a_byte_order_mark_is_no_damage(path: Path) -> None:
-    """Windows' editors put one at the start of a text."""
+    """A byte order mark, which editors of Windows put at the start, is no damage."""
     marked = b"\xef\xbb\xbf" + path.read_bytes()
     path.write_bytes(marked)
     assert run_file.read(path) == (RUN, [])
@@ -121,7 +121,7 @@ def test_a_record_that_no_plan_holds_is_damage(path: Path) -> None:
 
 
 def test_records_of_another_run_of_the_same_cells_are_damage(tmp_path: Path) -> None:
-    """As where two files were joined without the second's first line; its forecasts are of the rates of its device."""
+    """Records of another run of the same cells, joined without their first line, are damage, by their forecasts."""
     records = (*RECORDS[:2], replace(ok(CASES[0], "triton", 310.0), forecast=Forecast(9.0, 1e-3, 2**30)))
     foreign = tuple(replace(record, forecast=Forecast(1.0, 1.1e-3, 2**30)) for record in RECORDS[:2])
     path = tmp_path / "joined.jsonl"
@@ -134,13 +134,13 @@ def test_records_of_another_run_of_the_same_cells_are_damage(tmp_path: Path) -> 
 
 @pytest.fixture
 def real() -> list[bytes]:
-    """The lines of a real run file, and an empty one after its last newline."""
+    """Return the lines of a real run file, and the empty one after the last newline."""
     paths = (path for path in RESULTS if "default" in path.stem)
     return b"".join(run_file.lines(min(paths, key=lambda path: path.stat().st_size))).split(b"\n")
 
 
 def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: list[bytes]) -> None:
-    """At the start, in the middle and at the end; beside it lines that only core.json reads, and that are no record."""
+    """Damage is reported by its line, at the start, in the middle and at the end, among lines for core.json only."""
     real[2] = b"{"
     real[len(real) // 3] = b"x"
     real[len(real) // 2] = b'{"type": "note"}'
@@ -153,7 +153,7 @@ def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: lis
     found, problems = run_file.read(path)
     numbers = [int(problem.removeprefix(f"{path}:").partition(":")[0]) for problem in problems]
     assert numbers == [3, len(real) // 3 + 1, len(real) - 2, len(real) - 1]
-    assert len(found.records) == len(real) - 2 - 5  # neither the header nor the empty line; five are no records
+    assert len(found.records) == len(real) - 2 - 5  # without the header, the empty line and five damaged lines
     errors = [error.max_error for r in found.records if r.accuracy for error in r.accuracy.errors.values()]
     assert errors.count(math.inf) == 1
 
@@ -210,7 +210,7 @@ def test_of_a_gzipped_file_that_is_cut_off_the_whole_lines_are_read(path: Path, 
     whole, content = run_file.read(path)[0], packed.read_bytes()
     said = [f"{packed}: the gzip file is cut off; the whole lines before the cut were read"]
     counts = []
-    for left in (len(content) // 2, len(content) - 20, len(content) - 3):  # the last lacks a part of the checksum alone
+    for left in (len(content) // 2, len(content) - 20, len(content) - 3):  # the last lacks part of the checksum
         packed.write_bytes(content[:left])
         found, problems = run_file.read(packed)
         assert (found, problems) == (replace(whole, records=whole.records[: len(found.records)]), said)
@@ -255,16 +255,16 @@ def test_of_a_file_one_line_is_held_at_a_time(path: Path) -> None:
 
 def test_a_gzipped_file_of_something_else_is_not_unpacked_whole(tmp_path: Path) -> None:
     packed = tmp_path / "log.jsonl.gz"
-    packed.write_bytes(gzip.compress(bytes(10**7))[:5000])  # its end, which is cut off, is not reached
+    packed.write_bytes(gzip.compress(bytes(10**7))[:5000])  # the missing end is not reached
     for open_ in (run_file.read, run_file.head):
         with pytest.raises(UserError, match=r"log.jsonl.gz is not an attnbench run file"):
             open_(packed)
 
 
 def test_a_huge_file_is_not_read_whole(path: Path) -> None:
-    """It is refused by its first bytes, or by a line that no run file has."""
+    """A huge file is not read whole, but refused by its first bytes or by a line that no run file has."""
     with path.open("r+b") as file:
-        file.truncate(2**40)  # null bytes that take no place on the disk
+        file.truncate(2**40)  # null bytes that take no space on the disk
     with pytest.raises(UserError, match="32 MiB in a line, so it is not a run file"):
         run_file.read(path)
     with path.open("r+b") as file:
@@ -290,7 +290,7 @@ def test_fields_of_a_newer_version_are_passed_over(path: Path) -> None:
 
 
 def test_a_start_in_another_time_zone_is_read_as_utc(path: Path) -> None:
-    """As another program writes it; it is shown to the minute, beside those of other runs, and sorted as text."""
+    """A start in another time zone, as from another program, is read as UTC, because starts are sorted as text."""
     for started, read in (("2026-01-09T03:17:22+09:00", "2026-01-08T18:17:22+00:00"), *[(w, w) for w in ("once", "")]):
         change_header(path, started=started)
         assert run_file.head(path).started == read
@@ -307,13 +307,13 @@ def test_a_damaged_header_says_its_line(path: Path, changes: dict[str, object]) 
 
 @pytest.mark.parametrize("cut", [0, 1, 200], ids=["whole", "without its newline", "cut off"])
 def test_files_that_were_joined_are_refused(path: Path, cut: int) -> None:
-    """The records of the second would count as those of the first's device."""
+    """Joined files are refused, because the second's records would count for the first's device."""
     one = path.read_bytes()
     path.write_bytes(one[: len(one) - cut] + one)
     for read in (run_file.read, run_file.head):
         with pytest.raises(UserError, match=r"run\.jsonl:[45]: a second run begins here"):
             read(path)
-    spelled = [json.dumps(json.loads(line)) for line in one.splitlines()]  # with spaces, as other programs write it
+    spelled = [json.dumps(json.loads(line)) for line in one.splitlines()]  # with spaces, as from other programs
     for second in ("\n".join(spelled), '{"schema":2,"type":"run"}', '{"type":"record","type":"run"}'):
         path.write_bytes(one + second.encode() + b"\n")
         with pytest.raises(UserError, match=r"run\.jsonl:5: a second run begins here"):
@@ -325,7 +325,7 @@ def test_files_that_were_joined_are_refused(path: Path, cut: int) -> None:
 
 @pytest.mark.parametrize("spelling", [{"sort_keys": True}, {"separators": (" ,", "\t: ")}, {"indent": 1}])
 def test_a_second_run_behind_the_last_line_of_the_first_is_refused(path: Path, spelling: dict[str, Any]) -> None:
-    """As other programs write it; it would be one damaged line, and the records of the second would count."""
+    """A second run behind the first's last line is refused, also in other programs' spelling."""
     one = path.read_bytes()
     first, *rest = (json.dumps(json.loads(line), **spelling).encode() for line in one.splitlines())
     second = b"\n".join([first, *rest, b""])
@@ -336,7 +336,7 @@ def test_a_second_run_behind_the_last_line_of_the_first_is_refused(path: Path, s
 
 
 def test_lines_in_utf_16_are_damaged_ones(path: Path) -> None:
-    """As PowerShell writes them: the first line would not be read, and the others would."""
+    """Lines in UTF-16, as from PowerShell, are damaged ones."""
     one = path.read_text()
     path.write_bytes(one.encode() + one.encode("utf-16"))
     found, problems = run_file.read(path)
@@ -360,7 +360,7 @@ def test_a_command_to_go_on_trusts_own_masks() -> None:
 
 
 def test_lines_that_are_no_records_have_an_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some kilobytes of gzip may hold millions of them."""
+    """Reading ends after many lines that are no records, of which some kilobytes of gzip may hold millions."""
     monkeypatch.setattr(run_file, "MOST_OTHERS", 100)
     content = path.read_bytes()
     for line in (b'{"type":"x"}\n', b'{"type":"rounds","rounds":3}\n', b"\n"):
@@ -373,7 +373,7 @@ def test_lines_that_are_no_records_have_an_end(path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("number", [40, 400])
 def test_masks_and_lengths_that_take_minutes_are_refused(path: Path, number: int) -> None:
-    """A few kilobytes of records, each with a mask to draw, or with lengths to compare with each pattern."""
+    """Masks and lengths that would take minutes are refused, in a few kilobytes of records."""
     square = case(2**18, batch=1)
     masked = [replace(square, mask=f"random:{i / 1000}") for i in range(1, number)]
     batches = [((4095, 1, 1), (1, n, n)) for n in range(2, number + 2)]

@@ -1,4 +1,4 @@
-"""What differs between the setups of two runs, and labels that tell runs apart."""
+"""Differences between the setups of two runs, and labels that distinguish runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def a_run(policy: Policy | None = None, **changes: Any) -> Run:
 def test_runs_of_one_setup_have_no_differences() -> None:
     assert differences(a_run(), a_run()) == []
     elsewhere = replace(H200, free=5, matmul={"bf16": 1.0}, copy=2.0, uuid="x")
-    assert differences(a_run(), a_run(git="1234", device=elsewhere)) == []  # they vary by themselves
+    assert differences(a_run(), a_run(git="1234", device=elsewhere)) == []  # these vary without a change of the setup
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ PROCESSES = MEASURED["H200 SXM"].processes
 
 
 def a_cell(backend: str, bursts: float, sustained: float, round: int = 0) -> Record:
-    """Milliseconds of a call."""
+    """Return a record with these milliseconds of a call, in bursts and without pauses."""
     return ok(case(), backend, 300, round=round, time=(bursts * 1e-3,) * 10, sustained=(sustained * 1e-3,) * 10)
 
 
@@ -77,4 +77,4 @@ def test_the_uncertainty_of_energy_is_that_of_time_and_power() -> None:
     assert known
     assert of_time
     assert (known.rounds, known.within) == (3, None)
-    assert known.total > 2 * of_time.total  # the times were alike, the power was not
+    assert known.total > 2 * of_time.total  # times were alike, but not power

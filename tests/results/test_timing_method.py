@@ -1,4 +1,4 @@
-"""One method for all cells of a case: spans where all that are short have them, else events."""
+"""All cells of a case have one timing method: spans if all short cells have them, else events."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def methods(*records: Record, beside: tuple[Run, ...] = ()) -> dict[str, str]:
 
 
 def test_all_cells_of_a_short_case_are_timed_by_spans() -> None:
-    """Also those of 100 us and more, which would have been timed by events beside them."""
+    """All cells of a short case are timed by spans, also cells of 100 us and more."""
     records = [a_cell("triton", 90), a_cell("eager", 400)]
     assert methods(*records) == {"triton": "span", "eager": "span"}
     assert [cell.value("latency") for cell in cells([run(records)])] == [397 * US, 87 * US]
@@ -33,7 +33,7 @@ def test_a_case_whose_fastest_cell_is_not_short_is_timed_by_events() -> None:
 
 
 def test_without_a_span_of_one_all_are_timed_by_events() -> None:
-    """As in files of before, which have spans of cells under 100 us alone."""
+    """Without a span of one cell all are timed by events, as in older files, with spans under 100 us only."""
     assert methods(a_cell("triton", 90), a_cell("eager", 110, span=False)) == {"triton": "events", "eager": "events"}
 
 

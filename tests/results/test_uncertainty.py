@@ -1,4 +1,4 @@
-"""The uncertainty of a latency: its parts, the formula with rounds, and how often it holds the truth by simulation."""
+"""The uncertainty of a latency: its parts, the formula with rounds, and its coverage by simulation."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_rounds_are_students_where_nothing_is_known_beside() -> None:
 
 @pytest.mark.parametrize(("rounds", "number"), [(1, 10), (2, 40), (5, 10)])
 def test_it_holds_the_truth_as_often_as_it_says(rounds: int, number: int) -> None:
-    """Of cells that differ in noise as draws from the prior do: 95 %, by the table and by the run's own prior."""
+    """The interval covers 95 % for cells with noise drawn from the prior, with the table and with the run's prior."""
     rng, held, halves = random.Random(f"{rounds}/{number}"), 0, []
     entry = uncertainty.MEASURED["H200 SXM"]
     runs = 2000 // number
@@ -66,8 +66,8 @@ def test_it_holds_the_truth_as_often_as_it_says(rounds: int, number: int) -> Non
             halves.append(half)
     share = held / len(halves)
     print(f"{rounds} rounds, {number} cells: {share:.1%} held")
-    # 2000 cells. A prior that is fitted to 40 variances is unsure itself, and too narrow where it is too small; medians
-    # of rounds are rather too wide.
+    # 2000 cells. A prior fitted to 40 variances is uncertain, and gives narrow intervals where it is too small; medians
+    # of rounds give rather wide ones.
     assert 0.93 <= share <= 0.985
 
 

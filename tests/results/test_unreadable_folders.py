@@ -1,4 +1,4 @@
-"""A folder with a part that this user may not read: what a report lacks is told."""
+"""A report names the parts of a folder that this user may not read."""
 
 from __future__ import annotations
 

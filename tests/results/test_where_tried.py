@@ -1,4 +1,4 @@
-"""Where each backend was tried is what the run files say; nothing else is claimed."""
+"""The table of devices on which each backend gave right results comes from the run files only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN, _ = run_file.read(computed.RESULTS / "20261124-123458-claims-nvidia-h100.js
 
 
 def test_the_table_is_what_the_run_files_say() -> None:
-    """Renew it with: python tests/results/where_tried.py"""
+    """The table equals the run files'. Renew it with: python tests/results/where_tried.py"""
     assert computed.TABLE.read_text(encoding="utf-8") == computed.table()
 
 

@@ -1,4 +1,4 @@
-"""Run files as they are written: each record at once, never over another file, on full and odd disks."""
+"""Writing run files: each record at once, never over another file, on full and unusual disks."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def test_what_is_there_is_not_overwritten(path: Path) -> None:
         run_file.RunFile.create(path, RUN)
     assert path.read_bytes() == before
     path.write_text("name: mine")
-    with pytest.raises(UserError, match=r"choose another --out$"):  # it is no run file, and cannot be resumed
+    with pytest.raises(UserError, match=r"choose another --out$"):  # it is no run file, so it cannot be resumed
         run_file.RunFile.create(path, RUN)
 
 
 @pytest.mark.parametrize("name", ["pipe", "link", "/dev/null"])
 def test_a_pipe_or_a_device_is_refused_unread(tmp_path: Path, name: str) -> None:
-    """To read a pipe into which nobody writes takes for ever."""
+    """A pipe or a device is refused without a read, which would not end."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     out = tmp_path / name
@@ -92,7 +92,7 @@ def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_from_the_start_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty file could not be resumed, and would stand in the way of the next run."""
+    """A disk that is full from the start leaves no file, which could not be resumed and would block the next run."""
     path = tmp_path / "run.jsonl"
     real = os.open
 
@@ -152,7 +152,7 @@ def test_a_file_that_is_taken_away_ends_the_run_and_a_copy_is_kept(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for late in (False, True):
-        path = tmp_path / ("late" if late else "early") / f"{'n' * 240}.jsonl"  # a copy's name is no longer
+        path = tmp_path / ("late" if late else "early") / f"{'n' * 240}.jsonl"  # a copy's name must not be longer
         file = run_file.RunFile.create(path, RUN)
         file.append(RECORDS[0])
         happens(path)
@@ -174,7 +174,7 @@ def test_a_file_that_was_overwritten_is_told_at_the_end(path: Path) -> None:
 
 
 class FullDisk(io.FileIO):
-    """A file on a disk with so many bytes left: a short write, as the kernel does it, then ENOSPC."""
+    """A file on a disk with few bytes left: a short write, as by the kernel, then ENOSPC."""
 
     left = 0
     code = errno.ENOSPC

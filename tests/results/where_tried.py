@@ -1,10 +1,10 @@
-"""Where each backend gave right results, computed from results/: what attnbench/results/where_tried.json holds.
+"""Compute attnbench/results/where_tried.json from results/: the devices on which each backend gave right results.
 
-    python tests/results/where_tried.py                     writes it
-    attnbench backends --matrix --into docs/backends.md     then shows it there
+    python tests/results/where_tried.py                     writes the file
+    attnbench backends --matrix --into docs/backends.md     shows it in the document
 
-A trial is a backend on a model of device with a version of its library, in the run files of results/, and in
-results/trials.json, which names the trials of the tests on a GPU, of which there is no run file.
+A trial is a backend on a model of device with a version of its library. Trials come from the run files of results/, and
+from results/trials.json, which names the trials of tests on a GPU, which have no run file.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ ORDER = ("dense", "fp8", *(axis.kind for axis in AXES.values() if axis.kind))
 
 
 def version(run: Run, record: Record) -> str:
-    """Return the libraries and their numbers, without what tells one build from another."""
+    """Return the libraries with their version numbers, without the parts that identify a build."""
     said = record.version or run.versions.get(record.backend, "")
-    if re.match(r"\d", said):  # the number alone
+    if re.match(r"\d", said):  # only the number
         said = next((f"{name} {number}" for name, number in run.environment.packages.items() if number == said), said)
     return ", ".join(part for part in said.split(", ") if re.match(r"(?!code |without )\S+ \d", part))
 
 
 def of_run(run: Run) -> Iterator[Found]:
-    """Yield what was right in a run. What splits a sequence counts where it did."""
+    """Yield the right trials of a run. A backend that splits a sequence counts only where it did."""
     model = re.sub(r" \d+GB.*", "", run.environment.device.name)
     for record in run.records:
         case, backend = record.case, record.backend
@@ -50,7 +50,7 @@ def of_run(run: Run) -> Iterator[Found]:
 
 
 def found() -> Iterator[Found]:
-    """Yield what was right in all run files, and of trials without one."""
+    """Yield the right trials of all run files, and the trials without a run file."""
     for path in sorted(RESULTS.rglob("*.jsonl*")):
         try:
             run, _ = run_file.read(path)
@@ -65,7 +65,7 @@ def found() -> Iterator[Found]:
 
 
 def table() -> str:
-    """Return what where_tried.json holds, a line for each trial."""
+    """Return the content of where_tried.json, a line for each trial."""
     seen: Mapping[str, dict[tuple[str, str], dict[str, set[str]]]]
     seen = defaultdict(lambda: defaultdict(lambda: {"fwd": set(), "bwd": set()}))
     for backend, device, libraries, direction, feature in found():

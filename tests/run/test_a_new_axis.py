@@ -14,7 +14,7 @@ import pytest
 import attnbench
 
 PACKAGE = Path(attnbench.__file__).parent
-# A bias that is added to each score, without dtype fp8: (file, what is inserted, before what).
+# The axis is a bias added to each score, not for fp8: (file, text to insert, text that follows it).
 EDITS = (
     ("core/case.py", "    bias: float = 0.0\n\n", "    def __post_init__(self) -> None:\n        rules"),
     ("core/axes.py", '    _field("bias", "A bias: none,2.", "A bias."),\n', '    _field(\n        "ranks"'),
@@ -25,7 +25,7 @@ EDITS = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with a copy of attnbench that has the axis."""
+    """Return a folder with a copy of attnbench that has the axis."""
     shutil.copytree(PACKAGE, tmp_path / "attnbench", ignore=shutil.ignore_patterns("*.pyc"))
     (tmp_path / "suites").symlink_to(PACKAGE.parent / "suites")
     for name, inserted, before in EDITS:

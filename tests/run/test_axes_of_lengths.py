@@ -1,4 +1,4 @@
-"""Pages, latent rows, the softmax scale and ragged batches: which cases they stand for, and what they refuse."""
+"""Pages, latent rows, the softmax scale and ragged batches: their cases and their refusals."""
 
 from __future__ import annotations
 

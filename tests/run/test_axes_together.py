@@ -1,4 +1,4 @@
-"""Whatever values of two or three axes a person joins: cases with titles of their own, or a line that says why not."""
+"""Any values of two or three axes together give cases with distinct titles, or one line with the reason."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from attnbench.render.html.charts import charts
 from attnbench.results.cells import cells
 from attnbench.run.suite import parse_options, parse_suite, resolve
 
-TOLD = ("dtype", "headdim", "mask", "pass", "other", "seqlen", "batch", "heads")  # of a page's table
+TOLD = ("dtype", "headdim", "mask", "pass", "other", "seqlen", "batch", "heads")  # columns of a page's table
 SUITE = parse_suite({"axes": {"seqlen": "1k"}}, "a suite")
 
 
 def outcome(given: Mapping[str, Any]) -> Sequence[Case]:
-    """The cases of some options; none where one line says why."""
+    """Return the cases of some options; none where one line gives the reason."""
     found: Sequence[Case] = ()
     said = ""
     try:
@@ -36,7 +36,7 @@ def outcome(given: Mapping[str, Any]) -> Sequence[Case]:
 
 
 def combinations(number: int) -> Iterator[dict[str, Any]]:
-    """Values of each so many axes, of three fewer values each."""
+    """Yield values for each combination of `number` axes; for three axes with fewer values each."""
     for names in itertools.combinations(AXES, number):
         for chosen in itertools.product(*(AXES[name].examples[: {1: 9, 2: 5, 3: 2}[number]] for name in names)):
             yield dict(zip(names, chosen, strict=True))
@@ -48,7 +48,7 @@ def test_each_combination_of_three_is_known_or_one_line() -> None:
 
 
 def test_no_two_rows_of_a_backend_are_under_one_title() -> None:
-    """In a figure, in a table, which would drop one of two, and for other tools. Of each combination of one or two."""
+    """No two rows of a backend have one title, in figures, tables and files for tools, for up to two axes."""
     outcomes = map(outcome, itertools.chain(combinations(1), combinations(2)))
     known = dict.fromkeys(case for of in outcomes for case in of)
     for of in (Shape, Case):

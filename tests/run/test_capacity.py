@@ -1,4 +1,4 @@
-"""The steps of a search in the parent: their order, when workers are ended, and what is not tried."""
+"""The steps of a search in the parent: their order, the end of workers, and steps that are left out."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from builders import H200, case, environment, run
 
 ONE = Search("seqlen", 100.0)
 RIGHT = Accuracy({"out": TensorError(0.0, 0.0, 1.0, 0.0)}, rows=1, heads=1)
-MOST = 64 * 1024  # tokens of each rank
+MOST = 64 * 1024  # most tokens of each rank
 BASE = replace(case(4096, nheads=16, causal=True), shape=replace(case(4096).shape, batch=1))
 
 
 class FakePool:
-    """Steps fit up to MOST tokens of each rank. `log` has the sizes tried and which workers were ended."""
+    """A pool in which steps fit up to MOST tokens of each rank. `log` has the sizes and the ended workers."""
 
     def __init__(self) -> None:
         self.log: list[tuple[Any, ...]] = []
@@ -44,7 +44,7 @@ class FakePool:
 
 
 def searched(tmp_path: Path, *cases: Case, peers: int = 3) -> tuple[Run, FakePool]:
-    """Return a search on GPUs that ended, and its pool."""
+    """Return a finished search on GPUs, and its pool."""
     session = Session(None)
     session.pool = pool = FakePool()  # type: ignore[assignment]
     session.environment, session.probes = environment(H200, peers=(H200,) * peers), {"ulysses-fa3": Probe(version="1")}
@@ -55,7 +55,7 @@ def searched(tmp_path: Path, *cases: Case, peers: int = 3) -> tuple[Run, FakePoo
 
 
 def test_each_number_of_ranks_has_workers_of_its_own(tmp_path: Path) -> None:
-    """Those of fewer ranks are ended before, as they hold memory of the devices."""
+    """Each number of ranks has its own workers; workers of fewer ranks end first, to free the devices' memory."""
     ended, pool = searched(tmp_path, BASE, replace(BASE, ranks=2))
     first = pool.log.index(next(entry for entry in pool.log if entry[:2] == ("fit", 2)))
     assert pool.log[first - 1] == ("close", "ulysses-fa3")
@@ -68,7 +68,7 @@ def test_each_number_of_ranks_has_workers_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_what_does_not_fit_was_seen_by_new_processes(tmp_path: Path, ranks: int) -> None:
-    """On one device by a worker that was ended for it; those of several ranks end with each lack of memory."""
+    """New processes confirm what does not fit: on one device a new worker, with several ranks after every lack."""
     ended, pool = searched(tmp_path, replace(BASE, ranks=ranks))
     stops = min(r.case.shape.seqlen_k for r in ended.records if r.status == "oom")
     tries = [i for i, entry in enumerate(pool.log) if entry == ("fit", ranks, stops)]
@@ -84,7 +84,7 @@ def test_more_ranks_than_devices_are_not_tried(tmp_path: Path) -> None:
 
 
 def test_records_that_no_search_makes_do_not_count(tmp_path: Path) -> None:
-    """Of a size beside the grid, and of a ragged batch, which has no other size."""
+    """Records that no search makes do not count: sizes outside of the grid, and ragged batches."""
     ended, _ = searched(tmp_path, BASE)
     shape = replace(BASE.shape, batch=2, seqlen_q=64, seqlen_k=64)
     ragged = replace(BASE, shape=shape, lengths=((1, 32, 32), (1, 64, 64)))

@@ -1,4 +1,4 @@
-"""The search of run/capacity_search.py on simulated machines: functions from a size to how it ends."""
+"""The search of run/capacity_search.py on simulated machines, functions from a size to its outcome."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Machine = Callable[[int], Outcome]
 
 
 def search(machine: Machine, start: int = 64 * 1024, most: int = 40) -> tuple[Bracket, dict[int, Outcome]]:
-    """Search to the end; no size is tried twice, and all are on the grid."""
+    """Search to the end, and assert that no size is tried twice and all are on the grid."""
     known: dict[int, Outcome] = {}
     while (size := next_size(known, SIZES, start)) is not None:
         assert size not in known
@@ -69,7 +69,7 @@ def test_what_fits_above_a_wrong_result_does_not_count() -> None:
 
 
 def test_what_fits_above_a_lack_of_memory_counts_and_above_a_wrong_result_does_not() -> None:
-    """As where a library has another, leaner kernel for long sequences."""
+    """A size that fits above a lack of memory counts, as for a leaner kernel; one above a wrong result does not."""
     known: dict[int, Outcome] = {4096: "stops", 8192: "fits", 16384: "stops"}
     assert bracket(known) == Bracket(8192, 16384)
     assert bracket({128: "fits", 256: "wrong", 512: "fits"}) == Bracket(128, 256)

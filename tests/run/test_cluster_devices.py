@@ -1,4 +1,4 @@
-"""The devices of a cluster: which are measured, what each child sees, how the run as a whole ended."""
+"""The devices of a cluster: the measured ones, the environment of each child, the outcome of the whole run."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_cluster_that_asks_for_a_token_is_named_and_its_log_held_back(
 
 
 def test_a_signal_while_ray_connects_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray's own handler raises SystemExit with the signal's number."""
+    """A signal while Ray connects is an interrupt, although Ray's handler raises SystemExit with its number."""
     ray = pytest.importorskip("ray", reason="needs Ray: pip install ray")
 
     def terminated(*_: object, **__: object) -> None:
@@ -159,7 +159,7 @@ def test_a_device_whose_file_is_taken_away_is_lost_and_its_lines_are_kept(tmp_pa
     gone, other = (cluster.Unit(NODE, None, tmp_path / "n1.jsonl") for _ in range(2))
     node = cluster._NodeRun([gone, other], cluster.Plan((), (), "fake", tmp_path), Silent())
     node._keep(gone, head + records[0])
-    node._keep(other, head + records[0])  # of a second cluster run that began at the same time
+    node._keep(other, head + records[0])  # from a second cluster run that began at the same time
     assert (other.state, other.code, other.done) == ("lost", 2, 0)
     assert "n1.jsonl is there already" in other.reason
     gone.path.unlink()
@@ -177,7 +177,7 @@ def test_a_device_whose_file_is_taken_away_is_lost_and_its_lines_are_kept(tmp_pa
     [("2.60.0", "--address local: the node timed out"), ("2.40.0", "would let anybody on the network run code here")],
 )
 def test_a_local_cluster_that_cannot_start_is_one_line(version: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray raises a bare Exception where a process of its own did not come up in time."""
+    """A local cluster that cannot start is one line; Ray raises a bare Exception if a process is late."""
 
     def init(*_: object, **_options: object) -> None:
         assert os.environ["RAY_AUTH_MODE"] == "token"

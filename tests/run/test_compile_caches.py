@@ -88,7 +88,7 @@ def test_folders_are_empty_and_gone_afterwards(tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_was_downloaded_is_no_compiled_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is found in a fresh cache, and still there afterwards."""
+    """Downloads are no compiled kernels: a fresh cache has them, and they stay afterwards."""
     usual = tmp_path / ".cache/flashinfer/cubins"
     usual.mkdir(parents=True)
     (usual / "binary").write_text("downloaded")

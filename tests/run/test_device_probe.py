@@ -1,4 +1,4 @@
-"""What a run does before its first job: describe the device, open it in the workers, measure its rates when idle."""
+"""A run before its first job: it describes the device, opens it in the workers, measures its rates when idle."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_several_devices_are_for_ranks() -> None:
 
 
 class SimulatedWorker:
-    """A worker process without a process. `log` has each request, each answer and each end, with the worker's name."""
+    """A stand-in for a worker process. `log` has each request, answer and end with the worker's name."""
 
     log: list[tuple[str, str]]
     devices: dict[tuple[str, str], Device]  # (worker, operation) -> the device of the request
     here: Device
     stops: tuple[str, str] | None  # (worker, operation) that Ctrl-C interrupts
-    looks: list[bool]  # of each job, whether it was asked what others do on the device
+    looks: list[bool]  # for each job, whether it was asked for other work on the device
 
     def __init__(self, python: str | None = None, _: Mapping[str, str] | None = None) -> None:
         self.name, self.alive = "", True
@@ -140,7 +140,7 @@ def test_on_a_gpu_the_rates_are_read_when_all_workers_are_open_and_idle() -> Non
     log = measured()
     assert at("triton", "import") < at(PROBE, "environment done") < at("eager", "load done")
     opened = [who for who, what in log[: at(PROBE, "rates")] if what == "ready done"]
-    assert opened == ["eager", "triton"]  # not what is not installed, nor what takes no case
+    assert opened == ["eager", "triton"]  # without backends that are not installed or take no case
     asked = {(who, what) for who, what in log if what in ("load", "import", "survey", "ready")}
     assert {(who, f"{what} done") for who, what in asked} <= {*log[: at(PROBE, "rates")]}, "not idle"
     assert at(PROBE, "environment done") < at(PROBE, "judge") < at("eager", "load done"), "not while others load"
@@ -167,7 +167,7 @@ def test_a_dry_run_opens_nothing() -> None:
 
 
 def test_fresh_caches_open_nothing_ahead() -> None:
-    """With fresh caches each job has a worker of its own."""
+    """With fresh caches no device is opened ahead, because each job has a new worker."""
     log = measured(policy={"caches": "fresh"})
     assert not [entry for entry in log if entry[1] == "ready"]
     assert at("eager", "survey done") < at(PROBE, "rates")
@@ -195,7 +195,7 @@ def test_a_dry_run_on_a_cpu_asks_torch_only_for_what_numpy_lacks(
     outcome = run_suite.run_suite(Request(settings=settings, dry_run=True), RecordingObserver())
     assert ((PROBE, "rates") in SimulatedWorker.log) is timed
     assert outcome.run.environment.device.matmul[dtype] != 1e11
-    assert {who for who, _ in SimulatedWorker.log} == {PROBE, "says"}  # no worker of a backend
+    assert {who for who, _ in SimulatedWorker.log} == {PROBE, "says"}  # no worker of another backend
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_the_last_job_on_a_gpu_looks_at_what_others_do(here: Device) -> None:
 
 
 class TestReal:
-    """With real worker processes."""
+    """Tests with real worker processes."""
 
     @pytest.fixture(autouse=True)
     def real(self, simulated_workers: None, monkeypatch: pytest.MonkeyPatch) -> None:

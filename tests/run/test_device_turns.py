@@ -25,7 +25,7 @@ NAMES = ("eager", "sdpa-math")
 
 
 class Worker(threading.Thread):
-    """Uses a device as a worker of a group does, and notes who else does."""
+    """A worker of a group that uses a device and records the other users."""
 
     def __init__(self, number: int, turns: DeviceTurns, using: list[int], dies: bool) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Worker(threading.Thread):
                 if self.dies:
                     return
                 self.seen_alone.append(self.use(0.005))
-                self.turns.take("alone", self.number)  # it is
+                self.turns.take("alone", self.number)  # it has the device alone already
                 self.turns.take("together", self.number)
                 self.turns.take("together", self.number)
                 self.use(0.002)
@@ -88,7 +88,7 @@ def test_a_group_is_measured_and_judged_as_its_jobs_alone_are(pool: WorkerPool) 
         elapsed = time.monotonic() - began
         assert [(r.backend, r.status, r.judge) for r in records] == [(name, "ok", "beside") for name in NAMES]
         assert all(record.measurements["time"].values for record in records)
-        assert sum(record.seconds or 0.0 for record in records) <= elapsed  # each has its share
+        assert sum(record.seconds or 0.0 for record in records) <= elapsed  # each record has its share
 
 
 def test_a_worker_that_dies_costs_its_own_record(pool: WorkerPool) -> None:

@@ -1,4 +1,4 @@
-"""`attnbench env create fa3`: what it checks, its commands, and a whole run with stand-ins for nvcc and the source."""
+"""`attnbench env create fa3`: its checks, its commands, and a whole run with stand-ins for nvcc and the source."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A toolkit of CUDA 13.0 and a torch for it; nothing is installed from an index."""
+    """Return a folder with a toolkit of CUDA 13.0 and a torch for it; nothing is installed from an index."""
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     for name in [n for n in os.environ if n.startswith(("FLASH_ATTENTION_", "FLASH_ATTN_", "CUDA_", "MAX_JOBS"))]:
         monkeypatch.delenv(name)
@@ -70,7 +70,7 @@ def clone(folder: Path) -> Path:
 def test_it_is_built_installed_and_probed(
     here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The variables of a person win; the wheel stays, and another environment can be made of it without nvcc."""
+    """The build is installed and probed. A person's variables have priority; the kept wheel needs no nvcc again."""
     monkeypatch.setenv("FLASH_ATTENTION_DISABLE_HDIM96", "FALSE")
     with pytest.raises(typer.Exit) as done:
         env.create("sdpa-fa3", ["--no-index"], here / "env", clone(here / "clone"))
@@ -164,7 +164,7 @@ def test_what_is_missing_is_one_line(here: Path, missing: str, said: str, monkey
 
 
 def test_the_version_names_the_commit_of_a_clone(here: Path) -> None:
-    """Not that of a repository around a folder without history."""
+    """The version has the commit of a clone, not of a repository around a folder without history."""
     source = clone(here / "clone")
 
     def version() -> str:
@@ -199,7 +199,7 @@ def test_a_source_that_is_none(here: Path) -> None:
 
 
 def test_a_toolkit_is_found_as_torch_finds_it(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By CUDA_HOME, else beside the nvcc on PATH if that has headers."""
+    """A toolkit is found as by torch: CUDA_HOME, else the folder of the nvcc on PATH if it has headers."""
     assert fa3_build.cuda_toolkit("fa3", "2.13.0", "13.0") == str(here / "cuda")
     other = toolkit(here / "other", "13.1")
     monkeypatch.delenv("CUDA_HOME")

@@ -1,4 +1,4 @@
-"""Lists and dry runs import only libraries that may run here; what they say is what a worker would say."""
+"""Lists and dry runs import only libraries that may run here, and give the answers of a worker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ without_gpu = pytest.mark.skipif(not environment.no_gpu_here(), reason="here is 
 
 @dataclass
 class RecordingPool(WorkerPool):
-    """A pool without workers, which records for which backends there would be one."""
+    """A pool without workers that records the backends for which it would start one."""
 
     asked: list[str] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ def looked(device: Device, interpreters: Mapping[str, str] | None = None, **more
 
 @pytest.fixture
 def with_transformers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """An installed transformers, which cannot be imported."""
+    """Install a transformers that cannot be imported."""
     (tmp_path / "transformers.py").write_text("raise SystemExit('imported')")
     (tmp_path / "transformers-5.1.dist-info").mkdir()
     (tmp_path / "transformers-5.1.dist-info" / "METADATA").write_text("Name: transformers\nVersion: 5.1\n")
@@ -83,7 +83,7 @@ def test_on_a_gpu_a_worker_is_asked_for_all_installed_libraries() -> None:
 def test_other_interpreters_and_other_peoples_code_are_asked_in_workers() -> None:
     _, _, asked = looked(CPU, {"fa2": "/opt/python"}, mine="mine.py:attention")
     assert asked == ["fa2", "mine"]
-    assert looked(CPU, eager="mine.py:eager")[2] == ["eager"]  # a name of ours, and another's code
+    assert looked(CPU, eager="mine.py:eager")[2] == ["eager"]  # attnbench's name with a person's code
 
 
 def test_a_backend_with_a_probe_of_its_own_is_asked_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_numpys_rates() -> None:
 )
 @without_gpu
 def test_quick_commands_do_not_import_torch(options: tuple[str, ...], said: str, tmp_path: Path) -> None:
-    """To import torch alone takes longer than such a command may: 1 s."""
+    """Quick commands do not import torch, which alone takes longer than their limit of 1 s."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
     folders = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Facts of the host: they can be read here."""
+"""Facts of the host can be read."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def test_host_facts_can_be_read_here() -> None:
 @pytest.mark.parametrize(
     ("average", "now", "load"),
     [
-        (0.5, None, 0.5),  # of 4 cores: not looked at any further
-        (3.6, 0.9, 3.6),  # other work goes on
-        (3.6, 0.05, 0.2),  # a run that has just ended is in the average of the last minute
-        (3.6, None, 3.6),  # not Linux
+        (0.5, None, 0.5),  # load on 4 cores: low enough
+        (3.6, 0.9, 3.6),  # other work continues
+        (3.6, 0.05, 0.2),  # the average of the last minute includes a run that has just ended
+        (3.6, None, 3.6),  # other systems than Linux
     ],
 )
 def test_the_load_of_a_cpu_is_not_that_of_the_run_before(

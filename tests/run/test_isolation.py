@@ -1,4 +1,4 @@
-"""Nothing in the working directory replaces what attnbench runs: in the parent, in workers and in other children."""
+"""Nothing in the working directory replaces code of attnbench, in the parent, in workers and in other children."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def attention(q, k, v, *, causal, softmax_scale):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The hostile working directory, which PYTHONPATH also names, as an empty entry and as "."."""
+    """Return the hostile working directory, which is also in PYTHONPATH, as an empty entry and as "."."""
     folder = hostile(tmp_path / "checkout")
     monkeypatch.chdir(folder)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["", ".", str(tmp_path / "named"), "./"]))
@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def run_script(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command with the code that is tested, wherever it was installed from."""
+    """Run the command with the tested code, independent of the installation."""
     command = [str(SCRIPT), *arguments]
     return subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(SOURCE)}, capture_output=True, text=True, timeout=120
@@ -63,7 +63,7 @@ def test_the_command_and_its_workers(here: Path) -> None:
 
 
 def test_python_m(tmp_path: Path) -> None:
-    """Python imports attnbench/__init__.py, which imports typing, before __main__.py removes the working directory."""
+    """`python -m` is safe, although attnbench/__init__.py imports typing before __main__.py removes the directory."""
     folder = hostile(tmp_path / "checkout")
     for name in ("attnbench", "typing"):
         (folder / name).rename(folder / f"other-{name}")
@@ -76,7 +76,7 @@ def test_python_m(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_a_worker_in_an_interpreter_without_attnbench(tmp_path: Path) -> None:
-    """It runs the attnbench of the parent, and a folder that a person names in PYTHONPATH is searched."""
+    """A worker in an interpreter without attnbench runs the parent's, and searches a person's PYTHONPATH."""
     venv.EnvBuilder(symlinks=True).create(tmp_path / "env")
     (tmp_path / "named").mkdir()
     (tmp_path / "named" / "own_backend.py").write_text("from attnbench.backends.fake import Fake\n")
@@ -92,7 +92,7 @@ def test_a_worker_in_an_interpreter_without_attnbench(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("here")
 def test_the_launch_for_nsight_compute(tmp_path: Path) -> None:
-    """On a machine without a GPU it fails with the message of the real torch, that there is no CUDA or no driver."""
+    """The launch for Nsight Compute uses the real torch, whose message reports the lack of CUDA or of a driver."""
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("the launch would succeed")

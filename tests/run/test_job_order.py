@@ -1,4 +1,4 @@
-"""The jobs of a run in groups, and within a time limit, where forecasts were right or wrong."""
+"""The jobs of a run in groups, and within a time limit, with right or wrong forecasts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ GPU = Device("cuda", 0, "GPU", 2**34, 2**34)
 
 
 class Pool:
-    """A pool on a clock of its own: a job takes `factor` times its forecast.
+    """A pool with its own clock, on which a job takes `factor` times its forecast.
 
-    With `joins` the jobs of a case go together, but for those of the backend `heavy`.
+    With `joins` the jobs of a case run together, except jobs of the backend `heavy`.
     """
 
     def __init__(self, factor: float = 1.0, joins: bool = False, heavy: str = "", compilers: str = "") -> None:
@@ -59,14 +59,14 @@ def plan(rounds: int = 1) -> list[Job]:
 
 
 def steps(pool: Any, jobs: Sequence[Job], limit: float | None = None, device: Device = GPU) -> list[Any]:
-    """Return what is told of the jobs: each that starts with None, each that ended with its record."""
+    """Return the events of the jobs: (job, None) for each start, (job, record) for each end."""
     with mock.patch.object(job_order, "time", SimpleNamespace(monotonic=lambda: pool.now)):
         within = None if limit is None else TimeLimit(limit, clock=lambda: pool.now)
         return [*job_order.measure_jobs(jobs, pool, Policy(), device, within)]
 
 
 def measured(pool: Pool, jobs: Sequence[Job], limit: float | None = None, device: Device = GPU) -> list[Record]:
-    """Return the records of jobs, of which each has one; those that were measured took no more than the limit."""
+    """Return the records, and assert that each job has one and that measured jobs took no more than the limit."""
     ended = [record for _, record in steps(pool, jobs, limit, device) if record]
     assert sorted(record.id for record in ended) == sorted(job.id for job in jobs)
     assert limit is None or pool.now <= limit
@@ -100,7 +100,7 @@ def test_a_job_that_may_not_join_does_not_part_a_group() -> None:
 
 @pytest.mark.parametrize(("seconds", "groups"), [(100.0, ["abc", "abc"]), (45.0, ["abc"]), (70.0, ["abc", "abc"])])
 def test_a_group_is_within_a_time_limit(seconds: float, groups: list[str]) -> None:
-    """The limit counts all jobs of a group that has not begun."""
+    """A group is within a time limit, which counts all jobs of a group before it begins."""
     pool = Pool(joins=True)
     measured(pool, plan(), seconds)
     assert pool.groups == groups
@@ -108,7 +108,7 @@ def test_a_group_is_within_a_time_limit(seconds: float, groups: list[str]) -> No
 
 @pytest.mark.parametrize("seconds", [0.0, 5.0, 1e9])
 def test_a_time_limit_takes_no_square_of_the_jobs(seconds: float) -> None:
-    """Four times as many jobs, of which none, some or all fit, take four times as many calls of functions."""
+    """The work of a time limit is linear: four times the jobs take four times the calls, whether or not they fit."""
 
     def calls(number: int) -> int:
         pool: Any = Pool(factor=0.0)
@@ -125,7 +125,7 @@ def test_a_time_limit_takes_no_square_of_the_jobs(seconds: float) -> None:
 
 
 def on_three_lengths() -> list[Job]:
-    """Return the jobs of three lengths, both passes, 10 s, 20 s and 40 s each by forecast, in the order of a plan."""
+    """Return the jobs of three lengths and both passes, with forecasts of 10, 20 and 40 s, in the order of a plan."""
     return [
         replace(job(n, name, 10.0 * n / 8), case=case(n, direction=way))
         for n in (8, 16, 32)
@@ -143,14 +143,14 @@ def lengths_measured(ended: Sequence[Record]) -> Counter[int]:
 def test_what_a_time_limit_leaves_is_whole_where_the_forecast_was_too_low(
     factor: float, lengths: set[int], kind: Any
 ) -> None:
-    """A length has all backends and both passes, or none; on all machines the shortest are there."""
+    """Within a time limit a length has all backends and both passes or none, the shortest first, at any speed."""
     ended = measured(Pool(factor), on_three_lengths(), 280.0, replace(GPU, kind=kind))
     assert lengths_measured(ended) == dict.fromkeys(lengths, 4)
     assert all(r.resumable and "--time-limit" in str(r.reason) for r in ended if r.status == "skipped")
 
 
 def test_time_that_is_left_begins_no_case_that_does_not_fit_as_a_whole() -> None:
-    """After two lengths 180 s are left, in which two of the four jobs of the third would fit."""
+    """No case begins that does not fit as a whole: 180 s are left, enough for two of the third length's four jobs."""
     assert lengths_measured(measured(Pool(2.0), on_three_lengths(), 420.0)) == {8: 4, 16: 4}
 
 
@@ -165,7 +165,7 @@ def test_a_job_that_did_not_fit_by_forecasts_that_were_too_high_is_measured_at_t
 
 
 def test_of_jobs_that_waited_those_that_may_compile_for_minutes_come_last() -> None:
-    """Their forecasts leave compiling out."""
+    """Jobs that may compile for minutes come last, because their forecasts exclude compilation."""
     jobs = [job(8, "c", 60.0), job(8, "a", 70.0), job(9, "a", 60.0)]
     ended = measured(Pool(factor=0.0, compilers="c"), jobs, 100.0)
     assert [(r.backend, r.case.shape.seqlen_k) for r in ended] == [("a", 9), ("a", 8), ("c", 8)]

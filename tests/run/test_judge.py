@@ -1,4 +1,4 @@
-"""The judge beside the workers, where it dies, hangs, has no memory, or cannot share any."""
+"""The judge beside the workers when it dies, hangs, has no memory, or cannot share memory."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_worker_may_ask_for_its_own_case_only(pool: WorkerPool) -> None:
 
 
 def test_a_worker_s_question_reaches_the_judge_s_service_alone(pool: WorkerPool, tmp_path: Path) -> None:
-    """Neither what else a worker can be asked, as to load a file, nor the hearing of another worker."""
+    """A worker's question reaches only the judge's service, no other function of a worker and no other hearing."""
     check(pool)
     assert pool.judge
     file = tmp_path / "mine.py"
@@ -158,7 +158,7 @@ def test_a_judge_that_died_is_named_by_all_that_it_judged(pool: WorkerPool) -> N
 
 
 def test_questions_that_are_none_decide_nothing(pool: WorkerPool) -> None:
-    """A refusal of memory that was not given, a check that the judge refuses, and one without a name."""
+    """Invalid questions decide nothing: memory that was not shared, a refused check, a check without a name."""
     assert pool.judge
     heard = pool.judge.hear(CASE, 0)
     assert "was not offered" in heard.answer({"do": "refused", "why": "no"}, 60.0)["error"]
@@ -170,7 +170,7 @@ def test_questions_that_are_none_decide_nothing(pool: WorkerPool) -> None:
 
 
 def test_a_head_that_was_wrong_stays_wrong(pool: WorkerPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a worker begins the case again before it has shown the other heads."""
+    """A head that was wrong stays wrong, even if a worker begins the case again before it has shown other heads."""
     wrong, right = (Accuracy({"out": TensorError(error, 0.1, 0.2, 0.0)}, 1, 1) for error in (1.0, 0.0))
     assert pool.judge
     heard = pool.judge.hear(replace(CASE, ranks=2), 0)

@@ -1,4 +1,4 @@
-"""--model, --tp and --phase as axes."""
+"""The axes --model, --tp and --phase."""
 
 from __future__ import annotations
 

@@ -62,12 +62,12 @@ def test_the_backends_of_a_case_follow_each_other() -> None:
 def test_backends_that_come_last_do_so_in_each_round() -> None:
     answers = {name: CaseSupport() for name in "abc"}
     usual, jobs = make(answers, rounds=2), make(answers, rounds=2, last={"b"})
-    order = [(0, False), (0, True), (1, False), (1, True)]  # rounds, and whether the backend is of the last
+    order = [(0, False), (0, True), (1, False), (1, True)]  # (round, whether the backend comes last)
     assert [*jobs] == [job for at in order for job in usual if (job.round, job.backend == "b") == at]
 
 
 def test_the_first_round_begins_with_what_a_person_looks_at_first() -> None:
-    """All lengths and passes of one panel, the cheapest first; then the others in any order."""
+    """The first round begins with all lengths and passes of one panel, the cheapest first; others are in any order."""
     cases = tuple(
         case(n, headdim=d, causal=causal, direction=way)
         for d in (64, 128, 256)
@@ -98,7 +98,7 @@ def test_order_is_shuffled_by_the_seed() -> None:
 
 
 def test_answers_stay_with_their_case() -> None:
-    """The answers are in the order of the cases, which the plan shuffles."""
+    """Answers stay with their cases, which the plan shuffles."""
     answers = [CaseSupport(reason=f"no {c.key}") if c.causal else CaseSupport() for c in CASES]
     for job in plan.make_plan(CASES, {"a": answers}, H200_READ, Policy()):
         assert job.skip == (f"no {job.case.key}" if job.case.causal else None)
@@ -129,12 +129,12 @@ def test_the_backends_own_reason_comes_first() -> None:
 
 
 def test_workers_contexts_are_counted_on_a_gpu() -> None:
-    """A case that fits with one worker and the judge may not fit beside the CUDA contexts of nine others."""
+    """On a GPU the contexts of workers count: a case that fits beside one worker may not fit beside nine others."""
     big = CaseSupport(workspace=Workspace(H200.free - 5 * 2**30, "scores"))
     assert [j.skip for j in make({"a": big}, CASES[:1])] == [None]
     many = make({f"b{i}": big for i in range(10)}, CASES[:1])
     assert all(j.skip for j in many)
-    absent = {f"b{i}": CaseSupport("not installed") for i in range(9)}  # whose workers do not open the device
+    absent = {f"b{i}": CaseSupport("not installed") for i in range(9)}  # workers that do not open the device
     assert [j.skip for j in make({"a": big, **absent}, CASES[:1]) if j.backend == "a"] == [None]
     on_cpu = replace(CPU, free=H200.free)
     assert not any(j.skip for j in make({f"b{i}": big for i in range(10)}, CASES[:1], on_cpu))
@@ -152,7 +152,7 @@ def total(jobs: Iterable[Job]) -> float:
 
 
 def test_a_time_limit_keeps_whole_cases_from_the_cheapest_on() -> None:
-    """All backends and passes of a shape, or none; what is left out is resumable."""
+    """A time limit keeps whole cases, from the cheapest on, with all backends and passes; the others are resumable."""
     answers = {name: CaseSupport(efficiency=e) for name, e in (("fast", 0.8), ("slow", 1e-4))}
     free = make(answers, BOTH, rounds=2)
     costs = {c: total(j for j in free if plan.problem(j.case) == plan.problem(c)) for c in CASES}
@@ -226,7 +226,7 @@ def seconds(policy: Policy, device: Device = H200_READ, which: Case | None = Non
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize(("direction", "calls"), [("fwd", 3), ("bwd", 6)])
 def test_forecasts_count_the_launches_of_the_checks(kind: Any, direction: Any, calls: int) -> None:
-    """Three launches of a long call, each with the forward that its backward needs, beside the one that is timed."""
+    """Forecasts include the checks: three launches of a long call, each with its forward, besides the timed one."""
     policy = Policy(min_samples=1, max_seconds=0.0, warmup_s=0.0)
     slow = replace(H200, kind=kind, matmul={"bf16": 1e12}, copy=1e12)
     found = plan.forecast_job(case(2**14, batch=1, direction=direction), CaseSupport(), slow, policy)

@@ -1,4 +1,4 @@
-"""One worker's process: its answers, requests that a signal cuts, limits, and what is left of it."""
+"""The process of a worker: answers, requests interrupted by a signal, limits, and the cleanup."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_time_in_which_all_processes_were_stopped_is_no_time_to_answer(tmp_path:
 
 @contextlib.contextmanager
 def signalled_after(seconds: float, handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Send a signal to this thread, which waits in a call of the system then."""
+    """Send a signal to this thread after some seconds, while it waits in a system call."""
     before = signal.signal(signal.SIGUSR1, handler)
     timer = threading.Timer(seconds, signal.pthread_kill, (threading.get_ident(), signal.SIGUSR1))
     timer.start()
@@ -75,7 +75,7 @@ print(json.dumps({"number": 1, "read": len(json.loads(sys.stdin.readline())["tex
 
 
 def test_a_request_that_a_signal_cuts_arrives_whole() -> None:
-    """It is larger than a pipe holds, so the system has taken a part of it when the signal comes."""
+    """A request interrupted by a signal arrives whole, although the pipe has taken only a part of it by then."""
     worker = WorkerProcess(program=["-c", SLOW_READER])
     with signalled_after(0.3, lambda *_: None):
         worker.send({"text": "x" * 2**20})
@@ -84,7 +84,7 @@ def test_a_request_that_a_signal_cuts_arrives_whole() -> None:
 
 
 def test_a_signal_while_a_worker_is_put_away(tmp_path: Path) -> None:
-    """What would run if this process were killed is told once more to end, and does not run."""
+    """A signal during the end of a worker ends it again; the action for a killed parent does not run."""
 
     def terminated(*_: object) -> None:
         raise Interrupted(signal.SIGTERM)
@@ -124,7 +124,7 @@ def test_what_a_worker_has_started_in_other_sessions_ends_with_it() -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a process has not ended; one that nobody has waited for has."""
+    """Return whether a process runs; a zombie does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -132,7 +132,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_a_worker_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A long request does not fit the pipe."""
+    """A worker that reads nothing blocks nobody, although a long request does not fit the pipe."""
     monkeypatch.setattr(process, "START_TIMEOUT", 0.2)
     worker = WorkerProcess(program=["-c", "import time; time.sleep(60)"])
     with pytest.raises(WorkerHung):

@@ -1,4 +1,4 @@
-"""The backends, interpreters and devices that options select."""
+"""The selection of backends, interpreters and devices by options."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _nothing_else_installed(monkeypatch: pytest.MonkeyPatch) -> None:
         (["*"], USUAL),
         (["all", "!eager"], [n for n in USUAL if n != "eager"]),
         (["eager"], ["eager"]),
-        (["triton", "eager"], ["triton", "eager"]),  # the order asked for
+        (["triton", "eager"], ["triton", "eager"]),  # the order of the request
         (["triton,eager", " eager "], ["triton", "eager"]),
         (["sdpa-*"], SDPA),
         (["sdpa-*", "!sdpa-math"], [n for n in SDPA if n != "sdpa-math"]),
@@ -119,7 +119,7 @@ def test_commas_in_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_own_code_of_one_name_from_several_files_is_told_apart(tmp_path: Path) -> None:
-    """So versions of a kernel can be compared: each has its file before it, whichever is given first, however many."""
+    """Own code of one name from several files has the file as a prefix, in any order, so that versions are compared."""
     files = {name: f"{tmp_path}/{name}" for name in ("a.py", "b.py", "old/c.py", "new/c.py")}
     for path in files.values():
         Path(path).parent.mkdir(exist_ok=True)
@@ -256,7 +256,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     path = tmp_path / "own_kernels.py"
     path.write_text(SOURCE)
     for name in ("neighbour", "own_kernels"):
-        monkeypatch.setitem(sys.modules, name, None)  # so that what is loaded is undone
+        monkeypatch.setitem(sys.modules, name, None)  # undoes the load at the end
         del sys.modules[name]
     return os.fspath(path)
 
@@ -296,7 +296,7 @@ def test_loading_a_backend_of_one_device_as_one_of_several(own: str) -> None:
         assert loaded.name == name
         assert loaded.several  # type: ignore[attr-defined]
         assert loaded.on_one.name == name.removeprefix("ulysses-")  # type: ignore[attr-defined]
-    te = "ulysses-transformer-engine"  # the library's own
+    te = "ulysses-transformer-engine"  # the library's own all-to-all
     assert type(backends.load(te, BACKENDS[te])).__module__.endswith(".several_devices.ring_transformer_engine")
     with pytest.raises(TypeError, match="a function or a subclass of BackendBase"):
         backends.load("ulysses-full", f"{own}:Full")
@@ -319,7 +319,7 @@ def test_loading_what_is_not_there(own: str) -> None:
 def test_a_neighbour_that_would_replace_a_library_is_refused(
     made: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A folder without modules and the library itself, as in its checkout, replace none."""
+    """A neighbour that would replace a library is refused; a folder without modules, or the library, is not."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "mine.py").write_text("x = 1\n")
     (tmp_path / "torch").symlink_to(Path(torch.__file__).parent)

@@ -1,4 +1,4 @@
-"""From YAML and options to cases: priorities, exclusions, and the place that an error names."""
+"""From YAML and options to cases: priorities, exclusions, and the place in an error."""
 
 from __future__ import annotations
 
@@ -291,8 +291,8 @@ def test_of_what_a_cpu_cannot_do_only_what_was_asked_for_is_said(name: str) -> N
         (
             {"cases": [{"seqlen": "1-1000:1", "nheads": "1,2,3,4"}] * 9},
             "that is 12000 cases, more than the 10000",
-        ),  # of all blocks
-        (  # which no reader of the run's file would take
+        ),  # a density of all blocks
+        (  # no reader of a run file would accept it
             {"axes": {"seqlen": "256k", "causal": True, "mask": ",".join(f"random:{i / 100}" for i in range(1, 99))}},
             "blocks of different random masks, more than the 268,435,456 that a run may have",
         ),
@@ -372,7 +372,7 @@ def test_windows_softcaps_and_dropouts_multiply() -> None:
 
 
 def test_a_mask_has_one_name() -> None:
-    """Under a causal mask the right side of a window has no effect, so these are one case."""
+    """A mask has one name: under a causal mask the right side of a window has no effect."""
     axes = {**AXES, "causal": True, "window": ["1k", "1k/0", "1024/512", "1k/open"]}
     (found,) = cases({"axes": axes})
     assert found.window_size == (1024, 0)
@@ -382,7 +382,7 @@ def test_a_mask_has_one_name() -> None:
     assert {(c.causal, c.window_size) for c in full} == {
         (False, (1024, 1024)), (True, (1024, 0)), (False, (1024, 512)), (False, (1024, None)),
     }  # fmt: skip
-    assert len(cases({"axes": {**axes, "causal": [False, True]}})) == 4  # what is causal in both is one
+    assert len(cases({"axes": {**axes, "causal": [False, True]}})) == 4  # the causal ones are equal
 
 
 def test_layouts_are_an_axis_and_packed_has_one_length_and_one_headdim() -> None:
@@ -442,7 +442,7 @@ def test_what_is_no_window_softcap_or_dropout(axes: dict[str, Any], says: str) -
 
 
 def test_numbers_are_those_of_yaml_1_2(tmp_path: Path) -> None:
-    """YAML 1.1, which PyYAML reads, takes 12:30 for 750, 010 for 8 and 1e3 for text."""
+    """Numbers are YAML 1.2's; in PyYAML's YAML 1.1 12:30 is 750, 010 is 8 and 1e3 is text."""
     file = tmp_path / "mine.yaml"
     file.write_text("a: [12:30, 010, 0x10, 0b1, 1_000, 1e3, 1.5e-3, -2, +3, 0, .5, 7., -.inf, 1k, 190:20:30.15]\n")
     expected = ["12:30", "010", "0x10", "0b1", "1_000", 1000.0, 0.0015, -2, 3, 0, 0.5, 7.0, -math.inf, "1k"]

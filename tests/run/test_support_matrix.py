@@ -1,4 +1,4 @@
-"""The support matrix without a GPU; the table in the documents is what the command prints."""
+"""The support matrix, without a GPU, and its table in the documents."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "backends.md"
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_matrix() -> Iterator[None]:
-    """Ask all backends about all architectures once, which takes a second."""
+    """Return the answers of all backends for all architectures, computed once in a second."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shown, "matrices_by_architecture", functools.cache(shown.matrices_by_architecture))
         yield
@@ -61,7 +61,7 @@ def test_cells_of_other_devices_than_that_of_the_docs(
 
 
 def test_every_cell_is_what_a_run_would_hear() -> None:
-    """Each cell agrees with `unsupported` for the column's case, asked for each pass."""
+    """Every cell agrees with a run: with `unsupported` for the column's case and each pass."""
     for of in (
         support_matrix(named_device("h100")),
         support_matrix(named_device("turing")),
@@ -115,7 +115,7 @@ def test_every_nvidia_gpu_on_file_has_a_capability() -> None:
 
 
 def test_the_table_in_the_docs_is_the_commands(tmp_path: Path) -> None:
-    """Renew it with: attnbench backends --matrix --into docs/backends.md"""
+    """The table in the document is the command's. Renew it: attnbench backends --matrix --into docs/backends.md"""
     copy = tmp_path / "backends.md"
     copy.write_text(DOCS.read_text())
     backends(into=copy)
@@ -156,11 +156,11 @@ def test_every_mark_has_its_note_and_unverified_rows_say_so(monkeypatch: pytest.
     assert f"`fa2` <sup>{ragged.partition('.')[0]}</sup> | yes" in text.partition("### a100, ragged")[2]
     (paged,) = [line for line in listed if line.endswith(". pages and ragged batches not verified on a GPU")]
     assert f"`fa2` <sup>{paged.partition('.')[0]}</sup> |" in text.partition("### a100, pages")[2]
-    assert text.count("| `fa3` ") == 1  # runs nothing there: told once
+    assert text.count("| `fa3` ") == 1  # it runs nothing there, and is named once
 
 
 def rendered(width: int, *names: str) -> str:
-    """Return the support on an H100 as a terminal of that width shows it."""
+    """Return the support on an H100 in a terminal of `width`."""
     out = io.StringIO()
     terminal.render(
         Console(file=out, width=width), shown.document([support_matrix(named_device("h100"), names or None)])
@@ -179,7 +179,7 @@ def test_formats_say_the_same() -> None:
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_no_column_is_squeezed_however_narrow_the_terminal(width: int) -> None:
-    """Where the columns do not fit, the table goes on below with the others; no name is cut."""
+    """No column is squeezed: columns that do not fit follow below, and no name is cut."""
     text = rendered(width, "triton", "xformers-cutlass")
     flat = " ".join(text.split())
     assert "…" not in text

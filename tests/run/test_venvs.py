@@ -1,4 +1,4 @@
-"""`attnbench env`: environments that see the present torch, with wheels that the tests write; no network."""
+"""`attnbench env`: environments that see the present torch, with the tests' own wheels and no network."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def offline(folder: Path) -> list[str]:
 def test_it_sees_the_present_torch_and_is_remembered(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Create, probe and remove one, in a working directory that has a `pip` and a `torch` of its own."""
+    """An environment sees the present torch and is remembered, in a working directory with a `pip` and a `torch`."""
     checkout = hostile(tmp_path / "checkout")
     monkeypatch.chdir(checkout)
     wheel(tmp_path / "wheels", "flash_attn_4", "4.0.0b40", FA4, "torch>=2", "helper")
@@ -107,7 +107,7 @@ def test_one_whose_backends_cannot_be_used_is_not_said_to_run(
 def test_a_namespace_is_not_hidden_by_the_present_interpreters_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So flash_attn.cute is found beside a flash-attn 2 whose __init__.py does not extend its path."""
+    """A package of the present interpreter hides no namespace: flash_attn.cute is found beside flash-attn 2."""
     site, present = tmp_path / "site", tmp_path / "present"
     for path, text in (
         ("site/atn_pkg/cute/__init__.py", ""),
@@ -122,7 +122,7 @@ def test_a_namespace_is_not_hidden_by_the_present_interpreters_package(
     venvs._join_namespace_packages(site, [str(present)])
     importlib.invalidate_caches()
     for name in ("atn_pkg.cute", "atn_pkg.two"):
-        monkeypatch.setitem(sys.modules, name, None)  # so that both are taken away again
+        monkeypatch.setitem(sys.modules, name, None)  # removes both at the end
         monkeypatch.delitem(sys.modules, name)
         importlib.import_module(name)
     assert not (site / "atn_free" / "__init__.py").exists()
@@ -214,7 +214,7 @@ def test_names_that_have_no_environment(word: str, said: str) -> None:
 
 def test_where_they_are_kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert venvs.data_folder() == data
-    monkeypatch.setenv("XDG_DATA_HOME", "relative")  # the standard says to pass over it
+    monkeypatch.setenv("XDG_DATA_HOME", "relative")  # the standard requires to ignore it
     assert venvs.data_folder() == Path.home() / ".local/share/attnbench"
 
 
@@ -240,7 +240,7 @@ def test_a_damaged_list_is_said(data: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     listed.write_text("[]")
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_text", refused)  # root may read all
+        patched.setattr(Path, "read_text", refused)  # root may read every file
         with pytest.raises(UserError, match="cannot be read: no permission; change it"):
             venvs.known_venvs()
     listed.unlink()
@@ -260,13 +260,13 @@ def test_a_line_break_in_the_list_is_shown_as_a_space(
 
 
 def test_a_home_that_cannot_be_looked_into_is_as_none(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As root's for another user in a container, and /dev/null."""
+    """A home that cannot be read counts as none: root's for another user in a container, and /dev/null."""
     data.mkdir(parents=True)
     (data / "environments.json").write_text("[]")
     data.parent.chmod(0)
     user = os.geteuid()
     try:
-        os.seteuid(user or 65534)  # root may look into any
+        os.seteuid(user or 65534)  # root may read any folder
         assert venvs.known_venvs() == {}
     finally:
         os.seteuid(user)
@@ -277,7 +277,7 @@ def test_a_home_that_cannot_be_looked_into_is_as_none(data: Path, monkeypatch: p
 
 
 def test_which_interpreter_wins(tmp_path: Path, data: Path) -> None:
-    """--python has priority over the suite's, and that over a created one; one that is gone is not used."""
+    """--python has priority over the suite's interpreter, which has priority over a created one that still exists."""
     folders = {}
     for name in ("made", "suite", "option"):
         folders[name] = tmp_path / name / "bin" / "python"

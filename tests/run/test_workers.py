@@ -1,4 +1,4 @@
-"""The pool of workers: whatever happens to a worker, every job ends as one record, and the next job runs."""
+"""The pool of workers: every job ends as one record, whatever happens to a worker, and the next job runs."""
 
 from __future__ import annotations
 
@@ -180,21 +180,21 @@ class InCall(Own):
 def test_code_that_changes_between_two_processes_ends_the_run(
     code: str, named: str, said: str, new_pool: NewPool, tmp_path: Path
 ) -> None:
-    """Of a neighbour that the file imports, or a call of it; the rounds before stand, whatever their order."""
+    """Changed code, also of a neighbour that a file or a call imports, ends the run; earlier rounds stay valid."""
     (tmp_path / "beside.py").write_text("A = 1\n")
     (tmp_path / "mine.py").write_text(OWN + code)
     pool = new_pool({"own": f"{tmp_path}/mine.py:{named}"})
     assert pool.probe()["own"].usable
     for jobs in ((1024, 2048), (2048, 1024)):
         assert [r.status for r in run(pool, *(job(n, "own") for n in jobs))] == ["ok", "ok"]
-        pool.close()  # as between two rounds
+        pool.close()  # as between rounds
     (tmp_path / "beside.py").write_text("A = 2\n")
     with pytest.raises(UserError, match=f"^own was changed while it was measured: {said}"):
         run(pool, job(1024, "own", 1))
 
 
 def test_a_mask_that_changes_ends_the_run(new_pool: NewPool, tmp_path: Path) -> None:
-    """No job of another mask has a record, nor one whose mask is gone."""
+    """A mask that changes or is gone ends the run, and no job with it has a record."""
     (file := tmp_path / "mine.py").write_text("def f(b, h, q, k): return q < k")
     (mask,) = masks.parse_masks(f"{file}:f")
     pool, masked = new_pool(FAKE), replace(job(1024), case=replace(case(1024), mask=mask))
@@ -329,7 +329,7 @@ def test_the_tail_of_stderr_is_of_the_job_that_failed(new_pool: NewPool) -> None
     assert fine.stderr is None
     tail = str(failed.stderr)
     assert "stderr of 4" in tail
-    assert "stdout of 4" in tail  # what a library prints goes there, and not among the answers
+    assert "stdout of 4" in tail  # a library's output goes there, not among the answers
     assert tail.splitlines()[-1] == "ValueError: of the library"
     assert "of 9" not in tail
 
@@ -351,7 +351,7 @@ def test_a_new_round_gets_fresh_processes(new_pool: NewPool) -> None:
 
 
 def test_the_workers_of_a_round_import_at_once(tmp_path: Path) -> None:
-    """Each import waits until the other has begun, so importing one after the other would never end."""
+    """The workers of a round import at the same time: each import waits for the other's start."""
     for own, other in ("ab", "ba"):
         (tmp_path / f"{own}.py").write_text(f"""
 import pathlib, time
@@ -403,7 +403,7 @@ def test_probes(new_pool: NewPool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "has no 'Nothing'" in str(probes["none"].reason)
     assert "SystemExit: without this library (own_simulated.py:" in str(probes["leaves"].reason)
     assert str(probes["dies"].reason).endswith("(SIGABRT): last words")
-    assert probes["dies"].install is None  # a person's own file, and no library that may be built for another torch
+    assert probes["dies"].install is None  # it is a person's own file, not a library built for another torch
     assert not any(p.usable for name, p in probes.items() if name in ("fake", "gone", "none", "dies"))
 
 
@@ -464,7 +464,7 @@ def attention(q, k, v, *, causal, softmax_scale):
 
 
 def test_survey(new_pool: NewPool) -> None:
-    """A backend that cannot be used, or whose answer fails, refuses every case with a reason; the others do not."""
+    """In a survey an unusable backend, or one whose answer fails, refuses every case with a reason; others do not."""
     specs = {**FAKE, "gone": "no_such_module_of_ours:f", "eager": BACKENDS["eager"]}
     pool = new_pool(specs, unsure="Unsure")
     answers = pool.survey(pool.probe(), (c for c in (case(8), case(9))), DEVICE)
@@ -473,7 +473,7 @@ def test_survey(new_pool: NewPool) -> None:
     assert "no_such_module_of_ours" in str(answers["gone"][1].reason)
     assert "cannot tell" in str(answers["unsure"][0].reason)
     assert answers["eager"][0].reason == "the simulated device runs simulated backends only"
-    assert answers["eager"][0].workspace.nbytes == 0  # it is not asked about what it refuses
+    assert answers["eager"][0].workspace.nbytes == 0  # it is not asked about refused cases
     assert (
         pool.survey({"eager": pool.probe()["eager"]}, [case(8)], Device("cpu", 0, "CPU", 2**30, 2**30))["eager"][
             0
@@ -518,7 +518,7 @@ RIGHT = TensorError(1e-3, 1e-3, 2e-3, 1e-3)
     ids=str,
 )
 def test_a_record_that_contradicts_its_errors_is_wrong(accuracy: Accuracy | None, said: str) -> None:
-    """Fault: the worker's process says ok. Found: wrong, as the parent judges the errors in the record."""
+    """Fault: a worker reports ok with errors beyond the tolerance. Found: wrong, by the parent's own judgement."""
     record = Record(case(8), "own", 0, "ok", accuracy=accuracy)
     found = workers.checked(record)
     assert found.status == "wrong"

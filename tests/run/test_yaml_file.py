@@ -1,4 +1,4 @@
-"""Reading of YAML files that people write."""
+"""The reader of handwritten YAML files."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Stand-ins for attention libraries: modules with their functions, which take what the libraries take.
+"""Stand-ins for attention libraries: modules with the libraries' functions and parameters.
 
-The parameters of a function are the library's, as its source declares them, so that a call that the library would not
-take fails. What a function computes is `attend`, with the options that the call names: a test of a backend sees that
-a case reaches the library, and that its results come back. Whether the library does what these options say can only be
-tested with the library, on a GPU (tests/contract).
+The parameters of a function are declared as in the library's source, so that a call that the library would refuse
+fails. A function computes `attend` with the options of the call: a test of a backend shows that a case reaches the
+library, and that its results come back. Only a test with the library, on a GPU (tests/contract), shows the effect of
+the options.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pytest
 
 
 def function(parameters: str, compute: Callable[[Any], Any]) -> Callable[..., Any]:
-    """Return a function of these parameters, written as in Python, which calls `compute` with a namespace of them."""
+    """Return a function with parameters as written in Python, which calls `compute` with a namespace of them."""
     bind = eval(f"lambda {parameters}: locals()")
 
     def call(*args: Any, **options: Any) -> Any:
@@ -31,7 +31,7 @@ def function(parameters: str, compute: Callable[[Any], Any]) -> Callable[..., An
 
 
 def modules(contents: Mapping[str, Mapping[str, Any]]) -> dict[str, ModuleType]:
-    """Return modules of these full names with these contents, and the packages that hold them."""
+    """Return modules from full names and contents, with the packages around them."""
     found: dict[str, ModuleType] = {}
     for name, what in contents.items():
         for package in itertools.accumulate(name.split("."), "{}.{}".format):

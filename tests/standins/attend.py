@@ -30,12 +30,12 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Return (out, lse) for tensors (batch, seqlen, nheads, headdim); lse is (batch, nheads, seqlen_q).
 
-    out has `dtype`, or that of q. Query i sees key j where -left <= j - i - shift <= right; shift is
-    seqlen_k - seqlen_q with `bottom_right`, else 0. A query that sees no key has out 0.
+    out has `dtype`, by default q's. Query i sees key j where -left <= j - i - shift <= right; shift is
+    seqlen_k - seqlen_q with `bottom_right`, else 0. The out of a query that sees no key is 0.
 
     ALiBi's `slopes` (nheads,) subtract slope * |j - i - shift| from the scores, or add slope * (j - i) where `signed`.
-    `change` is applied to the scores, (batch, nheads, seqlen_q, seqlen_k), and makes those of hidden pairs -inf. A
-    `sink` (nheads,) is one more score of each query of a head; lse counts it.
+    `change` is applied to the scores, (batch, nheads, seqlen_q, seqlen_k), and sets the scores of hidden pairs to -inf.
+    A `sink` (nheads,) is one more score of each query of a head, included in lse.
     """
     out_dtype = dtype or q.dtype
     group = q.shape[2] // k.shape[2]
@@ -69,9 +69,9 @@ def attend(
 def attend_varlen(
     q: Tensor, k: Tensor, v: Tensor, starts_q: Tensor, starts_k: Tensor, max_q: object, max_k: object, **options: Any
 ) -> Tensor:
-    """Return out for packed tensors (total, nheads, headdim), one sequence after the other between the starts.
+    """Return out for packed tensors (total, nheads, headdim), with sequences between the starts.
 
-    The starts must be int32 from 0 to the totals, and the longest lengths Python's int and the true ones.
+    The starts must be int32 from 0 to the totals, and the longest lengths must be true and of type int.
     """
     check(starts_q.dtype == torch.int32 == starts_k.dtype, "cu_seqlens must be int32")
     check((int(starts_q[-1]), int(starts_k[-1])) == (len(q), len(k)), "cu_seqlens must end with the totals")
@@ -109,7 +109,7 @@ def attend_paged(
 def append_paged(
     k: Tensor, v: Tensor, new_k: Tensor, new_v: Tensor, page_table: Tensor, seqlens: Tensor, starts: Sequence[int]
 ) -> None:
-    """Write new keys and values, (total, nheads_k, headdim) between the starts, behind those of each sequence."""
+    """Write new keys and values, (total, nheads_k, headdim) between the starts, to the end of each sequence."""
     for i, (a, b) in enumerate(itertools.pairwise(starts)):
         places = torch.arange(int(seqlens[i]), int(seqlens[i]) + b - a)
         pages = page_table[i, places // k.shape[1]].long()
@@ -124,7 +124,7 @@ def opened(window: tuple[int, int]) -> tuple[int | None, int | None]:
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """Return the slopes of ALiBi's paper, as cuDNN, FlashInfer and Transformer Engine compute them."""
+    """Return the slopes of ALiBi's paper, which cuDNN, FlashInfer and Transformer Engine use."""
     n = 2 ** int(math.log2(heads))
     return torch.tensor(
         [2 ** (-8 * i / n) for i in range(1, 1 + n)] + [2 ** (-4 * i / n) for i in range(1, 2 * (heads - n), 2)]
@@ -132,7 +132,7 @@ def alibi_slopes(heads: int) -> Tensor:
 
 
 def check(condition: bool, message: str) -> None:
-    """Raise RuntimeError unless the condition holds, as TORCH_CHECK does."""
+    """Raise RuntimeError unless the condition holds, like TORCH_CHECK."""
     if not condition:
         raise RuntimeError(message)
 

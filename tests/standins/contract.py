@@ -42,7 +42,7 @@ def _load() -> Any:
 shared = _load()
 
 CASES: dict[str, Case] = dict(shared.CASES)
-# Larger head dims, for libraries that have few of them, and masks with unequal lengths.
+# Larger head dims, for libraries with few head dims, and masks with unequal lengths.
 CASES |= {
     f"{name}-{direction}": Case(shape, "bf16", direction, causal, window)  # type: ignore[arg-type]
     for name, shape, causal, window in (
@@ -59,7 +59,7 @@ CASES |= {
     )
     for direction in ("fwd", "bwd")
 }
-CASES |= {  # of float16, bfloat16 and the head dims of all libraries
+CASES |= {  # float16, bfloat16 and head dims of all libraries
     f"d64-{feature}-{name}-{direction}": Case(shape, "bf16", direction, causal, window, **{feature: True})  # type: ignore[arg-type]
     for feature in ("sink", "alibi")
     for name, shape, causal, window in (
@@ -70,7 +70,7 @@ CASES |= {  # of float16, bfloat16 and the head dims of all libraries
     )
     for direction in ("fwd", "fwd_bwd")
 }
-CASES |= {  # of several blocks each way, for libraries that visit blocks
+CASES |= {  # several blocks of queries and of keys, for libraries that visit blocks
     f"blocks-{mask}-d{d}-{direction}": Case(
         Shape(2, seqlen_q, seqlen_k, 4, 2, d, d_v), "bf16", direction, causal, window, mask=mask
     )  # type: ignore[arg-type]
@@ -109,7 +109,7 @@ for name, window, causal in (("causal", (16, 0), True), ("both", (8, 5), False),
         plain = CASES[f"ragged-d64-causal-unlike-{direction}"]
         CASES[f"ragged-window-{name}-{direction}"] = replace(plain, causal=causal, window_size=window)  # type: ignore[arg-type]
 CASES["ragged-decode-window"] = replace(CASES["ragged-d64-decode-fwd"], window_size=(16, 0))
-PAGES = ((2, 1, 300), (1, 1, 700))  # decode steps over more pages than one
+PAGES = ((2, 1, 300), (1, 1, 700))  # decode steps over several pages
 BESIDE = ((1, 40, 40), (2, 1, 600), (1, 16, 300))  # a prefill, decode steps, a chunk
 PAGED = {
     f"pages-{page}-{name}": Case(
@@ -197,9 +197,9 @@ def backend(name: str) -> Backend:
 def cases(
     *together: tuple[str, ...] | str, device: Device = HOPPER, where: Callable[[Case], bool] = lambda _: True
 ) -> Any:
-    """Parametrize (name, case) with cases that those backends take on the device, and every pair of their features.
+    """Parametrize (name, case) with cases that the backends take on the device, with every pair of features.
 
-    Backends of a tuple are of one class, and share the pairs: each has every feature. Each must take two or more.
+    Backends in a tuple have one class and share the pairs: each has every feature, and must take two cases or more.
     """
     found = []
     for names in ((one,) if isinstance(one, str) else one for one in together):
@@ -215,7 +215,7 @@ def cases(
 
 
 def check(made: Backend, case: Case) -> None:
-    """Check that the results are right; with dropout, for the mask that was drawn.
+    """Check that the results are right, with dropout for the drawn mask.
 
     For the cases of SOME, check also that the results follow the inputs and that `canonical` computes nothing.
     """

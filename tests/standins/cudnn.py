@@ -38,7 +38,7 @@ class cudnnGraphNotSupportedError(RuntimeError):  # noqa: N801
 
 
 class Symbol:
-    """A tensor of a graph, known by its shape and strides before memory is bound to it; set_X(value) sets X."""
+    """A tensor of a graph, with shape and strides before memory is bound to it; set_X(value) sets X."""
 
     def __init__(self, dim: list[int] | None = None, stride: list[int] | None = None, dtype: Any = None) -> None:
         self.dim, self.stride, self.data_type, self.output = dim or [], stride or [], dtype, False
@@ -57,7 +57,7 @@ class Symbol:
         return t.as_strided(self.dim, self.stride)
 
     def part_of(self, t: Tensor, offsets: list[int], b: int, length: int) -> Tensor:
-        """Return sequence b of a ragged batch, (1, nheads, seqlen, headdim); all sequences together fill the memory."""
+        """Return sequence b of a ragged batch, (1, nheads, seqlen, headdim); all sequences must fill the memory."""
         assert DTYPES[self.data_type.name] == t.dtype
         assert offsets[-1] == t.numel()
         assert offsets[b + 1] - offsets[b] == length * self.stride[2]
@@ -75,7 +75,7 @@ ABSENT += ("use_alibi_mask", "max_total_seq_len_q", "stats", "descale_q", "gener
 
 
 def _add(of: Any) -> tuple[Symbol | None, ...]:
-    """Add the node of a graph, with None for what its kind does not take, and return its results."""
+    """Add the node of a graph, with None for parameters that its kind lacks, and return its results."""
     node = SimpleNamespace(**{**dict.fromkeys(ABSENT), **vars(of)})
     node.left = vars(of).get("left_bound", vars(of).get("diagonal_band_left_bound"))
     node.right = vars(of).get("right_bound", vars(of).get("diagonal_band_right_bound"))
@@ -132,7 +132,7 @@ class pygraph:  # noqa: N801
         return advance
 
     def _rules(self) -> dict[str, bool]:
-        """Return what the frontend wants of a graph, by its messages."""
+        """Return the frontend's rules for a graph, by its messages."""
         node, bottom_right = self.node, self.node.diagonal_alignment is diagonal_alignment.BOTTOM_RIGHT
         (batch, heads, rows, _), keys, ragged = node.q.dim, node.k.dim[2], node.q.ragged_offset is not None
         padded, tables = node.seq_len_q is not None, node.paged_attention_k_table
@@ -185,7 +185,7 @@ class pygraph:  # noqa: N801
                     views[symbol].copy_(value)
 
     def _sequences(self, tensors: dict[Symbol, Tensor]) -> Iterator[dict[Symbol, Tensor]]:
-        """Yield the bound tensors as the graph sees them: at once, or of each sequence where they have lengths."""
+        """Yield the bound tensors as the graph sees them: all together, or each sequence if there are lengths."""
         node = self.node
         if node.seq_len_q is None:
             yield {symbol: symbol.of(t) for symbol, t in tensors.items()}
@@ -213,7 +213,7 @@ class pygraph:  # noqa: N801
             yield views
 
 
-Given = dict[str, Tensor]  # what a node is given, by the names of its parameters: (batch, nheads, seqlen, headdim)
+Given = dict[str, Tensor]  # parameter of a node -> tensor (batch, nheads, seqlen, headdim)
 
 
 def _forward(given: Given, options: dict[str, Any]) -> list[Tensor]:
@@ -222,7 +222,7 @@ def _forward(given: Given, options: dict[str, Any]) -> list[Tensor]:
 
 
 def _backward(given: Given, options: dict[str, Any], dsink: Tensor | None, rtol: float = 0.016) -> list[Tensor]:
-    """Return the gradients of a forward that gave `o` and `stats`, and fill that of the sink."""
+    """Return the gradients of a forward with results `o` and `stats`, and fill the gradient of the sink."""
     leaves = [given[name].transpose(1, 2).detach().clone().requires_grad_() for name in "qkv"]
     if dsink is not None:
         leaves.append(options["sink"].detach().clone().requires_grad_())
@@ -243,7 +243,7 @@ def _fp8_forward(given: Given, options: dict[str, Any]) -> list[Tensor]:
 
 
 def _fp8_backward(given: Given, options: dict[str, Any]) -> list[Tensor]:
-    """Return dq, dk and dv with their scales, and the largest of each and of the gradient of the scores."""
+    """Return dq, dk and dv with their scales, and the largest values of these and of the gradient of the scores."""
     assert given["dO"].dtype == torch.float8_e5m2
     assert given["q"].shape[-1] == given["v"].shape[-1] == 128
     for name in ("s", "dP"):
@@ -258,7 +258,7 @@ def _fp8_backward(given: Given, options: dict[str, Any]) -> list[Tensor]:
 
 
 def _widened(given: Given, *names: str) -> Given:
-    """Return tensors of 8 bits with their factors, beside the others."""
+    """Return all tensors, with those of 8 bits multiplied by their factors."""
     return given | {name: given[name].float() * given[f"descale_{name}"] for name in names}
 
 

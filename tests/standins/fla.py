@@ -17,7 +17,7 @@ def mean_pooling(x: Tensor, chunk_size: int, cu_seqlens: None = None) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, block_size: int, scale: float) -> tuple[Tensor, Tensor]:
-    """Return the scores of blocks (batch, seqlen, nheads, blocks), and which blocks end before a query's position."""
+    """Return the scores of blocks (batch, seqlen, nheads, blocks), and whether a block ends before a query."""
     k = k.float().repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scores = torch.einsum("bthd,bchd->bthc", q.float(), k) * scale
     ends = (torch.arange(scores.shape[-1]) + 1) * block_size - 1

@@ -22,7 +22,7 @@ CACHE = (
 
 
 def _band(of: Any) -> dict[str, Any]:
-    """Return the options of `attend` that all versions from 2 on name alike."""
+    """Return the options of `attend` with common names in all versions from 2 on."""
     left, right = (None if side == -1 else side for side in of.window_size)
     return {"scale": of.softmax_scale, "left": left, "right": 0 if of.causal else right, "softcap": of.softcap}
 
@@ -101,7 +101,7 @@ OPTIONS_3 = (
 
 
 def _widened(of: Any, batch: int, *given: Tensor) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
-    """Return q, k and v of fp8 with their factors, one each here, and the dtype of out; others as they are."""
+    """Return fp8 q, k and v times their factors, one for each, and the dtype of out; others unchanged."""
     check(all(t.dtype == given[0].dtype for t in given), "query and key must have the same dtype")
     if given[0].dtype != torch.float8_e4m3fn:
         return given, {}
@@ -118,7 +118,7 @@ def _dense_3(of: Any) -> Tensor:
 
 
 def _schedule_3(of: Any) -> dict[str, Any]:
-    """Return the arguments that get_scheduler_metadata must have in common with the call."""
+    """Return the arguments that get_scheduler_metadata and the call must share."""
     of.cache_seqlens = of.cache_seqlens.tolist()
     return {name: value for name, value in vars(of).items() if not isinstance(value, Tensor)}
 
@@ -157,7 +157,7 @@ def _cached_3(of: Any) -> Tensor:
 
 
 def version_3(*left_out: str) -> dict[str, ModuleType]:
-    """Return the modules of a build of flash-attn 3; `left_out` as setup.py writes it: FLASHATTENTION_DISABLE_FP16."""
+    """Return the modules of a build of flash-attn 3; `left_out` is in setup.py's form: FLASHATTENTION_DISABLE_FP16."""
     flags = dict.fromkeys(("FLASHATTENTION_DISABLE_FP16", "FLASHATTENTION_ENABLE_VCOLMAJOR"), False)
     functions = {
         "flash_attn_func": function(f"q, k, v, {OPTIONS_3}", _dense_3),
@@ -210,7 +210,7 @@ class BlockSparseTensorsTorch(NamedTuple):
 
 
 def _options_4(of: Any) -> dict[str, Any]:
-    """Return the options of `attend`; a score_mod is called head by head."""
+    """Return the options of `attend`; a score_mod is called for each head."""
     options = _band(of) | {"sink": of.learnable_sink}
     if of.score_mod is None:
         return options
@@ -243,9 +243,9 @@ def _dense_4(of: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def _seen(of: Any, lists: BlockSparseTensorsTorch, *, by_keys: bool) -> Tensor:
-    """Return which pairs a kernel computes that visits these blocks, (seqlen_q, seqlen_k).
+    """Return the pairs that a kernel computes in the listed blocks, (seqlen_q, seqlen_k) bool.
 
-    It asks the mask_mod for those of whole tiles. Here x[0] of an index is all of x.
+    It calls the mask_mod for pairs of whole tiles. x[0] of an index stands for all of x.
     """
     (size_q, size_k), seqlen_q, seqlen_k = lists.block_size, of.q.shape[1], of.k.shape[1]
     sizes = (-(-seqlen_q // 128) * 128, -(-seqlen_k // 128) * 128)
@@ -278,7 +278,7 @@ def _varlen_4(of: Any) -> tuple[Tensor, None]:
 
 
 class Registers:
-    """What cute.make_rmem_tensor returns."""
+    """The result of cute.make_rmem_tensor."""
 
     def __init__(self, size: int, dtype: torch.dtype) -> None:
         self.values = torch.zeros(size, dtype=dtype)
@@ -290,7 +290,7 @@ class Registers:
         return self.values
 
 
-CUTE = {  # what a score_mod and a mask_mod need of CuTe DSL, for torch's tensors
+CUTE = {  # the part of CuTe DSL that a score_mod and a mask_mod use, for torch's tensors
     "jit": lambda function: function,
     "make_rmem_tensor": Registers,
     "full_like": torch.full_like,

@@ -19,7 +19,7 @@ DTYPES = 'q_data_type="float16", kv_data_type=None'
 
 
 def _options(of: Any, heads: int, backend: str, causal: bool) -> dict[str, Any]:
-    """Return the options of `attend`. The slopes of ALiBi are FlashInfer's, in fa2's kernels alone."""
+    """Return the options of `attend`. ALiBi has FlashInfer's slopes, and only in fa2's kernels."""
     found: dict[str, Any] = {"scale": of.sm_scale, "softcap": of.logits_soft_cap or 0.0, "right": 0 if causal else None}
     found["left"] = None if of.window_left < 0 else of.window_left
     if of.pos_encoding_mode == "ALIBI":
@@ -44,7 +44,7 @@ single_prefill_with_kv_cache = function(
 
 
 class _Wrapper:
-    """What the wrappers share: with `jit_args` their kernels have a sink, and run() takes it and the scale."""
+    """Base of the wrappers. With `jit_args` the kernels have a sink, and run() takes it and the scale."""
 
     def _make(self, backend: str, jit_args: Any = None, jit_kwargs: Any = None) -> None:
         self.backend, self.variant, self.compiled = backend, jit_args, jit_kwargs
@@ -53,7 +53,7 @@ class _Wrapper:
             check(all(str(d) in jit_args[0] for d in jit_args[5:7]), "a module of another head dim has this name")
 
     def _plan(self, of: Any, sizes: tuple[tuple[int, int], ...], causal: bool) -> None:
-        """Keep what a plan says: `sizes` are the heads and head dims of q, k and v."""
+        """Keep the options of a plan: `sizes` are the heads and head dims of q, k and v."""
         self.sizes, self.dtypes = sizes, (of.q_data_type, of.kv_data_type)
         self.options = _options(of, of.num_qo_heads, self.backend, causal)
         if self.variant is not None:
@@ -62,7 +62,7 @@ class _Wrapper:
             check(not self.options["softcap"] and "slopes" not in self.options, "the variant has neither")
 
     def _given(self, q: Tensor, k: Tensor, v: Tensor, args: tuple[Any, ...]) -> dict[str, Any]:
-        """Check what run() is given against the plan, and return the options; a sink comes with the scale."""
+        """Check the arguments of run() against the plan, and return the options; a sink comes with the scale."""
         check((q.dtype, k.dtype) == self.dtypes, "The dtype of q does not match the q_data_type specified in plan")
         check(tuple(tuple(t.shape[-2:]) for t in (q, k, v)) == self.sizes, "not what was planned")
         check(len(args) == (0 if self.variant is None else 2), "additional arguments")
@@ -115,7 +115,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(_Wrapper):
 
 
 def _table(indptr: Tensor, indices: Tensor) -> Tensor:
-    """Return a page table; what lies beyond a sequence names a page that does not exist."""
+    """Return a page table, in which entries beyond a sequence name a page that does not exist."""
     check(indptr.dtype == torch.int32 == indices.dtype and indptr.device.type == "cpu", "int32 offsets on the host")
     rows = [row.to(indices.device) for row in indices.split(indptr.diff().tolist())]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=2**30)
@@ -127,7 +127,7 @@ def _lengths(indptr: Tensor, last_page_len: Tensor, page_size: int) -> Tensor:
 
 
 class _Paged(_Wrapper):
-    """What the wrappers for decoding and for prefill share."""
+    """Base of the wrappers for decoding and for prefill."""
 
     def _plan_pages(self, of: Any, pages: tuple[Tensor, Tensor, Tensor], starts: Tensor, d: int, causal: bool) -> None:
         check(self.backend != "fa3" or of.kv_data_type == of.q_data_type, "fa3 needs fp8 queries for an fp8 cache")
@@ -220,7 +220,7 @@ def _append(of: Any) -> None:
     check(of.batch_indices.dtype == torch.int32 == of.positions.dtype, "int32 positions")
     k, v = of.paged_kv_cache
     starts = [0, *of.batch_indices.bincount().cumsum(0).tolist()]
-    lengths = _lengths(of.kv_indptr, of.kv_last_page_len, k.shape[1])  # those after the call
+    lengths = _lengths(of.kv_indptr, of.kv_last_page_len, k.shape[1])  # lengths after the call
     first = lengths - torch.tensor(starts).diff()
     for begin, (a, b) in zip(first.tolist(), itertools.pairwise(starts), strict=True):
         check(of.positions[a:b].tolist() == [*range(begin, begin + b - a)], "positions follow each other to the last")
@@ -267,7 +267,7 @@ def _plan_sparse(of: Any) -> None:
 
 
 class BlockSparseAttentionWrapper:
-    """Attention with a matrix in BSR, whose listed blocks are seen whole or as far as a mask of their pairs says."""
+    """Attention with a BSR matrix, whose listed blocks are seen whole or by a mask of their pairs."""
 
     def __init__(self, float_workspace_buffer: Tensor, backend: str = "auto") -> None:
         self.backend = backend

@@ -1,4 +1,4 @@
-"""Stand-ins for what torch computes on GPUs only: varlen_attn, and the operators behind SDPA of nested tensors."""
+"""Stand-ins for functions of torch for GPUs only: varlen_attn, and the operators of SDPA with nested tensors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from standins.attend import attend_paged, attend_varlen, check, check_half, open
 
 
 def _varlen(of: Any) -> Tensor:
-    """Compute it as torch does, whose causal mask is a window whose right side is 0."""
+    """Compute varlen_attn; as in torch a causal mask is a window with the right side 0."""
     check_half(of.query, of.key, of.value)
     left, right = opened(of.window_size)
     options: dict[str, Any] = {"scale": of.scale, "left": left, "right": right}
@@ -38,7 +38,7 @@ varlen_attn_2_13 = function(
 
 
 def _forward(of: Any) -> Tensor:
-    """Compute attention of packed sequences with a causal mask that is aligned top-left."""
+    """Compute attention of packed sequences with a causal mask aligned top-left."""
     q, k, v = (t.flatten(0, -3) for t in (of.q, of.k, of.v))
     options: dict[str, Any] = {"scale": of.scale, "right": 0 if of.causal else None, "bottom_right": False}
     out = attend_varlen(q, k, v, of.cu_q, of.cu_k, of.max_q, of.max_k, **options)

@@ -3,8 +3,8 @@
 With the format "thd" tensors are (total, nheads, headdim), the mask is a padding one, and the output is
 (total, nheads * headdim_v).
 
-In fp8 the scales of the output and of the gradients are those of their quantizers, and what is larger is clipped. The
-update of scales after a call, which is made where gradients are on, is not here.
+In fp8 the scales of the output and of the gradients are their quantizers', and larger values are clipped. Scales are
+not updated after a call, unlike in the library with gradients on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Float8Quantizer:
 
 
 class Float8Tensor(torch.Tensor):
-    """A bf16 tensor by its dtype; its values are those of `_data`."""
+    """A tensor of dtype bf16 whose values are in `_data`."""
 
     _data: Tensor
     _scale_inv: Tensor
@@ -74,7 +74,7 @@ class _View(torch.autograd.Function):
 
 
 class _Fp8Attention(torch.autograd.Function):
-    """Attention of Float8Tensors, whose gradients are e5m2. Drops what its backward needs when that has run."""
+    """Attention of Float8Tensors with e5m2 gradients. After a backward it drops the objects that a backward needs."""
 
     @staticmethod
     def forward(ctx: Any, q: Float8Tensor, k: Float8Tensor, v: Float8Tensor, module: Any) -> Float8Tensor:
@@ -171,7 +171,7 @@ class DotProductAttention(torch.nn.Module):
             options["sink"] = self.softmax_offset.float()
         if self.alibi:
             options["slopes"] = alibi_slopes(self.made.num_attention_heads)
-            # that of cuDNN is causal and aligned top-left (get_alibi: bottom-right for flash-attn 2 alone)
+            # cuDNN's ALiBi is causal and aligned top-left (get_alibi: bottom-right for flash-attn 2 only)
             assert os.environ["NVTE_FUSED_ATTN"] != "1" or self.options["right"] == 0
         return options
 
@@ -185,7 +185,7 @@ def _fused(out: Tensor) -> Tensor:
 
 
 class FusedAttnFunc(torch.autograd.Function):
-    """Drops what its backward needs when that has run, as the function of this name does."""
+    """A function that drops the objects of its backward after it has run, like the library's of this name."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ class FusedAttnFunc(torch.autograd.Function):
 
 
 def version_2_20(*, flash_attn: str | None = "2.8.3") -> dict[str, ModuleType]:
-    """Return its modules; `flash_attn` is the version of flash-attn 2 that it finds, None for none."""
+    """Return the library's modules; `flash_attn` is the version of flash-attn 2 that it finds, or None."""
     package = "transformer_engine.pytorch.attention.dot_product_attention"
     flash = SimpleNamespace(is_installed=bool(flash_attn), version=flash_attn, v3_is_installed=False, fa3_version="0")
     log = SimpleNamespace(_log_level=logging.WARNING)

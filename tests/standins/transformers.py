@@ -27,7 +27,7 @@ def _on_heads(of: Any, seen: Tensor | None = None, **options: Any) -> tuple[Tens
 
 
 def _eager(of: Any) -> tuple[Tensor, None]:
-    """Compute attention; gpt-oss has the sinks of the layer, and reads none that models pass on."""
+    """Compute attention; gpt-oss reads the sinks of the layer, not those that a model passes on."""
     assert of.query.shape[1] == of.key.shape[1] * of.module.num_key_value_groups
     mask = of.attention_mask
     assert mask is None or mask.dtype == of.query.dtype
@@ -46,7 +46,7 @@ def _sdpa(of: Any) -> tuple[Tensor, None]:
 
 
 def _flash(of: Any) -> tuple[Tensor, None]:
-    """Compute attention; with the four arguments of the lengths that of packed sequences, as it passes them on."""
+    """Compute attention, of packed sequences if the four arguments of lengths are given."""
     assert of.attention_mask is None
     assert of.module.config._attn_implementation == "flash_attention_2"
     check_half(of.query, of.key, of.value)

@@ -34,7 +34,7 @@ class LocalAttentionFromBottomRightMask:
 
 @dataclass
 class _Sequences:
-    """What masks of several sequences share: their lengths, and for a cache of pages its table."""
+    """Base of masks of several sequences, with their lengths, and for a cache of pages with its table."""
 
     queries: list[int]
     keys: list[int]
@@ -76,7 +76,7 @@ class BlockDiagonalCausalLocalAttentionFromBottomRightMask(_Sequences):
 class BlockDiagonalGappyKeysMask(_Sequences):
     @classmethod
     def from_seqlens(cls, q_seqlen: list[int], kv_seqstarts: list[int], kv_seqlen: list[int]) -> _Sequences:
-        """Return the mask; here keys must have no gaps, as in a packed batch."""
+        """Return the mask; keys must have no gaps, as in a packed batch."""
         assert kv_seqstarts == [0, *itertools.accumulate(kv_seqlen)]
         return cls(q_seqlen, kv_seqlen)
 
@@ -97,7 +97,7 @@ class PagedBlockDiagonalCausalWithOffsetPaddedKeysMask(PagedBlockDiagonalPaddedK
 
 
 class Operator:
-    """An operator, with what it takes; others are refused with xFormers' reasons."""
+    """An operator with its limits; other cases are refused with xFormers' reasons."""
 
     NAME: ClassVar[str]
     DTYPES: ClassVar = {torch.float16, torch.bfloat16}
@@ -180,7 +180,7 @@ class SplitKFwOp(Operator):
 
 
 def _attention(of: Any) -> Tensor:
-    """Compute attention; as in the library, a forced forward operator is checked, a forced backward one is not."""
+    """Compute attention. As in the library, a forced forward operator is checked, a forced backward one is not."""
     query, key, bias = of.query, of.key, of.attn_bias
     if query.shape[2:-1] != key.shape[2:-1]:
         raise ValueError("Incompatible shapes for attention inputs")

@@ -1,10 +1,10 @@
-"""An experiment on a real GPU: does `attnbench bisect` find a known slowdown of a real backend, and in what time?
+"""Test on a GPU whether `attnbench bisect` finds a known slowdown of a real backend, and measure the time.
 
     python tests/statistics/bisect_experiment.py DIR [--share 0.03]
 
-It makes three repositories of eight commits each. One commit slows the backend by the share (planted.py: a spin after
-each call), at another place in each repository, and one commit does not build. Then it bisects each, and prints what
-was found and the minutes. DIR keeps the run files.
+It makes three repositories of eight commits each. One commit, at another place in each repository, slows the backend by
+the share (planted.py: a spin after each call), and one commit does not build. The script bisects each, and prints the
+result and the minutes. DIR keeps the run files.
 
 To try it without a GPU: --device fake --base fake.
 """
@@ -26,7 +26,7 @@ from attnbench.results import run_file
 from attnbench.results.cells import cells
 
 COMMITS = 8
-PLACES = {2: 4, 5: 2, 8: 4}  # the slow commit -> the one that does not build
+PLACES = {2: 4, 5: 2, 8: 4}  # slow commit -> commit that does not build
 KERNEL = """
 import os
 from pathlib import Path
@@ -67,14 +67,14 @@ def commit_each(repository: Path, base: str, slow: int, share: float, cycles: di
 
 
 def spins(file: Path, base: str, share: float) -> dict[str, int]:
-    """Return the cycles of the share of what each cell took in a run, by case key; not of the backend `base`."""
+    """Return case key -> SM cycles of the share of each cell's time in a run, without cells of the backend `base`."""
     slowed = [cell for cell in cells([run_file.read(file)[0]]) if cell.backend != base]
     found = {cell.case.key: round_values("cycles", cell) for cell in slowed}
     return {key: round(share * stats.median([*values.values()])) for key, values in found.items() if values}
 
 
 def options(doc: str | None) -> argparse.Namespace:
-    """Return the options that experiments with a planted backend have in common; workers find planted.py."""
+    """Return the common options of experiments with a planted backend, and let workers find planted.py."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=lambda text: Path(text).resolve())
     parser.add_argument("--share", type=float, default=0.03)

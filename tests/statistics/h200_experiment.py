@@ -1,10 +1,10 @@
-"""An experiment on a real GPU: runs with nothing changed and with known slowdowns, for the error rates of a gate.
+"""Measure runs without a change and with known slowdowns on a GPU, for the error rates of a gate.
 
     python tests/statistics/h200_experiment.py DIR [--device cuda:1]
 
-It measures the suite ci on one backend twenty times as it is, and once for each slowdown that planted.py puts into it.
-DIR holds one file for each run: called again, it measures those that are missing. `attnbench gate` judges two of them;
-test_gate_error_rates.py judges those of results/ci-experiment, where only runs of one unit are compared.
+It measures the suite ci on one backend twenty times without a change, and once for each slowdown of planted.py. DIR has
+one file for each run; another call measures missing ones. `attnbench gate` judges two files; test_gate_error_rates.py
+judges the files of results/ci-experiment, where only runs of one unit are compared.
 
 To try it without a GPU: --device fake --base fake. On an H200 a run takes 58 to 84 s, so 23 runs take half an hour.
 """
@@ -43,12 +43,12 @@ def main() -> None:
     asked.folder.mkdir(parents=True, exist_ok=True)
     alike = [(f"alike-{i:02}", 0.0) for i in range(asked.alike)]
     slowed = [(f"slow-{word}", float(word) / 100) for word in asked.slowdowns.split(",")]
-    # One that is slowed comes after one that is not, so that an early stop leaves runs of both kinds.
+    # Slowed and unchanged runs alternate, so that an early stop leaves runs of both kinds.
     for name, share in filter(None, itertools.chain(*itertools.zip_longest(alike, slowed))):
         path = asked.folder / f"{name}.jsonl"
         if is_whole(path):
             continue
-        path.unlink(missing_ok=True)  # of a run that was stopped
+        path.unlink(missing_ok=True)  # the file of a stopped run
         plan = path.with_suffix(".plan.json")
         cycles = spins(asked.folder / "alike-00.jsonl", "", share) if share else {}
         plan.write_text(json.dumps({"base": asked.base, "share": share, "cycles": cycles}))

@@ -1,21 +1,21 @@
-"""The noise between rounds of an H200, fitted to two run files. As a script it prints the fit, also of other files.
+"""The noise between rounds of an H200, fitted to two run files. As a script it prints the fit, also for other files.
 
-The files are two runs in fresh processes, four minutes apart, of the same 307 cells: one round each. So what is seen is
-one difference d = ln(b / a) a cell. What happens within a round (bursts, throttled samples) reaches a gate through the
-round's median only, so it is in d already. The parts of the model, for cells that NVML saw limited and for the others:
+The files are two runs in fresh processes, four minutes apart, of the same 307 cells with one round each. So there is
+one difference d = ln(b / a) for each cell. Effects within a round (bursts, throttled samples) reach a gate only through
+the round's median, so d includes them. The model has these parts, for cells that NVML saw limited and for the others:
 
-- **own**: what d leaves when a common part is taken off. One d a cell cannot tell whether cells differ in noise or all
-  have rare bad rounds, so both extremes are simulated: "cells" gives each simulated cell a standard deviation
-  |d| / sqrt(2) of a measured one, "rounds" gives each round d / sqrt(2) of a measured one, sign by chance. Either way
-  the root mean square of a difference is what was measured, and the tails are no lighter.
-- **drift**: over the run's order, d moves slowly: it is the mean of blocks of 30 cells, less what own noise explains.
-  Simulated as a level a block and round.
-- **clock step**: the clock moves in steps of 15 MHz of 1980 (0.76 %), and a part of d of the limited cells goes with it
-  (least squares of d on the difference of ln clock; own noise is what that leaves). This share of their readings was
-  held at a lower step. Simulated as the harshest reading: in a round all limited cells are a step slower, or none, by
-  that chance.
-- **run shift**: what all rounds of one run have in common, which no number of rounds shows. The files hold one pair of
-  runs, in which no backend as a whole moved by more than this; taken as the standard deviation between runs.
+- **own**: d without the common parts. A single d for each cell cannot show whether cells differ in noise or all have
+  rare bad rounds, so both extremes are simulated: "cells" gives each simulated cell the standard deviation |d| /
+  sqrt(2) of a measured one, "rounds" gives each round d / sqrt(2) of a measured one with a random sign. In both the
+  root mean square of a difference is the measured one, and the tails are no lighter.
+- **drift**: d moves slowly over the run's order: the mean of blocks of 30 cells, minus the part that own noise
+  explains. It is simulated as a level for each block and round.
+- **clock step**: the clock moves in steps of 15 MHz of 1980 (0.76 %), and a part of d of the limited cells follows it
+  (least squares of d on the difference of ln clock; own noise is the residual). `stepped` is the share of readings held
+  at a lower step. The harshest interpretation is simulated: in a round, with this chance, all limited cells are a step
+  slower.
+- **run shift**: the common part of all rounds of a run, which no number of rounds shows. In the only pair of runs no
+  backend as a whole moved by more than this; it is taken as the standard deviation between runs.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from attnbench.results.rows import Row, Source
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = ("20261121-030350-default-nvidia-h200.jsonl.gz", "20261121-030731-default-nvidia-h200.jsonl.gz")
-BLOCK = 30  # cells
+BLOCK = 30  # cells of a block
 STEP = 15e6 / 1980e6
 
 
 @dataclass(frozen=True)
 class Noise:
-    """The parts of the model. All figures are logarithms: 0.001 is 0.1 %."""
+    """The parts of the model, as logarithms: 0.001 is 0.1 %."""
 
-    limited: np.ndarray  # own differences of the cells that a limit touched
-    free: np.ndarray  # and of the others
+    limited: np.ndarray  # own differences of limited cells
+    free: np.ndarray  # own differences of other cells
     drift: float  # standard deviation of a block's level in one round
-    step: float  # what a step of the clock does to a limited cell's latency
+    step: float  # effect of a step of the clock on a limited cell's latency
     stepped: float  # chance of a round's step
-    difference: float  # root mean square of the differences as they were read
+    difference: float  # root mean square of the measured differences
     shift: float  # standard deviation between runs
-    first_call: np.ndarray  # differences of ln first call, and
-    first_calls: np.ndarray  # its seconds
+    first_call: np.ndarray  # differences of ln first call
+    first_calls: np.ndarray  # seconds of first calls
 
 
 @lru_cache
@@ -90,7 +90,7 @@ def measured(files: tuple[str, ...] = FILES) -> Noise:
 
 
 def _pairs(a: Run, b: Run) -> list[tuple[dict[str, float], dict[str, float], bool, str]]:
-    """Return (values in a, values in b, whether a limit touched either, backend) of each cell, in the run's order."""
+    """Return (values in a, values in b, whether either was limited, backend) of each cell, in the run's order."""
     later = {r.id: r for r in b.records if r.status == "ok"}
     return [
         (
@@ -118,9 +118,9 @@ def draw(
     shift: float | None = None,
     runs: int = 2,
 ) -> list[np.ndarray]:
-    """Draw runs of the same cells with nothing changed: logarithms, the current run last, each cells x rounds.
+    """Draw runs of the same cells without a change: logarithms, cells x rounds each, the current run last.
 
-    `scale` stretches all that is the machine's; `shift` replaces the standard deviation between runs.
+    `scale` multiplies the machine's noise; `shift` replaces the standard deviation between runs.
     """
     noise = measured()
     limited = rng.random(cells) < len(noise.limited) / (len(noise.limited) + len(noise.free))
@@ -148,7 +148,7 @@ def draw(
 def draw_first_calls(rng: np.random.Generator, cells: int, rounds: int) -> tuple[np.ndarray, np.ndarray]:
     """Draw the seconds of first calls in two runs.
 
-    Each cell takes as long as a measured one, and each round is off by a measured difference.
+    Each cell has the time of a measured one, and each round is off by a measured difference.
     """
     noise = measured()
     typical = rng.choice(noise.first_calls, (cells, 1))

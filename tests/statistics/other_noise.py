@@ -1,16 +1,15 @@
-"""Noise of other kinds than an H200's: what CPUs, other GPUs and other days do to runs. Each is added to that of
-h200_noise.py, with nothing changed.
+"""Other noise than an H200's: the effects of CPUs, other GPUs and other days, each added to h200_noise.py's.
 
-- **modes**: some cells run at one of two speeds, 4 to 8 % apart, and each process draws its own, as where memory lands
-  differs between processes (Mytkowicz et al., "Producing Wrong Data Without Doing Anything Obviously Wrong!", ASPLOS
-  2009; Kalibera and Jones, "Rigorous Benchmarking in Reasonable Time", ISMM 2013).
+- **modes**: some cells run at one of two speeds, 4 to 8 % apart, which each process draws, for example because memory
+  has other addresses in each process (Mytkowicz et al., "Producing Wrong Data Without Doing Anything Obviously Wrong!",
+  ASPLOS 2009; Kalibera and Jones, "Rigorous Benchmarking in Reasonable Time", ISMM 2013).
 - **slow_process**: all cells of a process are 5 % slower, by this chance.
-- **offset**: each cell of a run is off by an amount of its own, which all rounds of the run share.
+- **offset**: each cell of a run is off by its own amount, which all rounds of the run share.
 - **shift** of a **group**: this share of the cells is off by one amount in all rounds of a run.
-- **off**: this share of the cells, others in each run, is off by OFF in all rounds of a run, in either direction.
+- **off**: this share of the cells, different in each run, is off by OFF in all rounds of a run, in either direction.
 - **disturbed**: another program slows a share of the cells in some rounds of the current run.
-- **quantum**: the timer counts in steps, and what a cell takes is rounded to them. `time.perf_counter` counts in steps
-  of up to 1 us, CUDA events in steps of about 0.5 us ("CUDA Runtime API", cudaEventElapsedTime).
+- **quantum**: the timer counts in ticks, to which times are rounded. `time.perf_counter` has ticks of up to 1 us, CUDA
+  events of about 0.5 us ("CUDA Runtime API", cudaEventElapsedTime).
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ from typing import TypeVar
 import numpy as np
 
 S = TypeVar("S")
-LATENCY = 1e-3  # seconds, of every cell: a gate sees ratios only
+LATENCY = 1e-3  # seconds of every cell: a gate sees ratios only
 GAPS = (0.04, 0.08)
 SLOWER, OFF = 0.05, 0.03
-LATENCIES = (20e-6, 10e-3)  # but where the timer counts in steps
-STEPS = 100  # of the timer that a changed cell takes at least: what is planted must be larger than a step
+LATENCIES = (20e-6, 10e-3)  # seconds of cells with a quantum
+STEPS = 100  # least ticks of a changed cell, so that the planted change exceeds a tick
 
 
 @dataclass(frozen=True)
 class Other:
-    """What to add to runs."""
+    """The noise to add to runs."""
 
-    modes: int = 0  # cells, the last ones, that have two speeds
-    slow_process: float = 0.0  # chance
-    offset: float = 0.0  # standard deviation in each run
-    shift: float = 0.0  # likewise
+    modes: int = 0  # number of cells, the last ones, with two speeds
+    slow_process: float = 0.0  # chance of a slow process
+    offset: float = 0.0  # standard deviation of a cell's offset in a run
+    shift: float = 0.0  # standard deviation of a group's shift in a run
     group: float = 1.0  # share of the cells
-    heavy: bool = False  # offsets and shifts have Student's distribution with 3 degrees of freedom, of that scale
+    heavy: bool = False  # offsets and shifts have Student's distribution with 3 degrees of freedom and this scale
     off: float = 0.0  # share of the cells
     disturbed: float = 0.0  # 0.05: slower by 5 %
-    rounds: int = 1  # that are disturbed
+    rounds: int = 1  # number of disturbed rounds
     share: float = 1 / 3  # of the cells
     quantum: float = 0.0  # seconds
 
@@ -52,7 +51,7 @@ NONE = Other()
 
 
 def add(rng: np.random.Generator, other: Other, runs: Sequence[np.ndarray], changed: int) -> list[np.ndarray]:
-    """Return the logarithms of runs, cells x rounds, with the noise added; the first cells are the changed ones."""
+    """Return the logarithms of runs, cells x rounds, with the noise added; the first cells are changed."""
     cells = len(runs[0])
     gaps = np.where(np.arange(cells) < cells - other.modes, 0.0, np.log1p(rng.uniform(*GAPS, cells)))[:, None]
     seconds = np.exp(rng.uniform(*np.log(LATENCIES), cells)) if other.quantum else np.full(cells, LATENCY)
@@ -80,7 +79,7 @@ def add(rng: np.random.Generator, other: Other, runs: Sequence[np.ndarray], chan
 
 
 def asked_for(doc: str | None, scenarios: Mapping[str, S], runs: int) -> Iterator[tuple[str, S, int]]:
-    """Yield name and scenario of those that the options --runs and --only ask for, and how many runs of each."""
+    """Yield (name, scenario, number of runs) for the options --runs and --only."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--runs", type=int, default=runs)
     parser.add_argument("--only", default="", metavar="TEXT", help="the scenarios with this text in their names")

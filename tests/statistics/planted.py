@@ -1,12 +1,12 @@
-"""A backend with a known slowdown, for h200_experiment.py: any other backend, with a spin after each call.
+"""A backend with a known slowdown, for h200_experiment.py: any other backend with a spin after each call.
 
-The file that ATTNBENCH_PLANTED names says whose calls and by how much:
+The file in ATTNBENCH_PLANTED names the backend and the slowdown:
 
     {"base": "triton", "share": 0.02, "cycles": {case key: SM cycles}}
 
-On a GPU the spin is a kernel of so many cycles: that share of what the cell took, latency times the clock held, in a
-run without a slowdown. A case that is not there gets one of a single cycle, so that the gap before a kernel more is in
-every run and the cycles are all that differs. On a simulated device it is the share of each call's own time.
+On a GPU the spin is a kernel of so many cycles: the share of the cell's cycles, latency times the clock held, in a run
+without a slowdown. A case that is not listed gets a spin of one cycle, so that every run has the gap before one more
+kernel and only the cycles differ. On a simulated device it is the share of each call's own time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ VARIABLE = "ATTNBENCH_PLANTED"
 
 
 class Planted:
-    """The backend. All but the launch is that of the backend it slows."""
+    """The backend that slows another; only its launch differs."""
 
     def __init__(self) -> None:
         said = json.loads(Path(os.environ[VARIABLE]).read_text())

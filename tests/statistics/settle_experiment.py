@@ -1,10 +1,10 @@
-"""An experiment on a real GPU: does `gate --settle` find a known slowdown of a real backend, and in what time?
+"""Test on a GPU whether `gate --settle` finds a known slowdown of a real backend, and measure the time.
 
     python tests/statistics/settle_experiment.py DIR [--share 0.03]
 
-It measures a backend as it is and then slowed by the share (planted.py: a spin after each call), gates the two runs
-without and with --settle, and prints what each gate said and the minutes. Then the same for two runs that differ in
-nothing. DIR keeps the run files: called again, it goes on.
+It measures a backend without a change and slowed by the share (planted.py: a spin after each call), gates the two runs
+without and with --settle, and prints the verdicts and the minutes. It does the same for two runs without a difference.
+DIR keeps the run files, and another call continues.
 
 To try it without a GPU: --device fake --base fake.
 """

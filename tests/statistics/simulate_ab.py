@@ -2,11 +2,10 @@
 
     python tests/statistics/simulate_ab.py [--runs 1000] [--only TEXT]
 
-The noise is that of simulate_gate.py, without what sets two runs apart: rounds that take turns have it in common. In
-its place the machine drifts from turn to turn, evenly and by chance. Every A/B goes through the code that decides, look
-by look: `by_records` makes run files' records of all four metrics and judges them as the command does, `by_values`
-hands the latencies to the statistics alone.
-tests/statistics/test_ab_error_rates.py asserts the figures with fewer runs.
+The noise is simulate_gate.py's, without the part between runs, which rounds in turns share. Instead the machine drifts
+from turn to turn, evenly and randomly. Every A/B goes through the code that decides, look by look: `by_records` makes
+run files' records of all four metrics and judges them like the command, `by_values` passes only latencies to the
+statistics. tests/statistics/test_ab_error_rates.py asserts the figures with fewer runs.
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from attnbench.run.ab.schedule import LOOKS, order
 class Scenario:
     cells: int = 100
     margin: float = 0.03
-    planted: float = 0.0  # how much slower the changed cells are: 0.06 is 6 %
-    changed: int = 0  # cells, the first ones
-    scale: float = 1.0  # of the noise
-    pairs: int = LOOKS[-1]  # for which there is time
-    drift: float = 0.001  # that the machine moves each turn, always one way (logarithm)
-    walk: float = 0.001  # and by chance: standard deviation each turn
+    planted: float = 0.0  # slowdown of the changed cells: 0.06 is 6 %
+    changed: int = 0  # number of changed cells, the first ones
+    scale: float = 1.0  # factor on the noise
+    pairs: int = LOOKS[-1]  # most pairs in the available time
+    drift: float = 0.001  # change of the machine in each turn, in one direction (logarithm)
+    walk: float = 0.001  # random change: standard deviation in each turn
     other: Other = NONE
 
 
@@ -50,11 +49,11 @@ class Rates:
     inconclusive: float  # A/Bs that end with an open cell
     regressed: float  # of the changed cells
     unchanged: float
-    longest: float  # pairs until the last cell was settled, or there was no more time: mean
-    typical: float  # pairs that a cell took: mean
+    longest: float  # pairs until the last cell was settled or time ran out: mean
+    typical: float  # pairs of a cell: mean
 
 
-Verdicts = tuple[list[str], list[int], bool]  # of each cell, its pairs, and whether another metric regressed
+Verdicts = tuple[list[str], list[int], bool]  # verdicts of cells, their pairs, and whether another metric regressed
 Decider = Callable[[np.ndarray, np.ndarray, float, np.random.Generator], Verdicts]
 
 
@@ -65,7 +64,7 @@ def by_values(a: np.ndarray, b: np.ndarray, margin: float, _: np.random.Generato
 
 
 def by_records(a: np.ndarray, b: np.ndarray, margin: float, rng: np.random.Generator) -> Verdicts:
-    """Decide as `by_values` through `judge`, with first calls too, and with errors and memory that do not change."""
+    """Decide like `by_values`, but through `judge`, with first calls, and with unchanged errors and memory."""
     cases = [Case(Shape(1, i + 1, i + 1, 1, 1, 64, 64), "bf16", "fwd") for i in range(len(a))]
     calls = draw_first_calls(rng, *a.shape)
     runs = [
@@ -80,7 +79,7 @@ def by_records(a: np.ndarray, b: np.ndarray, margin: float, rng: np.random.Gener
 
 
 def drift_in_turns(rng: np.random.Generator, sides: Sequence[np.ndarray], drift: float, walk: float) -> None:
-    """Add to the logarithms of both sides, ... x pairs, what a machine that drifts adds to each turn."""
+    """Add the drift of a machine in each turn to the logarithms of both sides, ... x pairs."""
     pairs = sides[0].shape[-1]
     level = np.cumsum(drift + walk * rng.standard_normal(2 * pairs))
     for pair in range(pairs):

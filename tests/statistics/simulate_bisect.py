@@ -1,10 +1,10 @@
-"""How often `attnbench bisect` finds the right commit, by simulation with the noise of an H200.
+"""The error rates of `attnbench bisect`, by simulation with the noise of an H200.
 
     python tests/statistics/simulate_bisect.py [--runs 400] [--only TEXT]
 
-The noise of rounds is that of simulate_ab.py, for one cell: a cell keeps its own in all A/Bs of a bisection, on a
-machine that drifts from turn to turn. Every bisection runs the code that searches and decides, without git, builds and
-workers. test_bisect_error_rates.py asserts figures with fewer runs.
+The noise of rounds is simulate_ab.py's, for one cell: a cell keeps its noise in all A/Bs of a bisection, on a machine
+that drifts from turn to turn. Every bisection runs the code that searches and decides, without git, builds and workers.
+test_bisect_error_rates.py asserts figures with fewer runs.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ PAIRS, CASE = LOOKS[-1], Case(Shape(1, 1024, 1024, 1, 1, 64, 64), "bf16", "fwd")
 @dataclass(frozen=True)
 class Scenario:
     commits: int = 8
-    slowdowns: tuple[float, ...] = (0.03,)  # each is planted in a commit by chance
+    slowdowns: tuple[float, ...] = (0.03,)  # each is planted in a random commit
     margin: float = 0.01
     broken: float = 0.0  # the share of the commits that do not build
-    scale: float = 1.0  # of the noise
-    drift: float = 0.001  # that the machine moves each turn, always one way (logarithm)
-    walk: float = 0.001  # and by chance: standard deviation each turn
+    scale: float = 1.0  # factor on the noise
+    drift: float = 0.001  # change of the machine in each turn, in one direction (logarithm)
+    walk: float = 0.001  # random change: standard deviation in each turn
 
 
 @dataclass(frozen=True)
@@ -49,9 +49,9 @@ class Rates:
     """The results: shares of all bisections, and means."""
 
     right: float  # a commit with a planted slowdown is named
-    wrong: float  # another one is
-    within: float  # a range with such a commit is left, or that the slowdown is spread
-    missed: float  # a range without one is left
+    wrong: float  # another commit is named
+    within: float  # a range with such a commit remains, or the answer is a spread slowdown
+    missed: float  # a range without such a commit remains
     steps: float  # A/Bs
     pairs: float  # of all A/Bs of a bisection
 
@@ -61,7 +61,7 @@ class Simulated(Bisection):
     """A bisection whose A/Bs are drawn."""
 
     scenario: Scenario = field(default_factory=Scenario)
-    levels: Any = None  # what each commit adds to the logarithm
+    levels: Any = None  # change of the logarithm in each commit
     builds_at_all: Any = None
     noise: Any = None
     rng: Any = None

@@ -1,10 +1,9 @@
-"""How often `cluster report` names a unit that is like the others, and finds one that is not: seeded simulations, of
-which docs/dev/cluster.md has some rows.
+"""The error rates of `cluster report`: false outliers and found ones, by seeded simulations (docs/dev/cluster.md).
 
     python tests/statistics/simulate_cluster.py
 
-Each entry is of REPORTS clusters of one model, with two families of cells. A unit's figure in a family is a draw; what
-it has in common with the other family is half of the variance. `judge` is told the H200's entry of spreads.json.
+Each entry is for REPORTS clusters of one model, with two families of cells. A unit's figure in a family is a draw, with
+half of the variance in common with the other family. `judge` gets the H200's entry of spreads.json.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TABLE = math.hypot(ENTRY.units, ENTRY.processes)  # of one round
 REPORTS = 2000
 FAMILIES = 2
 UNITS = (3, 8, 16, 32, 64)
-GROUP = math.log1p(0.02)  # what every third unit is off by, where units are of two groups
+GROUP = math.log1p(0.02)  # offset of every third unit, where units are of two groups
 
 Noise = Callable[[Any, tuple[int, int]], Any]
 
@@ -61,10 +60,10 @@ SIGNALS = {
 
 @dataclass(frozen=True)
 class Result:
-    """Shares of reports that name a unit that is like the others, and that find the one that is not."""
+    """The shares of reports that name a normal unit, and that find the abnormal one."""
 
-    false: float  # as an outlier
-    false_far: float  # as an outlier or far off
+    false: float  # a normal unit is an outlier
+    false_far: float  # a normal unit is an outlier or far off
     found: float
     found_far: float
 

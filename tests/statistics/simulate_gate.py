@@ -3,8 +3,8 @@
     python tests/statistics/simulate_gate.py [--runs 1000] [--only TEXT]
 
 Every run goes through the code that decides: `by_records` makes run files' records of all four metrics and judges them
-as the command does, `by_values` hands the same latencies to the statistics alone, which is faster.
-tests/statistics/test_gate_error_rates.py asserts the figures with fewer runs; docs/dev/statistics.md sums them up.
+like the command, `by_values`, which is faster, passes the same latencies to the statistics only.
+tests/statistics/test_gate_error_rates.py asserts the figures with fewer runs; docs/dev/statistics.md has a summary.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class Scenario:
     cells: int = 100
     rounds: int = 5
     margin: float = 0.03
-    planted: float = 0.0  # how much slower the changed cells are: 0.06 is 6 %
-    changed: int = 0  # cells, the first ones
+    planted: float = 0.0  # slowdown of the changed cells: 0.06 is 6 %
+    changed: int = 0  # number of changed cells, the first ones
     scale: float = 1.0
     shift: float | None = None
     other: Other = NONE
-    runs: int = 1  # of the baseline
-    controls: int = 0  # cells, the last ones
+    runs: int = 1  # runs of the baseline
+    controls: int = 0  # number of control cells, the last ones
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Rates:
     """The results: shares of all gates, and of the changed cells of all gates."""
 
     false_alarms: float  # runs with a regression where nothing changed
-    inconclusive: float  # runs with a cell that is
+    inconclusive: float  # runs with an inconclusive cell
     regressed: float  # of the changed cells
     unchanged: float
-    passed: float  # gates
-    covered: float  # of the cells that did not change, by their intervals
+    passed: float  # share of passed gates
+    covered: float  # share of unchanged cells whose interval covers the truth
 
 
 Found = tuple[list[tuple[str, float | None, float | None]], bool]
@@ -64,7 +64,7 @@ Decider = Callable[[Sequence[np.ndarray], Scenario, np.random.Generator], Found]
 
 
 def by_values(runs: Sequence[np.ndarray], s: Scenario, _: np.random.Generator) -> Found:
-    """Return the verdict of each cell and its interval, and whether anything else was called a regression."""
+    """Return the verdict and the interval of each cell, and whether any other metric regressed."""
     tick = smallest_tick(np.exp(np.concatenate(runs, axis=1)).tolist()) if s.other.quantum else 0.0
     tests = [
         Rounds(
@@ -82,7 +82,7 @@ def by_values(runs: Sequence[np.ndarray], s: Scenario, _: np.random.Generator) -
 
 
 def by_records(runs: Sequence[np.ndarray], s: Scenario, rng: np.random.Generator) -> Found:
-    """Decide as `by_values` through `judge`, with first calls too, and with errors and memory that do not change."""
+    """Decide like `by_values`, but through `judge`, with first calls, and with unchanged errors and memory."""
     before, *more, after = runs
     cases = [Case(Shape(1, i + 1, i + 1, 1, 1, 64, 64), "bf16", "fwd") for i in range(len(before))]
     first = draw_first_calls(rng, *before.shape)
@@ -169,7 +169,7 @@ SCENARIOS = {
     "each cell 1 % off in either run": Scenario(planted=0.06, changed=1, other=Other(offset=0.01)),
     "each cell 1 % off, 10 cells in all": Scenario(cells=10, planted=0.06, changed=1, other=Other(offset=0.01)),
 }
-BETWEEN_RUNS = {  # what all rounds of a run, or of a process, share
+BETWEEN_RUNS = {  # noise that all rounds of a run or a process share
     "nothing more": NONE,
     "each process 5 % slower, by a chance of 20 %": Other(slow_process=0.2),
     "by a chance of 50 %": Other(slow_process=0.5),
@@ -220,7 +220,7 @@ def _print_between(gates: int, only: str) -> None:
 
 
 def both(shares: Iterable[float]) -> str:
-    """Return the shares of both kinds of noise, as tables have them."""
+    """Return the shares for both kinds of noise, as text for a table."""
     return " / ".join(f"{100 * share:.3g} %" for share in shares)
 
 

@@ -1,10 +1,10 @@
-"""How often `history` finds what is there, and what is not: seeded simulations.
+"""The error rates of `history`: found changes and false ones, by seeded simulations.
 
     python tests/statistics/simulate_history.py
 
-Each row is of HISTORIES histories of ten cells. A run's latency differs from that of other runs by NOISE (a standard
-deviation), which is what five rounds on an H200 leave of what processes differ by (results/spreads.json), doubled; the
-uncertainty that `history` is told is that of spreads.json.
+Each row is for HISTORIES histories of ten cells. Latencies of runs differ by NOISE, a standard deviation: twice the
+spread of processes that remains with five rounds on an H200 (results/spreads.json). `history` gets the uncertainty of
+spreads.json.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def normal(rng: Any, runs: int) -> Any:
 
 
 def alike(rng: Any, rho: float, shape: tuple[int, ...]) -> Any:
-    """Return noise of NOISE of which each run keeps rho of what the last one was off by."""
+    """Return noise of size NOISE, of which each run keeps the share rho of the last run's."""
     drawn = rng.normal(0, NOISE, shape)
     for run in range(1, shape[-1]):
         drawn[..., run] = rho * drawn[..., run - 1] + (1 - rho**2) ** 0.5 * drawn[..., run]
@@ -39,12 +39,12 @@ def alike(rng: Any, rho: float, shape: tuple[int, ...]) -> Any:
 
 
 def speeds(rng: Any, runs: int, share: float, cells: float) -> Any:
-    """Return runs of which a share is 5 % slower, as far as the first of the cells show it."""
+    """Return runs of which a share is 5 % slower, in the first `cells` cells."""
     slow = 0.05 * (rng.random(runs) < share)
     return normal(rng, runs) + slow * (np.arange(CELLS) < cells * CELLS)[:, None]
 
 
-Noise = Callable[[Any, int], Any]  # of the logarithms of one history: (generator, runs) -> (cells, runs)
+Noise = Callable[[Any, int], Any]  # (generator, runs) -> noise of the logarithms of one history, (cells, runs)
 NOISES: dict[str, Noise] = {
     "normal": normal,
     "and runs differ as a whole by 0.4 %": lambda rng, runs: normal(rng, runs) + rng.normal(0, 0.004, runs),
@@ -62,7 +62,7 @@ for _share in (0.2, 0.3, 0.5):
             speeds(rng, runs, s, c)
         )
 
-SIGNALS: dict[str, Callable[[int], Any]] = {  # what happens to a cell, by the number of runs
+SIGNALS: dict[str, Callable[[int], Any]] = {  # change of a cell, by the number of runs
     "nothing": lambda runs: np.zeros(runs),
     "creep of 0.5 % a run": lambda runs: np.log(1.005) * np.arange(runs),
     "step of 2 % in the middle": lambda runs: np.log(1.02) * (np.arange(runs) >= runs // 2),
@@ -76,9 +76,9 @@ WHERE: dict[str, int] = {"one cell": 1, "4 of 10 cells": 4, "all cells": CELLS}
 
 @dataclass(frozen=True)
 class Result:
-    """Shares of histories with any change, and of the cells that change (all, of nothing) with a change and a creep.
+    """The shares of histories with any change, and of changed cells (all, if none changes) with a step and a creep.
 
-    `wrong` is of their steps the share whose range good..bad does not have the run at which the cell changed.
+    `wrong` is the share of the steps whose range good..bad does not contain the run at which the cell changed.
     """
 
     any: float
@@ -88,7 +88,7 @@ class Result:
 
 
 def history_of(logs: Any) -> list[Levels]:
-    """Return what the cells of a history do, from logarithms (cells, runs)."""
+    """Return the findings of `history` for logarithms (cells, runs)."""
     (outcome,) = judged([logs], [LEAST_NOISE])
     seconds = (1e-3 * np.exp(logs)).tolist()
     prior = prior_of(seconds, [HALF])
@@ -123,7 +123,7 @@ def simulate(
 
 
 def main() -> None:
-    """Print the table; with arguments, its rows of these beginnings of what happens."""
+    """Print the table; with arguments only the rows whose names begin with them."""
     print("| what happens | noise | runs | histories with a change | cells with a change | a creep | misplaced |")
     print("| :--- | :--- | ---: | ---: | ---: | ---: | ---: |")
     rows = [("nothing", "all cells", noise) for noise in NOISES]

@@ -1,11 +1,11 @@
-"""The error rates of a gate that goes on where it is inconclusive, by simulation with the noise of an H200.
+"""The error rates of a gate that continues if it is inconclusive, by simulation with the noise of an H200.
 
     python tests/statistics/simulate_settle.py [--runs 400] [--only TEXT]
 
-A gate of five rounds a side that is inconclusive, and finds no regression, goes on in two ways: the current run gets
+A gate of five rounds a side that is inconclusive, and finds no regression, continues in two ways: the current run gets
 MORE rounds and is judged again (`run --resume FILE --rounds N`), or the open cells are measured in turns (`--settle`)
-for at most PAIRS pairs. A cell has one noise in both. What sets whole runs apart is in the gate and not in the turns,
-between which the machine drifts instead, as in simulate_ab.py.
+for at most PAIRS pairs. A cell has one noise in both. The gate has the noise between whole runs; turns have the drift
+of the machine instead, as in simulate_ab.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCENARIOS = {
 
 
 def simulate(kind: str, s: Scenario, gates: int, seed: int = 0) -> list[Counter[str]]:
-    """Return for each of WAYS how many gates had a false regression or an open cell, and the verdicts that changed."""
+    """Return for each of WAYS the gates with a false regression or an open cell, and the changed verdicts."""
     rng = np.random.default_rng(seed)
     found: list[Counter[str]] = [Counter() for _ in WAYS]
     for _ in range(gates):
@@ -61,7 +61,7 @@ def _gate(rng: np.random.Generator, s: Scenario, before: np.ndarray, after: np.n
 
 
 def _settled(rng: np.random.Generator, s: Scenario, first: Sequence[str], sides: Sequence[np.ndarray]) -> list[str]:
-    """Return the verdicts of a gate with those of its open cells in turns."""
+    """Return the verdicts of a gate, with open cells decided in turns."""
     cells = [i for i, verdict in enumerate(first) if verdict == "inconclusive"]
     a, b = (side[cells, :PAIRS] for side in sides)
     drift_in_turns(rng, (a, b), Turns.drift, Turns.walk)

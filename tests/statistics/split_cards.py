@@ -1,11 +1,11 @@
-"""How often cards of one model, split in two and compared, are told apart: from the run files of results/.
+"""Compare two halves of the cards of one model, and count the false differences, from the run files of results/.
 
     python tests/statistics/split_cards.py                   40 splits of each model, and all pairs of one card each
     python tests/statistics/split_cards.py --splits 5
 
-Both halves are the same model, so the truth is 1: a 95 % interval should hold it in about 95 % of cases. A split halves
-the cards at random; each half is joined as `attnbench compare` joins the files of a machine. Cells count that both
-halves measured in one version. Every split, or pair, counts alike, however many cells it has.
+Both halves are the same model, so the true ratio is 1, and a 95 % interval should contain it in about 95 % of cases. A
+split halves the cards at random; each half is joined as `attnbench compare` joins the files of a machine. Cells count
+that both halves measured in one version. Every split or pair has the same weight, whatever its number of cells.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def machine(files: Iterable[Sequence[File]]) -> Machine:
 
 
 def splits(of: Cards, number: int, seed: int = 0) -> Iterator[tuple[Machine, Machine]]:
-    """Yield so many random halves of the cards."""
+    """Yield `number` random splits of the cards into halves."""
     names, rng = sorted(of), random.Random(seed)
     for _ in range(number):
         rng.shuffle(names)
@@ -59,7 +59,7 @@ def alike(one: Machine, other: Machine) -> list[Key]:
 
 
 def _over(one: Machine, other: Machine, keys: Sequence[Key]) -> list[Ratio]:
-    """Return the ratio over all cases of some cells, each with the fastest backend that each machine has of these."""
+    """Return the ratio over all cases of some cells, with each machine's fastest backend among them."""
     fastest = one.fastest_of(keys), other.fastest_of(keys)
     cases = common(fastest)
     ours, theirs = (equal_weights([of[case] for case in cases]) for of in fastest)
@@ -80,7 +80,7 @@ ASKED: Mapping[str, Callable[[Machine, Machine, Sequence[Key]], list[Ratio]]] = 
 
 
 def coverage(compared: Iterable[tuple[Machine, Machine]]) -> dict[str, tuple[float, int]]:
-    """Return for each question the share of intervals that hold 1, and how many comparisons it is of."""
+    """Return for each question the share of intervals that contain 1, and the number of comparisons."""
     held = defaultdict[str, list[float]](list)
     for one, other in compared:
         keys = alike(one, other)

@@ -1,27 +1,25 @@
-"""How far processes and cards of one model lie apart: what attnbench/results/spreads.json holds, from run files.
+"""Compute attnbench/results/spreads.json, the spread of processes and cards of one model, from run files.
 
     python tests/statistics/spreads.py                         the devices of results/ and results/spreads/
     python tests/statistics/spreads.py MINE/*.jsonl.gz         the devices of other run files
 
-Each run is of fresh processes. Runs are of one card where the device's UUID is the same; those that name none are left
-out, and searches (attnbench capacity), which time no cells. Those of unlike methods are apart. Cells of several devices
-are left out, whose communication is no card's. All figures are of the natural logarithm of a cell's latency in one
-round.
+Each run has fresh processes. Runs with one UUID of the device are of one card. Runs without a UUID are left out, and so
+are searches (attnbench capacity), which time no cells. Methods are separate. Cells of several devices are left out,
+because their communication is not a card's. All figures are of the natural logarithm of a cell's latency in one round.
 
 - **processes**: between rounds and runs of one card, the least standard deviation with which 95 % of the differences
-  between two of them are within 1.96 standard deviations, of the card where it is largest. Cells are unlike: some
-  repeat to 0.1 % and some to 1 %, so that a mean of their variances would cover less. Only cells of at most
-  MOST_KERNELS kernels count: what moves a kernel averages out over a call of many (eager, sdpa-math), and those repeat
-  to 0.1 or 0.2 %. Cards of which fewer than LEAST_CELLS were measured again do not count.
-- **cards**: the same in its parts, for sums of cells (attnbench/results/pool.py), by the present method, from all cells
-  that hold nothing but a card's speed.
-- **units**: what cards of one model differ by beyond that, by the method where it is largest, by the same rule. Of two
-  cards the
-  cells count that a comparison of them is of: in each case the fastest backend of those that both measured in one
-  version. Each pair of cards counts alike. Kernels that keep a card busy run against its power limit, and there cards
-  differ: by 1 to 1.5 % in cuDNN's, where slower kernels differ by half of that. A mean over all cells, most of which
-  are of slower kernels and of the few cards that measured the most, is half of what a comparison meets. Those of
-  attnbench's own kernels are left out, whose code changes from one card's runs to another's.
+  between two of them are within 1.96 standard deviations, for the card where it is largest. Some cells repeat to 0.1 %
+  and some to 1 %, so a mean of their variances would cover less. Only cells of at most MOST_KERNELS kernels count,
+  because noise of kernels averages out over a call of many (eager, sdpa-math), which repeats to 0.1 or 0.2 %. Cards
+  with fewer than LEAST_CELLS repeated cells do not count.
+- **cards**: the spread of cards in its parts, for sums of cells (attnbench/results/pool.py), by the present method,
+  from all cells that depend on nothing but a card's speed.
+- **units**: the differences of cards of one model beyond the spread of processes, by the same rule, for the method
+  where they are largest. The cells are those of a comparison of two cards: in each case the fastest backend that both
+  measured in one version. Each pair of cards has the same weight. Kernels that keep a card busy run against its power
+  limit, where cards differ: by 1 to 1.5 % in cuDNN's, and by half of it in slower kernels. A mean over all cells, most
+  of which are of slower kernels and of the few cards with the most measurements, is half of a comparison's differences.
+  Cells of attnbench's own kernels are left out, because their code changes between the runs of two cards.
 """
 
 from __future__ import annotations
@@ -58,11 +56,11 @@ Versioned = tuple[Case, str, str]  # a cell and the version of its backend
 
 @dataclass(frozen=True)
 class Measured:
-    """The runs of one card, and the logarithms of their latencies: of each cell one a round and run."""
+    """The runs of one card, and the logarithms of their latencies: for each cell one in each round and run."""
 
     runs: Sequence[Run]
     logs: dict[Versioned, list[float]]
-    kernels: dict[Versioned, int]  # of one call, the fewest
+    kernels: dict[Versioned, int]  # fewest kernels of a call
 
 
 def cards(files: Iterable[Path]) -> dict[str, dict[int, list[Measured]]]:
@@ -84,7 +82,7 @@ def cards(files: Iterable[Path]) -> dict[str, dict[int, list[Measured]]]:
 
 
 def card(runs: Sequence[Run]) -> Measured:
-    """Return what some runs of one card measured."""
+    """Return the measurements of some runs of one card."""
     logs: dict[Versioned, list[float]] = {}
     kernels: dict[Versioned, int] = {}
     for run in runs:
@@ -121,7 +119,7 @@ def in_common(one: Measured, other: Measured) -> list[Versioned]:
 
 
 def fastest(one: Measured, other: Measured) -> list[Versioned]:
-    """Return of these cells the fastest of each case, on both cards together."""
+    """Return the fastest of these cells in each case, over both cards together."""
     best: dict[Case, Versioned] = {}
     for key in sorted(in_common(one, other), key=lambda key: np.mean(one.logs[key]) + np.mean(other.logs[key])):
         best.setdefault(key[0], key)
@@ -129,8 +127,7 @@ def fastest(one: Measured, other: Measured) -> list[Versioned]:
 
 
 def between(one: Measured, other: Measured, keys: Sequence[Versioned]) -> list[tuple[float, float]]:
-    """Return the cells' differences between two cards, each with its variance for a standard deviation of 1 between
-    processes."""
+    """Return the cells' differences between two cards, each with its variance for a spread of processes of 1."""
     return [
         (float(np.mean(other.logs[key]) - np.mean(one.logs[key])), 1 / len(one.logs[key]) + 1 / len(other.logs[key]))
         for key in keys
@@ -138,7 +135,7 @@ def between(one: Measured, other: Measured, keys: Sequence[Versioned]) -> list[t
 
 
 def measured(run: Run, beside: Sequence[Run], spread: Spread | None) -> dict[object, Cell]:
-    """Return the measured cells of a run, with the uncertainty that a table with this entry would state; else ours."""
+    """Return the measured cells of a run, with the uncertainty by a table with `spread`, by default attnbench's."""
     found = cells([run], beside=together(beside))
     if spread:
         found[0].source.__dict__["spread"] = spread
@@ -146,8 +143,7 @@ def measured(run: Run, beside: Sequence[Run], spread: Spread | None) -> dict[obj
 
 
 def covered(runs: Iterable[tuple[Run, Run]], spread: Spread | None = None) -> tuple[float, float, float]:
-    """Return the share of differences that the stated uncertainties of both runs explain, and their medians: that of
-    one figure and that of a difference."""
+    """Return the share of differences within the stated uncertainties, and the medians of these, single and joint."""
     hits, halves, both = [], [], []
     for runs_of_pair in runs:
         one, other = (measured(run, runs_of_pair, spread) for run in runs_of_pair)
@@ -161,11 +157,11 @@ def covered(runs: Iterable[tuple[Run, Run]], spread: Spread | None = None) -> tu
 
 
 def units(cards: Sequence[Measured], of_processes: float) -> float:
-    """Return the standard deviation between cards that, with that between processes, covers COVERED of differences.
+    """Return the standard deviation between cards that covers COVERED of differences together with the processes'.
 
-    0 of a single card.
+    It is 0 for a single card.
     """
-    needed = []  # (the standard deviation that covers a difference, its weight)
+    needed = []  # (standard deviation that covers a difference, weight)
     pairs = [found for pair in itertools.combinations(cards, 2) if (found := between(*pair, fastest(*pair)))]
     for found in pairs:
         for apart, share in found:
@@ -180,7 +176,7 @@ def units(cards: Sequence[Measured], of_processes: float) -> float:
 
 
 def parts(files: Iterable[Path]) -> dict[str, Cards]:
-    """Return what cards of each device differ by, in its parts: the most likely by what they measured in common."""
+    """Return the parts of the spread of cards of each device, the most likely ones by the cells that cards share."""
     found: dict[str, list[File]] = {}
     for path in files:
         run = run_file.read(path)[0]
@@ -193,7 +189,7 @@ def parts(files: Iterable[Path]) -> dict[str, Cards]:
 
 
 def entry(by_method: Mapping[int, Sequence[Measured]]) -> tuple[float, float]:
-    """Return the standard deviations between processes and between cards of a device, its entry in the table."""
+    """Return the entry of a device in the table: standard deviations between processes and between cards."""
     of_processes = processes([one for of_method in by_method.values() for one in of_method])
     return of_processes, max(units(of_method, of_processes) for of_method in by_method.values())
 

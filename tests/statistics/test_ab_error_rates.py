@@ -1,4 +1,4 @@
-"""The error rates that `attnbench ab` promises, with fewer runs than simulate_ab.py; the bounds are the promises."""
+"""The error rates of `attnbench ab` are within its promises, with fewer runs than simulate_ab.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RUNS = 40
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_changed_is_no_regression_however_often_it_is_looked_at(kind: str) -> None:
-    """With three times the noise, cells stay open for many looks."""
+    """Without a change there is no regression after any number of looks; with three times the noise there are many."""
     found = simulate(kind, Scenario(scale=3), 2 * RUNS)
     assert found.longest > 6
     assert found.false_alarms == 0
@@ -33,19 +33,19 @@ def test_the_margin_and_a_point_is_not_called_unchanged(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_at_the_margin_seven_looks_together_err_as_seldom_as_one_may(kind: str) -> None:
-    """Of 800 cells well over a tenth would be called unchanged if each look spent all of the 5 %."""
+    """At the margin seven looks together have the error rate of one; 5 % for each look would err in over a tenth."""
     found = simulate(kind, Scenario(planted=0.03, changed=20, cells=20), RUNS)
     assert found.unchanged < 0.06
     assert found.regressed < 0.02
 
 
 def test_a_machine_that_drifts_is_no_regression() -> None:
-    """The machine is 16 % slower at the end than at the beginning."""
+    """A machine that drifts, here by 16 % over the A/B, is no regression."""
     assert simulate("cells", Scenario(drift=0.005, walk=0.005), RUNS).false_alarms == 0
 
 
 def test_cells_of_two_speeds_are_no_regression() -> None:
-    """Four pairs would give 4 % of A/Bs a false one."""
+    """Cells of two speeds are no regression; four pairs would give 4 % of A/Bs a false one."""
     found = simulate("rounds", Scenario(planted=0.06, changed=4, pairs=12, other=Other(modes=10)), RUNS)
     assert found.false_alarms == 0
     assert found.regressed > 0.95

@@ -1,4 +1,4 @@
-"""What `attnbench bisect` promises, with fewer runs than simulate_bisect.py; the bounds are the promises."""
+"""The error rates of `attnbench bisect` are within its promises, with fewer runs than simulate_bisect.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_slowdown_of_3_percent_is_found_and_no_other_commit_blamed(kind: str) 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_hard_to_tell_leaves_a_range_and_blames_no_other_commit(kind: str) -> None:
-    """Three times the noise, and commits that do not build."""
+    """With three times the noise and commits that do not build, a range remains and no other commit is named."""
     found = simulate(kind, Scenario(scale=3, broken=0.25), RUNS)
     assert found.wrong == 0
     assert found.missed < 0.05

@@ -1,4 +1,4 @@
-"""How often `cluster report` is wrong, by the simulations whose table docs/dev/cluster.md has (fewer of them)."""
+"""The error rates of `cluster report`, by fewer simulations than the table of docs/dev/cluster.md."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REPORTS = 400
 
 @pytest.mark.parametrize("noise", simulated.NOISES)
 def test_units_without_a_fault_are_rarely_outliers(noise: str) -> None:
-    """However heavy the tails of what they differ by, and however large that is."""
+    """Units without a fault are rarely outliers, for any size and any tails of their differences."""
     false = [simulated.simulate("nothing", noise, units, REPORTS).false for units in simulated.UNITS]
     assert max(false) <= 2 * FALSE_ALARM
     assert sum(false) / len(false) <= FALSE_ALARM
@@ -25,7 +25,7 @@ def test_units_that_differ_as_the_table_says_are_rarely_far_off(units: int) -> N
 
 @pytest.mark.parametrize(("units", "least"), [(8, 0.6), (32, 0.95)])
 def test_a_unit_that_is_slower_is_found(units: int, least: float) -> None:
-    """One by 10 % is an outlier, one by half of that at least far off, where units differ by half of the table's."""
+    """A unit slower by 10 % is an outlier, one by 5 % at least far off, where units differ by half of the table's."""
     assert simulated.simulate("one unit is 10 % slower", "half of that", units, 200).found >= 0.9
     assert simulated.simulate("one unit is 5 % slower", "half of that", units, 200).found_far >= least
 

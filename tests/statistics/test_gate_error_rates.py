@@ -1,4 +1,4 @@
-"""The error rates that `attnbench gate` promises, with fewer runs than simulate_gate.py; the bounds are promises."""
+"""The error rates of `attnbench gate` are within its promises, with fewer runs than simulate_gate.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RUNS = 150
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_noise_is_as_wide_as_measured(kind: str) -> None:
-    """One round against one, as the two files have: no quieter than what was measured on the H200, and close to it."""
+    """The noise of one round against one is as wide as measured in the two files of the H200, and not much wider."""
     rng = np.random.default_rng(0)
     pairs = [draw(rng, 307, 1, kind) for _ in range(100)]  # type: ignore[arg-type]
     found = np.abs(np.concatenate([after - before for before, after in pairs]))
@@ -33,13 +33,13 @@ def test_the_noise_is_as_wide_as_measured(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_changed_is_no_regression(kind: str) -> None:
-    """Promised: under 1 % of runs. A gate that is wrong in 5 % would show none in 150 with a chance of 0.05 %."""
+    """Promise: under 1 % of runs without a change regress. At 5 % none would in 150 with a chance of 0.05 %."""
     assert simulate(kind, Scenario(), RUNS).false_alarms == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_twice_the_margin_is_a_regression(kind: str) -> None:
-    """Over 95 % are found; here in 16 cells at once, which gives more of them in fewer runs."""
+    """Twice the margin is a regression in over 95 %; 16 changed cells at once give more cells in fewer runs."""
     found = simulate(kind, Scenario(cells=40, planted=0.06, changed=16), RUNS)
     assert found.regressed > 0.95
     assert found.false_alarms < 0.02
@@ -52,16 +52,16 @@ def test_the_margin_and_a_point_is_not_called_unchanged(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_noise_as_large_as_the_margin_raises_no_alarm(kind: str) -> None:
-    """The rate of 1 % is due to the method, not to a quiet machine."""
+    """Noise as large as the margin raises no alarm, so the rate of 1 % is due to the method, not to a quiet machine."""
     assert simulate(kind, Scenario(cells=40, scale=10, shift=0.0), RUNS).false_alarms < 0.03
 
 
 def test_at_the_margin_one_in_twenty_is_called_unchanged_at_most() -> None:
-    """Also where the runs differ as a whole: the other cells show that."""
+    """At the margin at most one in twenty is called unchanged, also in runs that differ as a whole."""
     for kind, shift in zip(KINDS, (0.003, 0.0), strict=True):
         found = simulate(kind, Scenario(cells=40, planted=0.03, changed=16, shift=shift), RUNS)
         assert found.unchanged < 0.06
-        assert found.regressed < (0.02 if not shift else 1)  # with it the cell reads as slower by more
+        assert found.regressed < (0.02 if not shift else 1)  # with a shift the cell reads as slower by more
 
 
 OTHERS = {
@@ -73,9 +73,9 @@ OTHERS = {
 
 @pytest.mark.parametrize("noise", OTHERS)
 def test_no_other_noise_is_a_regression(noise: str) -> None:
-    """Promised: in at most 4 of 1,000 gates; twice the margin is found in over 95 %.
+    """Promise: other noise is a regression in at most 4 of 1,000 gates, and twice the margin is found in over 95 %.
 
-    Cells that differ between runs by a third of the margin hide it, and the gate says so.
+    Cells that differ between runs by a third of the margin hide a change, and the gate reports it.
     """
     found = simulate("cells", replace(OTHERS[noise], planted=0.06, changed=4), 60)
     assert found.false_alarms == 0
@@ -96,10 +96,10 @@ def test_no_other_noise_is_a_regression(noise: str) -> None:
     ],
 )
 def test_three_runs_of_a_baseline_show_what_runs_differ_by(what: str) -> None:
-    """Promised: under 1 % of gates, whatever runs have in common, and intervals that hold in 87 % of cells or more.
+    """Promise: under 1 % of false gates with three runs of a baseline, and intervals that cover 87 % of cells or more.
 
-    A gate that is wrong in 10 % would show none in 30 with a chance of 4 %; the script has more of them, and more of
-    what runs have in common.
+    A gate that is wrong in 10 % would show no error in 30 with a chance of 4 %; the script has more gates, and more
+    kinds of noise that the rounds of a run share.
     """
     found = simulate("cells", Scenario(cells=307, other=BETWEEN_RUNS[what], runs=3), 30)
     assert found.false_alarms == 0
@@ -114,7 +114,7 @@ def test_no_gate_passes_where_two_rounds_were_disturbed() -> None:
 
 
 def test_a_retuned_kernel_is_a_regression_beside_controls() -> None:
-    """40 % of the cells are slower by 4 to 12 %, 40 % faster; torch's own did not change."""
+    """A retuned kernel, 40 % of its cells slower by 4 to 12 % and 40 % faster, is a regression beside controls."""
     rng = np.random.default_rng(0)
     for _ in range(20):
         before, after = draw(rng, 300, 5, "cells")
@@ -128,7 +128,7 @@ def test_a_retuned_kernel_is_a_regression_beside_controls() -> None:
 
 
 def test_twice_the_margin_is_found_beside_three_runs_of_a_baseline() -> None:
-    """At noise of 0.3 % between rounds; promised: 95 %."""
+    """Promise: twice the margin is found in 95 % with three runs of a baseline, here at 0.3 % noise between rounds."""
     rng = np.random.default_rng(0)
     for cells in (10, 100):
         runs = [0.003 * rng.standard_normal((cells, 5)) for _ in range(4)]
@@ -139,7 +139,7 @@ def test_twice_the_margin_is_found_beside_three_runs_of_a_baseline() -> None:
 
 
 def test_another_unit_is_no_regression() -> None:
-    """Every fourth pair of runs of two H200s, at a margin of 1 %; a third had a regression without regard to units."""
+    """Another unit is no regression, in pairs of two H200s' runs at a margin of 1 %; a third would be by rounds."""
     runs = [run_file.read(path)[0] for path in sorted((RESULTS / "ci-experiment").glob("alike-*.jsonl"))]
     units = [run.environment.device.uuid for run in runs]
     pairs = [(i, j) for i, j in itertools.combinations(range(len(runs)), 2) if units[i] != units[j]][::4]
@@ -152,7 +152,7 @@ def test_another_unit_is_no_regression() -> None:
 
 @pytest.mark.parametrize(("percent", "margin"), [(2, 1), (5, 3), (10, 5)])
 def test_slowdowns_that_were_measured_are_found(percent: int, margin: int) -> None:
-    """Of 10 cells on an H200, against two runs of the unit without a slowdown; within a margin they are unchanged."""
+    """Slowdowns of 10 cells on an H200 are found against two unchanged runs of the unit; within a margin they pass."""
     slowed = run_file.read(RESULTS / "ci-experiment" / f"slow-{percent}.jsonl")[0]
     runs = [run_file.read(path)[0] for path in sorted((RESULTS / "ci-experiment").glob("alike-*.jsonl"))]
     of_unit = [run for run in runs if run.environment.device.uuid == slowed.environment.device.uuid]

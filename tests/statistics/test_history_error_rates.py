@@ -1,4 +1,4 @@
-"""How often `history` is wrong, by the simulations of simulate_history.py (fewer of them)."""
+"""The error rates of `history`, by fewer simulations than simulate_history.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytest.importorskip("ruptures")
 
 @pytest.mark.parametrize("noise", simulated.NOISES)
 def test_where_nothing_changes_hardly_a_history_shows_a_change(noise: str) -> None:
-    """Of 60 histories three or more have one in 2 % of tries, where each has one in FALSE_ALARM."""
+    """Without a change hardly a history shows one; at the rate FALSE_ALARM three or more of 60 do in 2 % of tries."""
     assert simulated.simulate("nothing", noise, 12, 60).any * 60 <= 2 + FALSE_ALARM
 
 

@@ -1,4 +1,4 @@
-"""What a gate that goes on promises, with fewer gates than simulate_settle.py."""
+"""The error rates of a gate that continues are within its promises, with fewer gates than simulate_settle.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RUNS = 20
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_turns_settle_what_differs_between_runs_and_more_rounds_do_not(kind: str) -> None:
-    """A cell slower by twice the margin, where each cell is 1 % off in either run, is found in turns alone."""
+    """Turns find a cell slower by twice the margin where each cell is 1 % off in either run; more rounds do not."""
     off = Scenario(planted=0.06, changed=1, other=Other(offset=0.01))
     alone, more, turns = simulate(kind, off, RUNS)
     assert alone["regressed"] < 0.5 * RUNS

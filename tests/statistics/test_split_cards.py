@@ -1,4 +1,4 @@
-"""Cards of one model that are compared are told apart as seldom as stated, and pairs of files agree with the pool."""
+"""Compared cards of one model differ as rarely as stated, and pairs of files agree with the pool."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ Compared = tuple[Machine, Machine]
 
 @pytest.fixture(scope="module")
 def models() -> list[Cards]:
-    """The cards of H200s and of H100s, by the present method."""
+    """Return the cards of H200s and of H100s, by the present method."""
     return sorted(split_cards.cards(), key=lambda of: "H100" in next(iter(of.values()))[0].card.model)
 
 
 @pytest.fixture(scope="module")
 def machines(models: list[Cards]) -> list[list[Machine]]:
-    """Each card as a machine of its own, by model."""
+    """Return each card as a machine, by model."""
     return [[split_cards.machine([files]) for files in of.values()] for of in models]
 
 
@@ -40,7 +40,7 @@ def pairs(machines: list[list[Machine]]) -> list[Compared]:
 
 
 def test_two_cards_of_a_model_are_told_apart_as_seldom_as_stated(pairs: list[Compared]) -> None:
-    """Over all cases at once, in the fastest backend of each case alone, and in any cell; each pair counts alike."""
+    """Two cards differ as rarely as stated, over all cases, in each case's fastest backend, and in any cell."""
     shares = split_cards.coverage(pairs)
     print(shares)
     assert shares["all cases"][1] > 90
@@ -48,7 +48,7 @@ def test_two_cards_of_a_model_are_told_apart_as_seldom_as_stated(pairs: list[Com
 
 
 def test_halves_of_the_cards_are_told_apart_as_seldom_as_stated(models: list[Cards]) -> None:
-    """In single cells; a mean over all of them is one comparison for a split, and split_cards.py has more splits."""
+    """Halves of the cards differ as rarely as stated, in single cells; split_cards.py has more splits, for means."""
     for of in models:
         shares = split_cards.coverage(split_cards.splits(of, 2))
         print(shares)
@@ -56,7 +56,7 @@ def test_halves_of_the_cards_are_told_apart_as_seldom_as_stated(models: list[Car
 
 
 def test_without_the_effect_of_cards_they_would_be_told_apart(pairs: list[Compared]) -> None:
-    """So the intervals are not covered by what processes differ by."""
+    """Without the effect of cards halves would differ too often: the spread of processes does not cover it."""
 
     class Alike(Machine):
         @cached_property
@@ -75,7 +75,7 @@ def vars_of(machine: Machine) -> dict[str, object]:
 
 
 def of_unlike_models(machines: list[list[Machine]]) -> Iterator[tuple[Machine, Machine, list[Key]]]:
-    """Yield each card of one model beside each of the other, with the cells that both measured in one version."""
+    """Yield each card of one model with each card of the other, and the cells that both measured in one version."""
     for one, other in itertools.product(*machines):
         if keys := split_cards.alike(one, other):
             yield one, other, keys
@@ -86,7 +86,7 @@ def ratio_of(one: Machine, other: Machine, keys: Sequence[Key]) -> Ratio:
 
 
 def test_pairs_of_an_h200_and_an_h100_agree_with_the_pool(models: list[Cards], machines: list[list[Machine]]) -> None:
-    """By kind of work, over the cells that the pair has in common, and in each cell: as often as 95 % intervals do."""
+    """Pairs of an H200 and an H100 agree with the pool in 95 %, by kind of work over common cells, and in each cell."""
     pools = [split_cards.machine(of.values()) for of in models]
     agree: dict[str, list[float]] = {"kind of work": [], "cell": []}
     seen = []
@@ -113,7 +113,7 @@ def test_pairs_of_an_h200_and_an_h100_agree_with_the_pool(models: list[Cards], m
     assert math.log(pooled.high / pooled.low) < 0.03
     held = sum(of.low <= pooled.value <= of.high for of in seen if of.low and of.high)
     print(f"{len(seen)} pairs of the cell in which cards differ most: {held / len(seen):.1%}")
-    assert held / len(seen) >= 0.9  # they share cards, and the cell was chosen for being the worst
+    assert held / len(seen) >= 0.9  # they share cards, and the cell is the worst one
 
 
 def same_version(machines: Sequence[Machine], key: Key) -> bool:
@@ -121,7 +121,7 @@ def same_version(machines: Sequence[Machine], key: Key) -> bool:
 
 
 def is_of_the_issue(key: Key) -> bool:
-    """Whether a cell is cuDNN's forward at 16k, causal, headdim 128, in which cards differ most."""
+    """Return whether a cell is cuDNN's forward at 16k, causal, headdim 128, in which cards differ most."""
     case, backend = key
     sizes = case.shape.seqlen_q == 16384 and case.shape.headdim == 128 and case.shape.batch == 1
     plain = case.direction == "fwd" and case.dtype == "bf16" and case.ranks == 1

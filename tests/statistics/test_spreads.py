@@ -1,4 +1,4 @@
-"""The table of spreads is what the run files give, and stated uncertainties cover what fresh processes differ by."""
+"""The table of spreads equals the run files', and stated uncertainties cover the differences of fresh processes."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_table_is_what_the_files_give(cards: dict[str, dict[int, list[spread
 
 
 def repeated(cards: Iterable[spreads.Measured]) -> list[spreads.Measured]:
-    """Return those of which enough cells were measured again to tell how far processes lie apart."""
+    """Return the cards with enough repeated cells to determine the spread of processes."""
     return [one for one in cards if len(spreads.differences(one)) >= spreads.LEAST_CELLS]
 
 
@@ -49,7 +49,7 @@ def read(name: str | Path) -> Run:
 
 
 def test_pairs_of_fresh_runs_are_covered(cards: dict[str, dict[int, list[spreads.Measured]]]) -> None:
-    """All pairs of five runs of each card, and of two by the method before."""
+    """All pairs of five fresh runs of each card, and of two by the earlier method, are covered."""
     every = [one for by_method in cards.values() for of_method in by_method.values() for one in of_method]
     several = repeated(every)
     assert len(several) == 6
@@ -62,7 +62,7 @@ def test_pairs_of_fresh_runs_are_covered(cards: dict[str, dict[int, list[spreads
 
 
 def experiment() -> list[list[Run]]:
-    """Return the runs of the experiment in which nothing was slowed, by card."""
+    """Return the unchanged runs of the experiment, by card."""
     found: dict[str | None, list[Run]] = {}
     for path in sorted(EXPERIMENT.glob("alike-*.jsonl")):
         run = read(path)
@@ -76,7 +76,7 @@ def first_rounds(runs: Sequence[Run], number: int) -> list[Run]:
 
 @pytest.mark.parametrize(("rounds", "most"), [(1, 0.01), (5, 0.004)])
 def test_runs_that_the_table_was_not_made_from_are_covered(rounds: int, most: float) -> None:
-    """All pairs of the experiment's runs of one card, of one and of five rounds each: more rounds are surer."""
+    """All pairs of the experiment's runs of a card, from which the table was not made, are covered, by rounds."""
     pairs = [pair for runs in experiment() for pair in itertools.combinations(first_rounds(runs, rounds), 2)]
     share, half, difference = spreads.covered(pairs)
     print(f"{len(pairs)} pairs, {share:.1%} covered, median {half:.2%} of a figure, {difference:.2%} of a difference")
@@ -85,7 +85,7 @@ def test_runs_that_the_table_was_not_made_from_are_covered(rounds: int, most: fl
 
 
 def test_two_cards_differ_by_more_than_processes_do(cards: dict[str, dict[int, list[spreads.Measured]]]) -> None:
-    """So the part between units is needed where cards are compared, and is enough there."""
+    """Two cards differ by more than processes do, so a comparison of cards needs the part between units."""
     for name, by_method in cards.items():
         entry = uncertainty.MEASURED[name]
         pairs = itertools.combinations(by_method[METHOD], 2)
@@ -94,7 +94,7 @@ def test_two_cards_differ_by_more_than_processes_do(cards: dict[str, dict[int, l
         def within(
             units: float, found: Sequence[Sequence[tuple[float, float]]] = found, entry: Spread = entry
         ) -> float:
-            """Return the share of differences that the table explains, where each pair of cards counts alike."""
+            """Return the share of differences that the table explains, with the same weight for each pair of cards."""
             limits = [
                 [1.96 * math.hypot(math.sqrt(s) * entry.processes, math.sqrt(2) * units) for _, s in of] for of in found
             ]

@@ -1,4 +1,4 @@
-"""Fixtures that several files of these tests share."""
+"""Fixtures of several files of the worker's tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worker_here import CPU, quick_cpu
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    """A worker that has opened the CPU."""
+    """Yield a worker that has opened the CPU."""
     with quick_cpu():
         made = Worker()
         made.measurer(CPU)

@@ -1,4 +1,4 @@
-"""A right fused kernel for tests, in float64 but for its scores, which are float32 sums in an order of its own."""
+"""A right fused kernel for tests, in float64 except for its scores, which are float32 sums in a given order."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Order = Callable[[int], Sequence[int]]
 
 
 def first(headdim: int) -> Sequence[int]:
-    """The order that adds column 0 first, which is the large one on hard inputs."""
+    """Return the order that adds column 0, the large one on hard inputs, first."""
     return range(headdim)
 
 
 def last(headdim: int) -> Sequence[int]:
-    """The order that adds column 0 last."""
+    """Return the order that adds column 0 last."""
     return range(headdim)[::-1]
 
 
@@ -33,10 +33,10 @@ def fused(
     lost: float | Tensor = 0.0,
     seen: bool = True,
 ) -> dict[str, Tensor]:
-    """Return the results of a dense case in its dtype, gradients included, of scores summed in these orders.
+    """Return the results of a dense case in its dtype, gradients included, with scores summed in these orders.
 
-    The out that the backward reads is too small by a share, `lost`, of all rows or (seqlen_q, 1); so is the result
-    where that is `seen`.
+    The out that the backward reads is too small by the share `lost`, a number or (seqlen_q, 1); with `seen` the
+    returned out is too small as well.
     """
     s = case.shape
     group = s.nheads // s.nheads_k

@@ -1,6 +1,6 @@
-"""`ring-flash-attn` with the package itself, over flash-attn's two functions for a CPU: a backend of test_ranks.py.
+"""`ring-flash-attn` with the real package, over two functions of flash-attn for a CPU: a backend of test_ranks.py.
 
-The package imports transformers for one name, which is given here too.
+The package imports one name of transformers, which this module provides.
 """
 
 # ruff: noqa: ARG001 (the arguments are flash-attn's)
@@ -78,7 +78,7 @@ def _scores(q: Tensor, k: Tensor, scale: float, causal: bool) -> Tensor:
 
 
 def _install(name: str, **contents: Any) -> ModuleType:
-    """Let `import name` find a module with these contents."""
+    """Let `import name` find a module with the given contents."""
     module = sys.modules[name] = ModuleType(name)
     module.__dict__.update(contents)
     return module

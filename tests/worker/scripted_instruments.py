@@ -1,4 +1,4 @@
-"""A GPU with scripted instruments: tests set what each instrument reads, and see what was asked of it."""
+"""A GPU with scripted instruments: tests set the readings of each instrument, and inspect its calls."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ QUICK = Policy(warmup_s=0.0, min_samples=4, min_seconds=0.0, max_seconds=0.0, ta
 
 
 def timed_launch(launch: Callable[[], Any] = lambda: None, nbytes: int = 2**40) -> TimedLaunch:
-    """Return a TimedLaunch of `launch` whose operands by default are larger than any L2."""
+    """Return a TimedLaunch of `launch`, with operands that are by default larger than any L2."""
     return TimedLaunch(launch, lambda n: [launch] * n, nbytes, 2**20)
 
 
 class Events:
-    """Stands in for EventTimer: each sample reads `seconds`, each batch ends at the clock `hz`."""
+    """A stand-in for EventTimer: each sample reads `seconds`, each batch ends at the clock `hz`."""
 
     def __init__(self) -> None:
         self.before: Callable[[], Any] = do_nothing
@@ -64,7 +64,7 @@ class Events:
 
 
 class Tracer:
-    """Stands in for the Tracer of kernel spans; with `lost` it cannot split its trace into calls."""
+    """A stand-in for the Tracer of kernel spans; with `lost` it cannot split its trace into calls."""
 
     def __init__(self, events: Events) -> None:
         self.events = events
@@ -87,7 +87,7 @@ class Tracer:
 
 
 class Gpu(Instruments):
-    """Instruments of a GPU with scripted events and tracer, and L2 as set with every timer."""
+    """Instruments of a GPU with scripted events and tracer, and a set state of L2 for every timer."""
 
     def __init__(self) -> None:
         self.device = torch.device("cuda")
@@ -107,5 +107,5 @@ class Gpu(Instruments):
 
 
 def values(timing: Any, name: str) -> tuple[float, ...]:
-    """Return the samples of one measurement; empty where it was not taken."""
+    """Return the samples of one measurement; empty without one."""
     return timing.measurements[name].values if name in timing.measurements else ()

@@ -1,4 +1,4 @@
-"""A simulated GPU that stands in for `torch.cuda`: one stream, and a host that fills it, on one simulated clock."""
+"""A simulated GPU in place of `torch.cuda`: one stream, and a host that fills it, on one simulated clock."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 
 from attnbench.worker.measure import device_kernels
 
-COUNT_SECONDS = 2e-6  # of the kernel that begins or ends a window of the clock gauge
+COUNT_SECONDS = 2e-6  # duration of the kernel that begins or ends a window of the clock gauge
 MULTIPROCESSORS = 4
 
 
 class Event:
-    """A CUDA event: reached when everything that was queued before it is done."""
+    """A CUDA event, reached when all work queued before it is done."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -35,7 +35,7 @@ class Event:
         self.gpu.now = max(self.gpu.now, self.at)
 
     def elapsed_time(self, other: Event) -> float:
-        """Return milliseconds. As in CUDA, it is an error to ask before the device has reached the events."""
+        """Return milliseconds. As in CUDA, it is an error before the device has reached both events."""
         assert self.at is not None
         assert other.at is not None
         assert other.query(), "asked before it was reached"
@@ -67,9 +67,9 @@ class Gpu:
     def __init__(self, hz: float = 1.5e9, under_load: float = 1.0) -> None:
         self.hz = hz
         self.under_load = under_load
-        self.cycles = 0.0  # that the multiprocessors have counted in kernels
+        self.cycles = 0.0  # cycles of the multiprocessors in kernels
         self.now = self.free = 0.0
-        self.spins: list[float] = []  # seconds
+        self.spins: list[float] = []  # seconds of each spin
         self.Event = lambda enable_timing=False: Event(self)
 
     def kernel(self, seconds: float, host: float = 2e-6) -> Callable[[], None]:
@@ -83,7 +83,7 @@ class Gpu:
         return launch
 
     def gauge_kernel(self, name: str) -> Callable[..., None]:
-        """Return what device_kernels.compiled returns: a kernel of the clock gauge."""
+        """Return a kernel of the clock gauge, in place of device_kernels.compiled."""
 
         def spin(_grid: Any, _block: Any, arguments: tuple[int, Memory]) -> None:
             length, spun = arguments
@@ -114,7 +114,7 @@ class Gpu:
         return SimpleNamespace(multi_processor_count=MULTIPROCESSORS)
 
     def use(self, monkeypatch: Any) -> None:
-        """Put this GPU in the place of torch.cuda, with its own kernels for the clock gauge."""
+        """Replace torch.cuda by this GPU, with its own kernels for the clock gauge."""
         monkeypatch.setattr(torch, "cuda", self)
         monkeypatch.setattr(torch, "zeros", lambda *shape, **_: Memory(self, *shape))
         monkeypatch.setattr(device_kernels, "compiled", self.gauge_kernel)

@@ -1,4 +1,4 @@
-"""Methods that split a sequence over ranks, right and wrong ones, as own backends of tests/worker/test_ranks.py."""
+"""Right and wrong methods that split a sequence over ranks, as own backends of tests/worker/test_ranks.py."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from attnbench.worker import judging
 
 OWN_KEYS = 192  # tokens
 KEPT = 2**26
-WRONG = {  # tokens of a rank's part -> what is wrong
+WRONG = {  # tokens of a rank's part -> fault
     32: "out is 2 % too large",
     64: "dk is 2 % too large",
     96: "returns earlier results",
@@ -31,7 +31,7 @@ WRONG = {  # tokens of a rank's part -> what is wrong
 
 
 def attend(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:  # noqa: ARG001
-    """Return causal attention of one device, whatever was asked for."""
+    """Return causal attention of one device, for every case."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=softmax_scale)
     return out.transpose(1, 2)
@@ -40,7 +40,7 @@ def attend(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any
 class GatheredKeys(SeveralDevices):
     """Every rank gathers all keys and values; sequences are causal, in head-tail order.
 
-    Wrong for sequences of OWN_KEYS: there each rank sees its own keys only.
+    It is wrong for sequences of OWN_KEYS, where each rank sees its own keys only.
     """
 
     inner = "sdpa"
@@ -74,7 +74,7 @@ class GatheredKeys(SeveralDevices):
 
 
 class Ring(TorchRing):
-    """torch's ring with SDPA's kernel for CPUs, forward only, in the place of the public call, which has none."""
+    """torch's ring with SDPA's kernel for CPUs, forward only; torch's public call has no kernel for a CPU."""
 
     def cannot_split(self, case: Any, device: Any) -> str | None:
         return None
@@ -94,7 +94,7 @@ class RingAlltoall(Ring):
 
 
 class Ulysses(ulysses.Ulysses):
-    """Right; `spoil` of its subclasses changes what a launch returns, or does something else."""
+    """A right method; `spoil` of its subclasses changes the results of a launch, or does something else."""
 
     def __init__(self) -> None:
         super().__init__(sdpa.Choice())
@@ -123,7 +123,7 @@ class Wrong(Ulysses):
 
     def before(self, call: int, inputs: Any) -> None:
         if dist.get_rank() and WRONG[inputs.q.shape[1]] == "writes to its input" and call == 2:
-            inputs.v[0, -1, 0, 0] += 1e-6  # less than a result would show
+            inputs.v[0, -1, 0, 0] += 1e-6  # too little for a result to show
 
     def spoil(self, results: dict[str, Any], call: int) -> dict[str, Any]:
         if not dist.get_rank():
@@ -142,7 +142,7 @@ class Wrong(Ulysses):
 
 
 class Denies(Wrong):
-    """Wrong in rank 1; what the judge says of it, rank 0 replaces."""
+    """Wrong in rank 1; rank 0 replaces the judge's verdict on it."""
 
     shows = True
 
@@ -165,7 +165,7 @@ class Conceals(Denies):
 
 
 class Misnamed(Ulysses):
-    """Right, by other kernels than it declares."""
+    """Right, but with other kernels than it declares."""
 
     def signature(self, case: Any, device: Any) -> Signature:
         return Signature(runs=("of_another_library",))
@@ -180,7 +180,7 @@ class Keeps(Ulysses):
 
 
 class Fails(Ulysses):
-    """What one rank does, by its seqlen; rank 0 then waits for it."""
+    """A method in which one rank fails, in a way set by the seqlen, while rank 0 waits for it."""
 
     def before(self, call: int, inputs: Any) -> None:
         if not dist.get_rank():
@@ -197,7 +197,7 @@ class Fails(Ulysses):
 
 
 class InOneProcess(Ulysses):
-    """Its library can be imported by the process alone that makes a file first."""
+    """A method whose library only the process can import that creates a file first."""
 
     def probe(self) -> Probe:
         try:

@@ -1,7 +1,7 @@
 """Transformer Engine's context parallel on CPUs: backends of test_ranks.py over a module of the same interface.
 
-The module gathers keys and values, as the interface's "all_gather" does, whatever communication it is told, and
-computes this rank's queries at their places in the order that Transformer Engine documents (attn_forward_func_with_cp).
+For every kind of communication the module gathers keys and values, like the interface's "all_gather", and computes
+this rank's queries at their places in Transformer Engine's documented order (attn_forward_func_with_cp).
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class DotProductAttention(torch.nn.Module):
 
 
 class AllGather(torch.autograd.Function):
-    """Returns every rank's (batch, seqlen / ranks, nheads, headdim) one after the other, in the dimension of seqlen.
+    """A function that joins all ranks' (batch, seqlen / ranks, nheads, headdim) in the dimension of seqlen.
 
-    Its backward changes the shape of a tensor that it saved, as that of "p2p" does.
+    Its backward changes the shape of a saved tensor, like the backward of "p2p".
     """
 
     @staticmethod
@@ -81,7 +81,7 @@ class OnACpu(ring_transformer_engine.ContextParallel):
 
     def __init__(self, *communication: str) -> None:
         super().__init__(*communication)
-        self._stream = object()  # there are none on a CPU
+        self._stream = object()  # a CPU has no streams
 
     def probe(self) -> Probe:
         return Probe(version="0")

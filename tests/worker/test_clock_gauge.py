@@ -1,4 +1,4 @@
-"""The SM clock gauge on a simulated GPU: the clocks that it reads, its faults, and the length of its spins."""
+"""The SM clock gauge on a simulated GPU: its readings, its faults, and the length of its spins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attnbench.worker.measure.clock_gauge import OVERSHOOT, ClockGauge
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """A simulated GPU in the place of torch.cuda."""
+    """Replace torch.cuda by a simulated GPU."""
     simulated = Gpu()
     simulated.use(monkeypatch)
     return simulated
@@ -42,8 +42,8 @@ def test_the_clock_held_is_that_of_the_launches_between_begin_and_end(gpu: Gpu, 
         gpu.kernel(1e-3)()
         gauge.end()
     gpu.kernel(5e-3)()
-    assert gauge.held_hz() == pytest.approx(0.8 * 1.5e9, rel=0.01)  # the gauge's own kernel is a part of each window
-    assert gauge.held_hz() is None  # nothing since
+    assert gauge.held_hz() == pytest.approx(0.8 * 1.5e9, rel=0.01)  # each window includes the gauge's own kernel
+    assert gauge.held_hz() is None  # no work since the last reading
 
 
 @pytest.mark.parametrize(("share", "is_fault"), [(1.0, False), (OVERSHOOT - 0.001, False), (OVERSHOOT + 0.001, True)])
@@ -55,11 +55,11 @@ def test_a_reading_above_what_the_device_can_do_is_a_fault(
     assert ("MHz, but the device's highest is 1980" in gauge.fault) == is_fault
     gpu.hz = 1.9e9
     gauge.wake()
-    assert (gauge.now_hz() is None) == is_fault  # it is not trusted again
+    assert (gauge.now_hz() is None) == is_fault  # it stays untrusted
 
 
 def test_a_short_reading_above_it_is_none(gpu: Gpu, gauge: ClockGauge) -> None:
-    gpu.hz = 2.04e9  # as an H100 of 1980 MHz reads right after a load
+    gpu.hz = 2.04e9  # a reading of an H100 of 1980 MHz right after a load
     assert gauge.now_hz() == pytest.approx(2.04e9, rel=1e-6)
     assert not gauge.fault
 

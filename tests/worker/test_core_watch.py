@@ -1,4 +1,4 @@
-"""What other processes leave of the cores: a busy one is seen, the own threads are not."""
+"""The cores that other processes leave: a busy process is found, the process' own threads do not count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The event timer on a simulated GPU: its samples, the batches that it discards, and its readings of the clock."""
+"""The event timer on a simulated GPU: its samples, discarded batches, and readings of the clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from attnbench.worker.measure.cuda_events import MAX_SPIN, MAX_TRIES, EventTimer
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
-    """A simulated GPU in the place of torch.cuda, with its clock as the host's."""
+    """Replace torch.cuda by a simulated GPU, whose clock is also the host's."""
     timer_ = Gpu()
     timer_.use(monkeypatch)
     monkeypatch.setattr(cuda_events, "time", SimpleNamespace(perf_counter=timer_.clock))
@@ -43,7 +43,7 @@ def test_a_sample_is_the_kernels_time_where_the_host_is_slower(gpu: Gpu, host: f
 def test_the_action_before_a_sample_is_not_in_it(gpu: Gpu) -> None:
     timer_ = timer(gpu.kernel(40e-6, 5e-6))
     assert timer_.samples(gpu.kernel(7e-6), 20) == [exactly(7e-6)] * 20
-    timer_.before = gpu.kernel(400e-6, 50e-6)  # it may be changed
+    timer_.before = gpu.kernel(400e-6, 50e-6)  # a test may change it
     assert timer_.samples(gpu.kernel(7e-6), 20) == [exactly(7e-6)] * 20
 
 
@@ -56,7 +56,7 @@ def test_a_long_kernel_hides_the_host_itself(gpu: Gpu) -> None:
 
 
 def test_a_batch_in_which_the_device_caught_up_is_discarded(gpu: Gpu) -> None:
-    """The timer does not know yet that this host takes 2 ms a launch, so the first batch contains that time."""
+    """A batch in which the device caught up is discarded: the first one has the host's 2 ms a launch, not known yet."""
     launches = []
     slow = gpu.kernel(5e-6, 2e-3)
     timer_ = timer()
@@ -64,11 +64,11 @@ def test_a_batch_in_which_the_device_caught_up_is_discarded(gpu: Gpu) -> None:
     assert values == [exactly(5e-6)] * 5
     assert len(launches) == 10 + 5
     assert not timer_.host_bound
-    assert timer_.samples(slow, 10) == [exactly(5e-6)] * 10  # the host's pace is known now
+    assert timer_.samples(slow, 10) == [exactly(5e-6)] * 10  # now the host's pace is known
 
 
 def test_one_stall_of_the_host_is_seen_though_the_device_falls_behind_again(gpu: Gpu) -> None:
-    """The third launch takes the host 60 ms; the kernels after it are long enough to hide the host themselves."""
+    """One stall of the host, 60 ms in the third launch, is found, although later kernels hide the host again."""
     launches = []
     quick, stalled = gpu.kernel(5e-3, 1e-6), gpu.kernel(5e-3, 60e-3)
 
@@ -89,7 +89,7 @@ def test_samples_are_host_bound_where_no_spin_can_hide_the_host(gpu: Gpu) -> Non
     values = timer_.samples(lambda: (launches.append(1), slow()), 1)
     assert timer_.host_bound
     assert len(launches) == MAX_TRIES
-    assert values[0] > 0.9 * MAX_SPIN  # the longest spin hides a part only
+    assert values[0] > 0.9 * MAX_SPIN  # the longest spin hides only a part
     timer_.reset()
     assert not timer_.host_bound
 
@@ -114,7 +114,7 @@ def test_a_pace_that_is_expected_spares_the_first_batch(gpu: Gpu) -> None:
 
 
 def test_the_pace_of_one_sample_alone_is_half_believed(gpu: Gpu) -> None:
-    """A first launch takes the host several times as long as those after it, which the spin before it hides."""
+    """The pace of a single sample counts half, because a first launch takes the host several times as long."""
     timer_ = timer()
     timer_.samples(gpu.kernel(5e-6, 30e-6), 32)
     timer_.samples(gpu.kernel(5e-6, 110e-6), 1)
@@ -131,7 +131,7 @@ def test_no_spin_is_longer_than_its_cap(gpu: Gpu) -> None:
 
 
 def test_every_batch_knows_its_clock_before_during_and_after(gpu: Gpu) -> None:
-    timer_ = timer(gpu.kernel(40e-6))  # the flush is not in the windows
+    timer_ = timer(gpu.kernel(40e-6))  # windows exclude the flush
     gpu.under_load = 0.9
     for hz in (1.2e9, 1.9e9, 1.7e9):
         gpu.hz = hz

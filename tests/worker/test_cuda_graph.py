@@ -1,6 +1,4 @@
-"""The CUDA graph timer on a simulated GPU: how many copies make L2 cold, its samples, and launches that cannot be
-captured.
-"""
+"""The CUDA graph timer on a simulated GPU: copies for a cold L2, samples, and launches that cannot be captured."""
 
 from __future__ import annotations
 
@@ -46,7 +44,7 @@ def test_without_an_l2_one_copy_is_enough() -> None:
 
 
 class Graph:
-    """A captured graph: as long as all that was launched while it was captured."""
+    """A captured graph, which takes as long as all launches of its capture."""
 
     def __init__(self, gpu: Capturing) -> None:
         self.gpu = gpu
@@ -170,7 +168,7 @@ def test_a_replay_is_not_flushed_and_the_events_get_their_flush_back(gpu: Captur
 
 
 def test_launches_run_once_before_the_capture(gpu: Capturing) -> None:
-    """The first run makes handles and workspaces and tunes, which cannot be captured."""
+    """Launches run once before the capture, because handles, workspaces and tuning cannot be captured."""
     runs: list[bool] = []
     timer(gpu, [lambda: runs.append(gpu.capturing is None)] * 2, 1.0)
     assert runs == [True, True, False, False]
@@ -191,7 +189,7 @@ def test_a_failed_capture_gives_its_reason_in_one_line(gpu: Capturing, captured:
         timer(gpu, [raises(error, gpu, captured=captured)], 1.0)
     said = "it cannot be captured in a CUDA graph: operation not permitted when stream is capturing"
     assert str(found.value) == said
-    assert found.value.broken  # torch's allocator is broken; only a new process helps
+    assert found.value.broken  # torch's allocator is broken, and only a new process helps
 
 
 def test_copies_that_do_not_fit_in_memory_are_refused(gpu: Capturing) -> None:

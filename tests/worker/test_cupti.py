@@ -1,4 +1,4 @@
-"""Traces are split into calls by their markers, on traces written by hand, and taken again where the host was slow."""
+"""Handwritten traces are split into calls by markers, and a trace is repeated where the host was slow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ US = 1e-6
 
 @dataclass
 class Event:
-    """Stands in for a kineto event of torch.profiler. Times are microseconds here, nanoseconds in the event."""
+    """A stand-in for a kineto event of torch.profiler. Arguments are in microseconds, the event is in nanoseconds."""
 
     text: str
     start: float
@@ -64,7 +64,7 @@ class _DeviceType(SimpleNamespace):
 class Trace:
     """A trace in which the host enqueues from 0 us on and the device runs from 1000 us on.
 
-    It begins with markers, each a (start, end), and kernels, each a (name, start, end) and a stream if it is not 7.
+    It begins with markers (start, end), and kernels (name, start, end) with a stream if it is not 7.
     """
 
     def __init__(self, *begins: Sequence[Any]) -> None:
@@ -103,7 +103,7 @@ def names(call: TracedCall) -> list[str]:
 @pytest.mark.parametrize("shuffle", [list, lambda events: events[::-1]], ids=["in order", "backwards"])
 def test_a_call_is_what_ran_between_two_markers(shuffle: Any) -> None:
     trace = Trace(
-        ("spin", 900, 1000),  # hides the host, and belongs to no call
+        ("spin", 900, 1000),  # hides the host and belongs to no call
         (1000, 1010),
         ("first", 1011, 1020),
         ("second", 1022, 1030),
@@ -115,7 +115,7 @@ def test_a_call_is_what_ran_between_two_markers(shuffle: Any) -> None:
     assert names(one) == ["first", "second"]
     assert names(two) == ["third"]
     assert [(k.start, k.end) for k in one.kernels] == [(0.0, pytest.approx(9e-6)), (11e-6, pytest.approx(19e-6))]
-    assert one.span == pytest.approx(19e-6)  # with the gap between its kernels, without the gaps to the markers
+    assert one.span == pytest.approx(19e-6)  # includes the gap between its kernels, but not the gaps to the markers
     assert busy_seconds(one.kernels) == pytest.approx(17e-6)
     assert (one.overrun, two.overrun) == (0, 0)
     assert (one.events, two.events) == (1 * US, 2 * US)
@@ -123,14 +123,14 @@ def test_a_call_is_what_ran_between_two_markers(shuffle: Any) -> None:
 
 
 def test_markers_are_recognised_by_their_host_call_and_not_by_name() -> None:
-    """A backend may fill memory too, with the same kernel as the marker."""
+    """Markers are recognised by their host call, because a backend may also fill memory with the marker's kernel."""
     trace = Trace((1000, 1010), ("FillFunctor", 1011, 1020), ("FillFunctor", 1021, 1030), (1031, 1040))
     (call,) = trace.split(1)
     assert names(call) == ["FillFunctor"] * 2
 
 
 def test_correlation_numbers_of_operators_make_no_marker() -> None:
-    """Operators have correlation numbers too, which may equal those of kernels."""
+    """Correlation numbers of operators, which may equal those of kernels, make no marker."""
     trace = Trace((1000, 1010), ("ours", 1011, 1020), (1021, 1030))
     (number,) = (e.correlation for e in trace.events if e.text == "ours")
     (began, *_) = sorted(e.start for e in trace.events if e.text == MARK and e.device == "CPU")
@@ -152,7 +152,7 @@ def test_a_marker_of_two_kernels_is_one_marker() -> None:
 
 
 def test_kernels_of_other_threads_and_streams_belong_to_their_call() -> None:
-    """Autograd launches from its own thread, and CUPTI may know no host call of a kernel."""
+    """Kernels of other threads (autograd's) and streams belong to their call, even without a known host call."""
     trace = Trace((1000, 1010), ("forward", 1011, 1020))
     trace.events.append(Event("backward", 1021, 1030, 999, "CUDA"))
     trace.events.append(Event("elsewhere", 1012, 1029, 0, "CUDA", stream=13))
@@ -165,7 +165,7 @@ def test_kernels_of_other_threads_and_streams_belong_to_their_call() -> None:
 
 
 def test_work_that_outlasts_the_next_marker_is_an_overrun() -> None:
-    """Here work runs on another stream and nothing waits for it, so that the next marker runs beside it."""
+    """Work that outlasts the next marker, on another stream without a wait, is an overrun."""
     trace = Trace(
         (1000, 1010), ("ours", 1011, 1020), ("hidden", 1012, 1075, 13), (1021, 1030), ("ours", 1031, 1040), (1041, 1050)
     )
@@ -183,7 +183,7 @@ def test_work_after_the_last_marker_belongs_to_the_last_call() -> None:
 
 
 def test_work_that_begins_before_its_marker_has_a_head_start() -> None:
-    """Here work runs on another stream that waits for nothing, during the spin that hides the host."""
+    """Work that begins before its marker, on another stream during the spin that hides the host, has a head start."""
     trace = Trace(
         ("spin", 900, 1000),
         (1000, 1010),
@@ -203,11 +203,11 @@ def test_work_that_begins_before_its_marker_has_a_head_start() -> None:
     [("cudaStreamWaitEvent", False), ("cudaDeviceSynchronize", False), ("cudaEventRecordWithFlags", True)],
 )
 def test_work_on_another_stream_is_unwaited_unless_the_host_asked_to_wait(then: str, unwaited: bool) -> None:
-    """Such work may still end in time by luck, as here."""
+    """Work on another stream is unwaited unless the host asked to wait, even if it ends in time by chance."""
     trace = Trace()
     trace.marker((1000, 1010))
     trace.host += 10
-    # the other stream waits for ours
+    # The other stream waits for the main stream.
     trace.events.append(Event("cudaStreamWaitEvent", trace.host, trace.host + 1, 998))
     trace.launched("half", 1011, 1018, stream=13)
     trace.launched("other half", 1011, 1020)
@@ -276,7 +276,7 @@ def test_a_lost_marker_makes_the_trace_untraceable(lost: int) -> None:
 
 
 def test_a_range_without_its_host_call_is_no_marker() -> None:
-    """Without a correlation number a marker cannot be recognised."""
+    """A range without its host call is no marker, because it has no correlation number."""
     trace = Trace((1000, 1010), ("ours", 1011, 1020), (1021, 1030))
     trace.events = [e for e in trace.events if e.text != "cudaLaunchKernel"]
     with pytest.raises(Untraceable, match="saw 0 of 2 markers"):
@@ -284,7 +284,7 @@ def test_a_range_without_its_host_call_is_no_marker() -> None:
 
 
 class Scripted(Tracer):
-    """A Tracer with scripted sessions: the length of each call's kernel in us, and whether the device caught up."""
+    """A Tracer with scripted sessions: the microseconds of each call's kernel, and whether the device caught up."""
 
     def __init__(self, *sessions: tuple[float, bool]) -> None:
         self.sessions = list(sessions)
@@ -321,5 +321,5 @@ def test_tries_end_where_the_host_never_keeps_ahead() -> None:
 
 
 def test_a_launch_that_runs_nothing_takes_no_time() -> None:
-    """There is a sample for each call all the same, or the sampling loop would wait for ever."""
+    """A launch that runs nothing takes no time, but has a sample, without which the sampling loop would not end."""
     assert Scripted((10.0, False)).samples(lambda: False, 3) == [0.0] * 3

@@ -1,6 +1,6 @@
-"""The mask that is read from launches, the tests whether it is random, and the reference with dropout.
+"""The mask read from launches, the tests of its randomness, and the reference with dropout.
 
-The whole check of a cell with dropout is tested in tests/wrong_kernels.
+tests/wrong_kernels tests the whole check of a cell with dropout.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def case(direction: Any = "fwd", p: float = 0.1, dtype: Any = "fp32", **changes:
 
 
 def prepared(which: Case, given: Inputs, layout: Layout = "bshd", mask: Callable[[], Tensor] | None = None) -> Prepared:
-    """Return attention by its definition in float64, with the mask that is given, else with a new one each call."""
+    """Return attention by its definition in float64, with the given mask, else with a new mask in each call."""
     s = which.shape
     size = (s.batch, s.nheads, s.seqlen_q, s.seqlen_k)
 
@@ -61,7 +61,7 @@ SQUARE = {"seqlen_q": 4, "nheads": 4, "nheads_k": 4, "seqlen_k": 4}
     ids=str,
 )
 def test_the_mask_is_read_as_it_was_drawn(direction: str, layout: Layout, changes: dict[str, int]) -> None:
-    """Also where heads and lengths are equally many, and where more heads share a key head than v has columns."""
+    """The mask is read as drawn, also with as many heads as rows, or more heads on a key head than columns of v."""
     which = case(direction, **changes)
     s = which.shape
     kept = torch.rand(s.batch, s.nheads, s.seqlen_q, s.seqlen_k) >= 0.3
@@ -71,7 +71,7 @@ def test_the_mask_is_read_as_it_was_drawn(direction: str, layout: Layout, change
     sample = judge.choose_rows(which, CPU)
     masks = dropout_mask.MaskReader(which, made, given, dropout_mask.RandomState(which, CPU))
     read = masks.read(sample)
-    theirs = kept.unflatten(1, (s.nheads_k, -1)).flatten(0, 1).transpose(1, 2)  # the sample holds all rows of all heads
+    theirs = kept.unflatten(1, (s.nheads_k, -1)).flatten(0, 1).transpose(1, 2)  # the sample has all rows of all heads
     assert sample.whole
     assert torch.equal(read, theirs)
     assert inputs.first_changed(given, before) is None
@@ -90,7 +90,7 @@ def test_a_tensor_of_unknown_layout_is_refused() -> None:
 
 
 def test_the_reference_with_a_mask_is_autograds() -> None:
-    """Compared in float64 for all four results, with softcap and a causal mask."""
+    """The reference with a mask equals autograd's in float64, for all four results, with softcap and a causal mask."""
     which = case("fwd_bwd", causal=True, softcap=1.5, seqlen_k=50)
     given = inputs.make(which, "cpu", 0)
     sample = judge.choose_rows(which, CPU)
@@ -135,7 +135,7 @@ def flaws_of(which: Case, kept: Tensor) -> tuple[str, ...]:
     ids=str,
 )
 def test_random_bits_have_no_flaw(p: float, changes: dict[str, Any]) -> None:
-    """Nor have bytes that are compared as flash-attn does, whose kept share is off by up to 1/256."""
+    """Random bits have no flaw, nor have compared bytes as in flash-attn, with a kept share off by up to 1/256."""
     which = case(p=p, **{**ROWS, **changes})
     s = which.shape
     torch.manual_seed(0)
@@ -174,7 +174,7 @@ def test_a_wrong_share_is_found(p: float, actual: float) -> None:
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_the_cost_is_bounded(direction: str) -> None:
-    """Rows are thinned until LAUNCHES launches show them; for a forward the number of keys counts."""
+    """The cost is bounded: rows are thinned until LAUNCHES launches show them; for a forward keys count."""
     which = case(direction, batch=1, nheads=8, nheads_k=1, seqlen_q=4096, seqlen_k=64, headdim_v=8)
     fewer = dropout_mask.readable_sample(which, CPU, 0)
     assert len(dropout_mask.launch_parts(which, fewer)) <= dropout_mask.LAUNCHES
@@ -184,7 +184,7 @@ def test_the_cost_is_bounded(direction: str) -> None:
 
 @pytest.mark.parametrize(("p", "changes"), [(0.02, {}), (0.1, {"causal": True}), (0.9, {})], ids=str)
 def test_statistics_of_the_output_tell_wrong_dropout(p: float, changes: dict[str, Any]) -> None:
-    """Right outputs of many masks pass; dropping too much or nothing, or a missing factor, does not."""
+    """Statistics of the output find wrong dropout (too much, nothing, a missing factor) and pass right outputs."""
     which = case(p=p, seqlen_q=200, seqlen_k=300, **changes)
     given = inputs.make(which, "cpu", 0)
     sample = judge.choose_rows(which, CPU)
@@ -207,7 +207,7 @@ def test_statistics_of_the_output_tell_wrong_dropout(p: float, changes: dict[str
 
 
 def fused_backward(which: Case, given: Inputs, kept: Tensor, out: Tensor) -> dict[str, Tensor]:
-    """Return the results of a fused backward in float64, which subtracts dout out' of this `out` from each row of dP.
+    """Return the results of a fused backward in float64, which subtracts dout out', with `out`, from each row of dP.
 
     `kept` and `out` are (batch, nheads, seqlen_q, ...), the results (batch, seqlen, nheads, headdim).
     """
@@ -237,7 +237,7 @@ class Fused:
     answer: judge.Reference
 
     def out(self, p: float = 0.1) -> Tensor:
-        """In float64; with p = 0 as it is without dropout."""
+        """Return out in float64; with p = 0 without dropout."""
         weights = self.kept / (1 - p) if p else torch.ones_like(self.kept)
         return (probabilities_of(self.which, self.given) * weights) @ self.given.v.transpose(1, 2).double()
 
@@ -248,7 +248,7 @@ class Fused:
 
 @pytest.fixture(params=[{"causal": True}, {"window_size": (0, 0)}], ids=["causal", "one key"])
 def fused(request: Any) -> Fused:
-    """A case of 128 heads. Where each query sees one key, eager's dq is exactly zero."""
+    """Return a case of 128 heads. Where each query sees one key, eager's dq is exactly zero."""
     return made(Shape(4, 32, 32, 32, 32, 64, 64), 0, **request.param)
 
 
@@ -263,7 +263,7 @@ def made(shape: Shape, seed: int, **mask: Any) -> Fused:
 
 
 def test_the_error_of_a_rounded_out_in_dq_and_dk_is_allowed(fused: Fused) -> None:
-    """The error is also of the computed size, in every position."""
+    """The error of a rounded out in dq and dk is allowed, and has the computed size in every position."""
     exact, rounded = (fused_backward(fused.which, fused.given, fused.kept, fused.out().to(t)) for t in WIDTHS)
     for name in ("dq", "dk"):
         off = (rounded[name] - exact[name]).transpose(1, 2).flatten(0, 1).square().sum((0, 2))
@@ -278,7 +278,7 @@ def test_the_error_of_a_rounded_out_in_dq_and_dk_is_allowed(fused: Fused) -> Non
 
 @pytest.mark.parametrize("mask", [{"causal": True}, {"window_size": (0, 0)}], ids=["causal", "one key"])
 def test_the_error_of_a_rounded_out_is_allowed_for_a_single_head(mask: dict[str, Any]) -> None:
-    """A row of one head has a single such error, so those of a section may all be large."""
+    """The error is allowed for a single head, whose rows have one such error each, which may all be large."""
     for seed in range(20):
         one = made(Shape(1, 128, 128, 1, 1, 64, 64), seed, **mask)
         found = judge.compare(one.answer, one.results(one.out().bfloat16()))

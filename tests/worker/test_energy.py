@@ -1,4 +1,4 @@
-"""The steady part of a run without pauses, and power as the slope of the energy counter; on a simulated GPU."""
+"""The steady part of a run without pauses, and power as the slope of the energy counter, on a simulated GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attnbench.worker.measure.energy import (
 
 
 def ends(step: Callable[[float], float], until: float) -> list[float]:
-    """Return when batches end, where a batch that begins at t lasts step(t) seconds."""
+    """Return the ends of batches, where a batch that begins at t lasts step(t) seconds."""
     at, found = 0.0, []
     while at < until:
         at += step(at)
@@ -43,7 +43,7 @@ def test_drift_before_the_window_does_not_matter() -> None:
 
 @pytest.mark.parametrize("until", [0.0, 1.0, 2.9])
 def test_there_is_no_window_before_power_had_time_to_settle(until: float) -> None:
-    """That takes half as long again as the window: 3 s for a window of 2 s."""
+    """There is no window before power had time to settle, 1.5 times the window: 3 s for a window of 2 s."""
     assert _steady_start(ends(lambda t: 0.05, until), 2.0) is None
     assert _steady_start(ends(lambda t: 0.05, 3.01), 2.0) is not None
 
@@ -51,7 +51,7 @@ def test_there_is_no_window_before_power_had_time_to_settle(until: float) -> Non
 @pytest.mark.parametrize("slope", [1.0, -1.0])
 def test_there_is_no_window_while_the_time_per_call_drifts(slope: float) -> None:
     def drifts(by: float) -> list[float]:
-        """Return batches of which the median in the second half of the window is `by` slower than in the first."""
+        """Return batches whose median in the window's second half is slower by `by` than in the first."""
         return ends(lambda t: 0.01 * (1 + slope * by * (t - 3)), 4.0)
 
     assert _steady_start(drifts(0.8 * MAX_DRIFT), 2.0) is not None
@@ -85,7 +85,7 @@ def test_power_is_the_slope_between_moves(period: float, watts: float) -> None:
 
 
 def test_only_moves_in_the_window_count() -> None:
-    """Power is 100 W before and after the window, and 500 W within it."""
+    """Only moves of the counter in the window count: power is 500 W within it, 100 W before and after."""
     moves, joules = [], 0.0
     for i in range(1, 101):
         joules += 0.1 * (500 if 4.0 <= 0.1 * (i - 1) < 6.0 else 100)
@@ -128,7 +128,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
 
 
 def run(gpu: Gpu, seconds: Callable[[float], float], limit: float, state: Any = NO_COUNTER) -> energy.SustainedRun:
-    """Run a launch whose length follows the device's time, started at 100 s."""
+    """Run a launch whose duration depends on the device's time, from 100 s on."""
     gpu.now = gpu.free = 100.0
     return run_sustained(lambda: gpu.kernel(seconds(gpu.free - 100.0))(), seconds(0.0), limit, state)
 
@@ -157,7 +157,7 @@ def test_one_call_longer_than_the_limit(gpu: Gpu) -> None:
 
 
 def test_the_device_is_never_without_work(gpu: Gpu) -> None:
-    """One batch is queued while another runs, so that no pause lets the clock rise."""
+    """The device always has work: one batch is queued while another runs, so that the clock cannot rise."""
     busy: list[float] = []
 
     def launch() -> None:
@@ -169,7 +169,7 @@ def test_the_device_is_never_without_work(gpu: Gpu) -> None:
 
 
 def test_watts_are_those_of_the_steady_part(gpu: Gpu) -> None:
-    """The times of the counter's moves and those of the batches are on one clock."""
+    """Watts are of the steady part: the counter's moves and the batches are on one clock."""
 
     class Planted(EnergyCounter):
         def __init__(self, state: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a record says of an exception: one safe line, with the place in a person's own code."""
+"""The reason of a record from an exception: one safe line, with the place in a person's own code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def without_a_gpu():
 
 
 def raised_by(name: str, folder: Path) -> str:
-    """The reason of what a function of a person's file raises."""
+    """Return the reason for the exception of a function in a person's file."""
     path = folder / "mine.py"
     path.write_text(MINE)
     spec = f"{path}:{name}"
@@ -95,7 +95,7 @@ def test_triton_without_a_gpu_says_how_to_run_it(tmp_path: Path) -> None:
     [
         ("helper.py", "helper.py:2 in fails"),
         ("deep/below/helper.py", "helper.py:2 in fails"),
-        ("venv/lib/site-packages/helper.py", "mine.py:5 in calls"),  # a library, though it lies in their folder
+        ("venv/lib/site-packages/helper.py", "mine.py:5 in calls"),  # a library, although it is in the person's folder
     ],
 )
 def test_a_neighbour_is_own_code_and_a_virtual_environment_is_not(helper: str, place: str, tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_neighbour_is_own_code_and_a_virtual_environment_is_not(helper: str, p
     [
         ("import sys\nsys.exit('not here')\n", "SystemExit: not here (mine.py:2)"),
         ("def f():\n  import no_such_module_of_ours\nf()\n", "(mine.py:2 in f)"),
-        ("def f(:\n", "(mine.py, line 1), at column 7 of: def f(:"),  # as Python says it, and the line
+        ("def f(:\n", "(mine.py, line 1), at column 7 of: def f(:"),  # Python's message, and the line
     ],
 )
 def test_what_fails_at_import(text: str, said: str, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_fails_at_import(text: str, said: str, tmp_path: Path) -> None:
 
 
 def test_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "site-packages" / "package_of_ours"  # installed, and yet their own
+    package = tmp_path / "site-packages" / "package_of_ours"  # installed, but the person's own
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("")
     (package / "kernels.py").write_text("import json\n\ndef attention():\n    json.loads('{')\n")
@@ -169,7 +169,7 @@ def test_out_of_memory() -> None:
 
 
 def test_an_allocation_of_flash_attn_3_that_fails_is_out_of_memory() -> None:
-    """Its message on an H200, of torch's stable interface, which leaves out why; other calls fail for other reasons."""
+    """A failed allocation of flash-attn 3, whose message (of torch's stable interface) has no reason, is an oom."""
     said = "{}( self.get(), size.data(),\n &target_dtype, &ret0) API call failed at torch/csrc/stable/ops.h, line 139"
     for name in ("aoti_torch_aten_new_empty", "aoti_torch_empty_strided", "aoti_torch_new_zeros"):
         error = RuntimeError(said.format(name))

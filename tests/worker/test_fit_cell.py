@@ -1,4 +1,4 @@
-"""worker/fit_cell.py on a CPU: memory and seconds of a right call, and what it finds wrong or without room."""
+"""worker/fit_cell.py on a CPU: memory and seconds of a right call, wrong results, and lack of memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHAPE = Shape(1, 640, 640, 2, 2, 64, 64)
 
 
 class Host:
-    """The instruments that a step needs."""
+    """The instruments for a step."""
 
     def __init__(self) -> None:
         self.memory, self.device = CpuMemory(), torch.device("cpu")
@@ -36,7 +36,7 @@ class Host:
 
 @dataclass
 class Spoiled:
-    """SDPA's math backend, whose inputs or results something changes after each launch."""
+    """SDPA's math backend, with inputs or results changed after each launch."""
 
     spoil: Callable[[Inputs, Mapping[str, Any]], None]
     name = "spoiled"
@@ -72,14 +72,14 @@ def test_a_right_call_has_its_memory_and_seconds(direction: str) -> None:
     measured = {name: of.values[0] for name, of in found["measurements"].items()}
     tensors = 4 if direction == "fwd_bwd" else 3
     assert measured["memory_inputs"] == tensors * 640 * 2 * 64 * 4
-    assert measured["memory_peak"] > 640 * 640 * 2 * 4  # the scores
+    assert measured["memory_peak"] > 640 * 640 * 2 * 4  # at least the scores
     assert 0 < measured["call"] < 10
 
 
 @pytest.mark.parametrize("backend", ["sdpa-math", "eager", "mine"])
 @pytest.mark.parametrize("direction", ["fwd", "fwd_bwd"])
 def test_no_input_is_there_twice(backend: str, direction: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither copied by `prepare` into the order that the backend takes, nor kept from before it was laid out so."""
+    """No input is in memory twice: neither as a copy in the backend's order, nor from before the layout."""
     made: list[weakref.ref[Tensor]] = []
 
     usual = inputs.make
@@ -109,7 +109,7 @@ def test_no_input_is_there_twice(backend: str, direction: Any, monkeypatch: pyte
 
 
 def test_a_ragged_batch_is_left_as_it_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sequences follow each other, whatever order a dense batch has."""
+    """A ragged batch keeps its order, in which sequences follow each other, for every order of a dense batch."""
     eager = backends.load("eager", backends.BACKENDS["eager"])
     seen: list[bool] = []
 
@@ -169,7 +169,7 @@ def test_a_check_without_room_is_no_lack_of_memory_of_the_call(monkeypatch: pyte
 
 
 def test_the_limit_on_a_gpu_is_of_the_call_and_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 100 bytes the allocator holds 30, of which 20 are the inputs, so that 50 for the call are 60 in all."""
+    """The limit on a GPU includes the inputs: with 20 of 30 held bytes for inputs, 50 for the call are 60 in all."""
     host, shares = Host(), []
     host.device = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 30)

@@ -1,4 +1,4 @@
-"""What the host does in a call, from the profiler's events of a GPU, written by hand after those of torch 2.11."""
+"""The host's work in a call, from handwritten profiler events of a GPU, like torch 2.11's."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SYNCHRONIZED = event("cudaStreamSynchronize", 44)
     ids=["a read", "a read within an operator", "a copy to the host", "a read and another wait", "no operator"],
 )
 def test_a_wait_has_the_name_of_torchs_operator_that_waits(events: list[Any], found: dict[str, int]) -> None:
-    """As `if tensor:` does it: aten::is_nonzero, aten::item and the read itself, one within the other."""
+    """A wait has the name of torch's outermost operator, as in `if tensor:`: aten::is_nonzero, aten::item, the read."""
     assert host_of([*CALL, *events], "CUDA")["waits"] == found
 
 

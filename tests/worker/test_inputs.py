@@ -1,4 +1,4 @@
-"""Inputs are seeded, the same for every direction of a shape, and refused where they would run too fast."""
+"""Inputs are seeded, equal for every direction of a shape, and refused where they would run too fast."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_equal_seeds_give_equal_values_and_different_seeds_do_not() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_have_equal_values_and_strides_of_their_own(layout: Layout) -> None:
-    """A copy (of the instruments, say) has these strides too."""
+    """Layouts have equal values and their own strides, which a copy keeps."""
     shape = Shape(2, 64, 64, 4, 2, 32, 32)
     given = inputs.make(Case(shape, "fp32", "bwd", layout=layout), "cpu", 0)
     assert same(given, inputs.make(Case(shape, "fp32", "bwd"), "cpu", 0))
@@ -78,8 +78,8 @@ def test_the_packed_tensor_is_found_by_address_and_strides() -> None:
 @pytest.mark.parametrize("data", DATA)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16", "fp8"])
 def test_data_are_what_was_asked_for(data: Data, dtype: str) -> None:
-    """Own inputs have no flaw, the inputs of zeros are refused for all other data, and those of others for zeros."""
-    shape = dataclasses.replace(SHAPE, seqlen_q=2048, seqlen_k=2**14)  # so long that not every value is looked at
+    """Each kind of data has no flaw for itself; zeros are refused for other kinds, and other kinds for zeros."""
+    shape = dataclasses.replace(SHAPE, seqlen_q=2048, seqlen_k=2**14)  # so long that not every value is tested
     direction = "fwd" if dtype == "fp8" else "bwd"
     given = inputs.make(Case(shape, dtype, direction, data=data), "cpu", 0)  # type: ignore[arg-type]
     assert inputs.find_flaw(given, data) is None
@@ -95,7 +95,7 @@ def test_data_are_what_was_asked_for(data: Data, dtype: str) -> None:
 
 
 def test_outliers_are_a_channel_and_the_first_keys_are_sinks() -> None:
-    """One query on 16k keys, as a decode: key 0 takes about half of the attention."""
+    """Outliers are a channel, and the first keys are sinks: key 0 of 16k takes half of a query's attention."""
     case = Case(Shape(1, 64, 2**14, 1, 1, 128, 128), "fp32", "fwd", data="outliers")
     given = inputs.make(case, "cpu", 0)
     assert bool((given.k[:, 7:, :, 0] == 28).all())
@@ -118,7 +118,7 @@ def test_decaying_scores_fall_with_the_distance_and_values_are_standard_normal()
 
 
 def test_inputs_of_a_few_elements_are_not_taken_for_constants() -> None:
-    """The standard deviation of a few normal values is often small."""
+    """Inputs of a few elements do not count as constants, although their standard deviation is often small."""
     for size in (1, 2, 4, 8, 16):
         tiny = Shape(1, 1, 1, 1, 1, size, size)
         assert [inputs.find_flaw(make(seed=seed, shape=tiny)) for seed in range(50)] == [None] * 50
@@ -160,7 +160,7 @@ def test_a_flaw_names_its_tensor(name: str, spoil: Callable[[Tensor], object], s
 
 @pytest.mark.parametrize(("share", "flawed"), [(0.005, False), (0.02, True), (0.3, True)])
 def test_zeros_among_normal_values_are_a_flaw(share: float, flawed: bool) -> None:
-    """They vary enough, but draw less power."""
+    """Zeros among normal values are a flaw: the values vary enough, but draw less power."""
     given = make(shape=dataclasses.replace(SHAPE, seqlen_k=1024))
     given.k.view(-1)[: round(share * given.k.numel())] = 0
     assert (inputs.find_flaw(given) is not None) == flawed
@@ -179,7 +179,7 @@ def test_a_tensor_that_was_written_to_is_named(name: str) -> None:
 
 
 def test_large_inputs_are_tested_by_values_from_everywhere() -> None:
-    """Some ten thousand values of each tensor are tested."""
+    """Large inputs are tested by some ten thousand values from all parts of each tensor."""
     given = make(shape=dataclasses.replace(SHAPE, seqlen_q=4096))
     assert given.q.numel() > 2**19
     assert inputs.find_flaw(given) is None

@@ -1,4 +1,4 @@
-"""How a cell is timed on this CPU, which cells are cross-checked, and when the ceilings are measured."""
+"""The timing of a cell on this CPU, the choice of cross-checked cells, and the measurement of ceilings."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return answers
 
 
-@pytest.mark.usefixtures("cpu")  # for its small flush
+@pytest.mark.usefixtures("cpu")  # for the small flush
 def test_threads_that_a_file_sets_are_noted() -> None:
     before = torch.get_num_threads()
     device = replace(CPU, threads=before)
@@ -79,13 +79,13 @@ def test_a_cpu_cell_is_timed_by_the_hosts_clock(cpu: Instruments, found: list[An
 
 
 def test_the_state_of_l2_is_tested_on_this_machine() -> None:
-    """Whatever it is, it is tested and not assumed."""
+    """The state of L2 is tested, not assumed, on any machine."""
     timing = Instruments(replace(CPU, l2=2**22)).time(timed_launch(), QUICK)
     assert timing.l2 in ("cold", "unproven")
 
 
 def test_the_flush_of_a_cpu_is_limited() -> None:
-    """To flush all of the host's cache would take seconds a sample."""
+    """The flush of a CPU is limited; to flush all of the host's cache would take seconds a sample."""
     flush = Instruments(replace(CPU, l2=2**42)).flush
     assert flush.buffer.nbytes == 2**26
 
@@ -131,14 +131,14 @@ CASES = [case(n, batch=b, causal=c) for n in range(64, 2064, 4) for b in (1, 2) 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.3, 0.9])
 def test_the_cells_of_a_cross_check_are_near_its_share(share: float) -> None:
-    """The share of 2000 cells is met within four standard deviations."""
+    """The number of cross-checked cells of 2000 is within four standard deviations of the share."""
     chosen = sum(_is_cross_checked(which, "eager", share) for which in CASES)
     assert abs(chosen - share * len(CASES)) < 4 * (len(CASES) * share * (1 - share)) ** 0.5
     assert chosen > 0
 
 
 def test_the_cells_of_a_cross_check_are_the_same_in_every_run() -> None:
-    """Python's own hash differs between processes and would give each run other cells."""
+    """Cross-checked cells are the same in every run, unlike by Python's hash, which differs between processes."""
     chosen = [i for i, which in enumerate(CASES) if _is_cross_checked(which, "eager", 0.01)]
     assert chosen[:5] == FIRST_OF_1_PERCENT
     larger = {i for i, which in enumerate(CASES) if _is_cross_checked(which, "eager", 0.3)}
@@ -151,7 +151,7 @@ FIRST_OF_1_PERCENT = [9, 17, 100, 166, 251]
 
 @pytest.fixture
 def rates(cpu: Instruments, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Script the ceilings, and record what is measured in which order."""
+    """Script the ceilings, and record their measurements in order."""
     seen: list[str] = []
 
     def matmul(collect: Any, device: torch.device, dtype: torch.dtype) -> list[float]:
@@ -176,7 +176,7 @@ def rates(cpu: Instruments, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_the_ceiling_of_16_bits_on_a_cpu_is_that_of_float32_where_this_is_faster(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, seconds: float
 ) -> None:
-    """Torch's matmul in float16 is a plain loop on some CPUs, which kernels that compute in float32 beat 50 times."""
+    """A CPU's ceiling of 16 bits is float32's where this is faster, as where float16 is a plain loop in torch."""
     monkeypatch.setitem(ceiling.MATMUL_SIZE, "cpu", 8)
     took = {torch.float16: 2.0, torch.bfloat16: 0.01, torch.float32: 0.02}
     found = ceiling.matmul(lambda launch: [took[launch().dtype]], torch.device("cpu"), dtype)
@@ -202,5 +202,5 @@ def test_ceilings_are_work_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     where = torch.device("cpu")
     assert ceiling.matmul(collect, where, torch.float64) == [2 * 8**3 / 0.5, 2 * 8**3 / 0.25]
     assert (launched[0].shape, launched[0].dtype) == ((8, 8), torch.float64)
-    assert ceiling.copy(collect, where) == [2 * 1000 / 0.5, 2 * 1000 / 0.25]  # read plus written
+    assert ceiling.copy(collect, where) == [2 * 1000 / 0.5, 2 * 1000 / 0.25]  # bytes read and written
     assert launched[-1].numel() * launched[-1].element_size() == 1000

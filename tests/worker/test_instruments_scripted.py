@@ -1,6 +1,4 @@
-"""How a cell is timed on a GPU, with scripted instruments: events, graphs, traces, cross-check, sustained run, cooling
-down.
-"""
+"""The timing of a cell on a GPU with scripted instruments: events, graphs, traces, sustained runs, cooling."""
 
 from __future__ import annotations
 
@@ -99,7 +97,7 @@ def test_a_failed_trace_of_short_calls_costs_the_spans_only(gpu: Gpu) -> None:
 
 
 def test_a_graph_has_the_clock_of_its_replays(gpu: Gpu, graphs: list[Any]) -> None:
-    """The host's time is measured separately, at any clock, and is not in a replay."""
+    """A graph has the clock of its replays; the host's time is measured separately, at any clock."""
     launches: list[int] = []
 
     def launch() -> None:

@@ -1,4 +1,4 @@
-"""The kernel rules, on kernel names as a profiler gives them, and the judgement of a traced launch."""
+"""The kernel rules, on a profiler's kernel names, and the judgement of a traced launch."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_float32_product_in_a_half_precision_case(name: str) -> None:
         text = broken_rule(Signature(("SoftMax",)), SOFTMAX, name, which=replace(BF16, dtype=dtype))
         assert str(text).startswith(f"{short_name(name)} ran: a float32 product in a {dtype} case; ")
     assert broken_rule(Signature(), name, which=FP32) is None
-    assert broken_rule(Signature(("gemm",)), name) is None  # the signature declares it
+    assert broken_rule(Signature(("gemm",)), name) is None  # the signature declares this kernel
     assert broken_rule(Signature(("SoftMax",)), SOFTMAX, name, which=FP32) is None
 
 
@@ -257,20 +257,20 @@ def test_what_torch_may_choose_is_accepted_and_named(of: str, direction: Any) ->
 def test_a_forward_of_torch_s_choice_does_not_stand_for_its_backward(name: str) -> None:
     signature = backend("sdpa").signature(case(direction="fwd_bwd"), DEVICES[1])
     forward, backward = HALVES[name]
-    if name != "sdpa-math":  # whose products are alike
+    if name != "sdpa-math":  # its products are like eager's
         assert broken_rule(signature, *forward)
         assert broken_rule(signature, *backward)
 
 
 def call(*names: str, seconds: float = 100e-6, overrun: float = 0.0, gap: float = 0.0) -> TracedCall:
-    """Return a call of kernels one after the other, of `seconds` in all, with a gap after each."""
+    """Return a call of successive kernels, of `seconds` in all, with a gap after each."""
     each = seconds / max(1, len(names))
     starts = [i * (each + gap) for i in range(len(names))]
     return TracedCall(tuple(Activity(n, at, at + each, 7) for n, at in zip(names, starts, strict=True)), overrun)
 
 
 class Tracer:
-    """A tracer that runs the launches and returns scripted calls; without any the trace is lost."""
+    """A tracer that runs the launches and returns scripted calls; without calls the trace is lost."""
 
     def __init__(self, *calls: TracedCall) -> None:
         self.planned = list(calls)
@@ -286,7 +286,7 @@ class Tracer:
 
 @pytest.fixture
 def trace_launch() -> Iterator[Callable[..., Any]]:
-    """Trace a launch by scripted calls, on a device that is a GPU by name only."""
+    """Return a function that traces a launch by scripted calls, on a device that is a GPU by name only."""
     measurer = object.__new__(CellMeasurer)
     measurer.device = torch.device("cuda")
     seen: list[str] = []
@@ -318,7 +318,7 @@ def test_busy_time_counts_overlaps_once() -> None:
 def test_declared_kernels_must_take_2_percent_of_the_time(
     share: float, is_problem: bool, runs: tuple[str, ...]
 ) -> None:
-    """The declared kernels count together, as parts may be small. The problem names the kernel that did more."""
+    """Declared kernels must together take 2 % of the time. The problem names the kernel that took most."""
     activities = kernels_at((FLASH, 0, share), (NVJET, share, 0.999), (FILL, 0.999, 1.0))
     problem = find_low_share(Signature(runs), activities)
     assert bool(problem) == is_problem
@@ -331,7 +331,7 @@ def test_declared_kernels_must_take_2_percent_of_the_time(
 def test_work_that_is_not_in_the_samples_is_a_problem(
     trace_launch: Callable[..., Any], seconds: float, is_problem: bool
 ) -> None:
-    """Allowed are 30 %, which a falling clock can explain, and 20 us for what surrounds a kernel."""
+    """Work that is not in the samples is a problem beyond 30 % (a falling clock) and 20 us (overhead of a kernel)."""
     found = trace_launch(call(FLASH, seconds=seconds), call(), latency=100e-6)
     assert bool(found.problem) == is_problem
     if is_problem:
@@ -366,9 +366,9 @@ SLOW, ALIKE, LOADED = (0.02, 0.01), (0.011, 0.01), (0.5, 0.45)  # calls on new i
 def test_a_cpu_kernel_that_is_slower_on_new_inputs_but_for_one_time(
     pairs: list[tuple[float, float]], found: bool
 ) -> None:
-    """Other work on the CPU may delay single calls, or all calls.
+    """A CPU kernel that is slower on new inputs in all pairs but one is found; other work may delay single calls.
 
-    Before each of a pair other tensors are renewed: a short call is slower behind other operators than behind itself.
+    Other tensors are renewed before each call of a pair, because a short call is slower after other operators.
     """
     measurer, calls = object.__new__(CellMeasurer), [seconds for pair in pairs for seconds in pair]
     measurer.device = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Whether L2 is found cold or warm, with simulated timers; the flush and the read on the CPU."""
+"""The test of a cold or warm L2, with simulated timers; the flush and the read on the CPU."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ L2 = 12 * 2**20
 class Machine:
     """A timer on a machine with a cache: a read from memory takes `gain` seconds longer than a cached one.
 
-    Samples are `noise` seconds apart, three of them in turn.
+    Samples have three values in turn, `noise` seconds apart.
     """
 
     def __init__(self, *, flushes: bool = True, gain: float = 2e-6, noise: float = 0.0, at_once: int = REPEATS) -> None:
@@ -42,7 +42,7 @@ class Machine:
             if isinstance(self.before, L2Flush):
                 self.cached = False
             elif self.before not in (self.flush, do_nothing):
-                self.cached = True  # `before` is the read itself
+                self.cached = True  # `before` is the read
             values.append(20e-6 + (0.0 if self.cached else self.gain) + i % 3 * self.noise)
             launch()
             self.cached = True
@@ -51,7 +51,7 @@ class Machine:
 
 
 def found(machine: Machine) -> str:
-    with patch.object(l2_cache, "MIN_FLUSH", 2**20):  # bytes that are read here, each time, and change nothing
+    with patch.object(l2_cache, "MIN_FLUSH", 2**20):  # bytes that are read each time and change nothing
         return observed_state(machine, CPU, 2**20)
 
 
@@ -72,7 +72,7 @@ def test_no_flush_leaves_it_warm() -> None:
 @pytest.mark.parametrize("flushes", [False, True])
 @pytest.mark.parametrize(("gain", "is_clear"), [(1.9e-6, False), (2.1e-6, True), (9e-6, True)])
 def test_reads_from_memory_must_stand_out(flushes: bool, gain: float, is_clear: bool) -> None:
-    """Samples are up to 2 us apart by noise alone."""
+    """Reads from memory must exceed the noise, by which samples are up to 2 us apart."""
     assert found(Machine(flushes=flushes, gain=gain, noise=1e-6)) == ("cold" if flushes and is_clear else "warm")
 
 
@@ -132,7 +132,7 @@ def test_a_flush_reads_all_of_its_buffer_and_writes_none_of_it() -> None:
 
 
 def test_the_state_follows_from_medians() -> None:
-    """One disturbed sample does not decide."""
+    """The state follows from medians, so that one disturbed sample does not decide."""
 
     class Disturbed(Machine):
         def samples(self, launch: Callable[[], Any], n: int) -> list[float]:

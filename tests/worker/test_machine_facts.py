@@ -1,4 +1,4 @@
-"""The facts of a device that the doctor reads: of its timers, and that nothing is ever set."""
+"""The facts of a device for the doctor, and of its timers; no setting is changed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_the_failure_of_an_instrument_is_a_fact() -> None:
 
 
 def test_timers_are_tried_and_left_as_they_were() -> None:
-    """The CPU's timer stands in for events; the timers that a CPU lacks give an error and nothing else."""
+    """Timers are tested and left unchanged. A CPU's timer replaces events, and missing timers only give an error."""
     timer, flush = CpuTimer(), L2Flush(torch.device("cpu"), 2**20)
     measurer: Any = SimpleNamespace(device=flush.buffer.device, events=timer, tracer=None, flush=flush)
     measurer.l2_bytes, measurer.bandwidth = 2**20, 1e10
@@ -56,8 +56,10 @@ def test_a_cpu_whose_instructions_are_limited_is_another_machine() -> None:
 
 
 def test_environment_variables_that_change_figures_are_told_as_a_person_set_them() -> None:
-    """Not those that torch sets, and not where files are; of a GPU only on one. A CPU's instructions are limited by
-    torch's variable, by oneDNN's and by MKL's."""
+    """Environment variables that change figures are reported as a person set them, without torch's own and paths.
+
+    Variables for a GPU count on a GPU only. torch, oneDNN and MKL each have one that limits a CPU's instructions.
+    """
     code = """if True:
         from attnbench.worker import environment
         import os, torch
@@ -87,7 +89,7 @@ def test_environment_variables_that_change_figures_are_told_as_a_person_set_them
 def test_facts_of_a_cpu_that_cannot_be_read_are_left_out(
     content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a virtual machine's empty ones; a folder stands for a failing read."""
+    """Unreadable facts of a CPU are left out, such as a virtual machine's empty files; a folder makes a read fail."""
     for number in range(2):
         (tmp_path / f"index{number}").mkdir()
     (tmp_path / "index0/size").write_text("32K\n")
@@ -100,5 +102,5 @@ def test_facts_of_a_cpu_that_cannot_be_read_are_left_out(
     found = environment.describe("cpu", with_torch=False)
     assert found.cpu.endswith(f" ({os.cpu_count()} cores)")
     assert found.device.free == found.device.memory
-    monkeypatch.setattr(environment, "host_free", lambda: 0)  # of a container whose limit is reached
+    monkeypatch.setattr(environment, "host_free", lambda: 0)  # as in a container at its limit
     assert environment.describe("cpu", with_torch=False).device.free == 0

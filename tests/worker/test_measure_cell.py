@@ -1,4 +1,4 @@
-"""The procedure of one cell on the CPU: what is measured, and how everything that can go wrong is recorded."""
+"""The procedure of one cell on the CPU: its measurements, and the record of every failure."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_every_failure_has_its_status_and_reason(
     assert "time" not in record.measurements
     assert (record.accuracy is not None) == (status == "wrong")
     assert ("Traceback" in capfd.readouterr().err) == (status in ("failed", "oom"))
-    assert measure(worker, attention, case()).status == "ok"  # the failure leaves nothing behind
+    assert measure(worker, attention, case()).status == "ok"  # the failure has no later effect
 
 
 @pytest.mark.skipif(status_bytes("VmRSS") is None, reason="reads /proc")
@@ -127,7 +127,7 @@ def test_memory_that_calls_keep_and_torch_does_not_see(worker: Worker, leaks: bo
 
     def function(q: Tensor, k: Tensor, v: Tensor, **rest: Any) -> Tensor:
         taken: list[Any] = [b"x" * 2**25]
-        taken.append(taken)  # until the next collection of garbage
+        taken.append(taken)  # stays until the next garbage collection
         if leaks:
             kept.append(taken)
         return attention(q, k, v, **rest)
@@ -151,7 +151,7 @@ def test_clocks_that_a_call_replaces(worker: Worker, monkeypatch: pytest.MonkeyP
 
 
 class Copies(BackendBase):
-    """Reads copies of its inputs, and names those given by `says` as what it reads."""
+    """A backend that reads copies of its inputs, and names the copies in `says` as read."""
 
     name = "copies"
 
@@ -186,7 +186,7 @@ class Copies(BackendBase):
 def test_copies_that_are_not_named_make_the_result_stale(
     worker: Worker, direction: str, named: tuple[str, ...], wrong: str
 ) -> None:
-    """The inputs are changed in place, and the results must follow."""
+    """Copies that are not named make the result stale, because results must follow inputs changed in place."""
     record = measure(worker, Copies(*named), case(direction))
     assert record.status == ("wrong" if wrong else "ok"), record.reason
     assert not wrong or str(record.reason).startswith(f"after timing, on inputs renewed in place: {wrong} is off by")
@@ -204,7 +204,7 @@ def test_memory_that_prepare_keeps_counts(worker: Worker) -> None:
             measure(worker, b, case(direction)).measurements["memory_peak"].values[0] for b in (Eager(), Keeps())
         )
         assert fat - lean == BIG
-        assert lean < 2**16  # without copies of the inputs in another layout, and what a forward saved
+        assert lean < 2**16  # without copies of the inputs in another layout and a forward's saved tensors
 
 
 def test_flawed_inputs_are_not_timed(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -251,7 +251,7 @@ def test_memory_that_the_forward_keeps(worker: Worker) -> None:
         lean, fat = (
             measure(worker, f, case(direction)).measurements["memory_saved"].values[0] for f in (attention, keeps)
         )
-        assert 2 * 32 * 32 * 4 <= lean < 2**17  # the probabilities at least
+        assert 2 * 32 * 32 * 4 <= lean < 2**17  # at least the probabilities
         assert BIG <= fat < BIG + 2**17
 
 
@@ -279,7 +279,7 @@ def test_first_call_includes_preparation_and_samples_do_not(worker: Worker) -> N
 
 
 def test_long_sequences_are_timed_with_the_full_dout(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check masks dout outside its sample; the timed launch must not have that dout."""
+    """Long sequences are timed with the full dout, not with the check's dout, which is masked outside its sample."""
     from attnbench import judge
 
     monkeypatch.setitem(judge.SCORE_BUDGET, "cpu", 1)
@@ -294,6 +294,6 @@ def test_long_sequences_are_timed_with_the_full_dout(worker: Worker, monkeypatch
     assert record.status == "ok", record.reason
     assert record.accuracy is not None
     assert record.accuracy.rows < 100
-    assert len(seen) == 3  # on hard inputs, on the given ones, and to be timed
+    assert len(seen) == 3  # on hard inputs, on the given inputs, and timed
     assert min(seen[:2]) > 0.5
     assert seen[2] < 0.01

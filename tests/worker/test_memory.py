@@ -1,4 +1,4 @@
-"""Peak memory of a launch: on a GPU with a simulated allocator, on a CPU where it works in other threads."""
+"""Peak memory of a launch: on a GPU with a simulated allocator, on a CPU also with work in other threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CASE = Case(Shape(1, 1, 1, 1, 1, 8, 8), "bf16", "fwd", causal=False)
 
 
 class Allocator:
-    """An allocator of which another thread holds some memory until this thread sleeps or launches again."""
+    """An allocator in which another thread holds memory until this thread sleeps or launches again."""
 
     def __init__(self) -> None:
         self.allocated = self.most = HELD
@@ -63,7 +63,7 @@ def test_memory_that_another_thread_is_about_to_free_does_not_lower_the_peak(all
 
 
 def test_other_python_threads_that_work_in_a_launch_are_seen() -> None:
-    """Torch's profiler sees no allocation in them, so that the peak would be too small."""
+    """Other Python threads that work in a launch are found; torch's profiler does not see their allocations."""
     found, q = CpuMemory(), torch.ones(256, 256)
 
     def in_a_new_thread() -> None:
@@ -72,7 +72,7 @@ def test_other_python_threads_that_work_in_a_launch_are_seen() -> None:
         thread.join()
 
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(torch.mm, q, q).result()  # the thread is there before the launch
+        pool.submit(torch.mm, q, q).result()  # the thread exists before the launch
         launches = [lambda: pool.submit(torch.mm, q, q).result(), in_a_new_thread, lambda: torch.mm(q, q)]
         for launch, seen in zip(launches, (True, True, False), strict=True):
             found.measure_peak(launch, CASE)
@@ -81,7 +81,7 @@ def test_other_python_threads_that_work_in_a_launch_are_seen() -> None:
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="this C library gives nothing back")
 def test_memory_that_was_freed_before_hides_none() -> None:
-    """The C library keeps freed blocks below a used one, and would give them to the launch."""
+    """Memory freed before hides none, although the C library keeps freed blocks and would give them to the launch."""
 
     def take(blocks: int) -> list[bytes]:
         return [b"1" * 2**16 for _ in range(blocks)]
@@ -96,7 +96,7 @@ def test_memory_that_was_freed_before_hides_none() -> None:
 
 
 def test_all_that_torch_gives_out_in_a_launch_is_counted() -> None:
-    """The C library may keep each freed block, and the process is as large then as if all lived at once."""
+    """All memory that torch gives out in a launch counts, because the C library may keep each freed block."""
 
     def launch() -> None:
         for _ in range(8):

@@ -1,4 +1,4 @@
-"""A kernel on a CPU that takes all memory ends as `oom` while the machine has most of its memory left."""
+"""A kernel on a CPU that takes all memory ends as `oom`, while the machine still has most of its memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ for name in sys.argv[2:]:
 
 
 def test_a_kernel_that_takes_all_memory(tmp_path: Path) -> None:
-    """One process runs all, so each cap must be gone after its job, and the worker must have its memory back."""
+    """A kernel that takes all memory is an oom; in one process each cap ends with its job, and memory is free again."""
     (tmp_path / "mine.py").write_text(MINE)
     names = ("takes_all", "takes_all_in_python", "takes_all_in_a_child", "plain")
     done = subprocess.run(
@@ -85,7 +85,7 @@ def test_a_kernel_that_takes_all_memory(tmp_path: Path) -> None:
     for (_, reason), rest in zip(
         ended,
         (
-            # torch may find no memory for the tensor, or for what it notes of it
+            # Torch may lack memory for the tensor or for its bookkeeping.
             r"(RuntimeError: no memory for 16 MiB \(mine.py:7 in takes_all\)|MemoryError: std::bad_alloc.*)",
             r"MemoryError \(mine.py:12 in takes_all_in_python\)",
             r"MemoryError \(mine.py:24 in takes_all_in_a_child\)",

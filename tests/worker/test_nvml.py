@@ -1,4 +1,4 @@
-"""NVML's view of a GPU and the sampler that reads it, with a scripted NVML."""
+"""NVML's view of a GPU, and the sampler that reads it, with a scripted NVML."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ME, SIBLING, STRANGER, SHELL, CHILD = os.getpid(), 10**7 + 1, 10**7 + 2, 10**7 +
 
 
 class Nvml(ModuleType):
-    """Stands in for pynvml, with the functions that are used."""
+    """A stand-in for pynvml, with the functions in use."""
 
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU, NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1, 2, 0, 1
 
@@ -40,7 +40,7 @@ class Nvml(ModuleType):
         self.busy: dict[int, int] | None = {}  # pid -> percent of the SMs; None: no sample
         self.since: list[int] = []
         self.instant_works = True
-        self.used: Iterator[int | None] = iter(())  # percent of the time in which something ran
+        self.used: Iterator[int | None] = iter(())  # percent of the time with work
 
     def nvmlInit(self) -> None:  # noqa: N802
         pass
@@ -76,7 +76,7 @@ class Nvml(ModuleType):
         return 12_345
 
     def nvmlDeviceGetTotalEccErrors(self, _: str, kind: int, counter: int) -> int:  # noqa: N802
-        assert (kind, counter) == (1, 0)  # uncorrected, since the driver was loaded
+        assert (kind, counter) == (1, 0)  # uncorrected errors since the driver was loaded
         return 4
 
     def nvmlSystemGetDriverVersion(self) -> str:  # noqa: N802
@@ -107,7 +107,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
     parents = {ME: SHELL, SIBLING: SHELL, STRANGER: 1}
     monkeypatch.setattr(nvml_module, "_parent_pid", parents.get)
     monkeypatch.setattr(os, "getppid", lambda: SHELL)
-    monkeypatch.setattr(nvml_module, "session_pid", None)  # of a test that measured in this process
+    monkeypatch.setattr(nvml_module, "session_pid", None)  # left by a test that measured in this process
     monkeypatch.setattr(nvml_module, "_process_name", lambda pid: "python" if pid == SIBLING else "train")
     return made
 
@@ -161,7 +161,7 @@ def test_an_unsupported_question_gives_none_and_others_are_answered(
 
 @pytest.mark.parametrize("answer", [-1, 2**32 - 1, 2**64 - 1, float("inf"), float("nan"), "N/A", None, SystemExit(1)])
 def test_an_answer_that_is_no_quantity_is_none(nvml: Nvml, monkeypatch: pytest.MonkeyPatch, answer: object) -> None:
-    """Those with all bits set are NVML's own way to say that it does not know."""
+    """An answer that is no quantity is None, such as NVML's unknown value with all bits set."""
 
     def says(*_: Any) -> Any:
         if isinstance(answer, SystemExit):
@@ -210,7 +210,7 @@ def test_without_nvml_there_are_no_readings_and_no_thread(
 
 @pytest.mark.parametrize(("mask", "names"), [(0, ()), (0x1 | 0x2 | 0x10, ()), (0x4 | 0x20, ("power cap", "thermal"))])
 def test_settings_of_the_owner_are_no_limits(nvml: Nvml, mask: int, names: tuple[str, ...]) -> None:
-    """Idle, application clocks and sync boost do not count."""
+    """Settings of the owner (idle, application clocks, sync boost) are no limits."""
     nvml.reasons = mask
     assert GpuState(UUID).limits() == names
 
@@ -224,7 +224,7 @@ def test_the_sampler_reads_at_least_once(nvml: Nvml) -> None:
 
 
 def test_the_sampler_reads_while_its_block_runs_and_keeps_every_limit_it_saw(nvml: Nvml) -> None:
-    """Each limit appears at one reading only, and is named once, in NVML's order."""
+    """The sampler reads during its block and keeps every limit, each once and in NVML's order."""
     enough = threading.Event()
 
     def reasons() -> Iterator[int]:
@@ -262,14 +262,14 @@ def test_the_sampler_stops_when_its_block_fails() -> None:
         ([ME, SIBLING], ()),
         ([ME, SHELL], ()),
         ([ME, SIBLING, STRANGER], (f"train (pid {STRANGER})",)),
-        ([STRANGER, SIBLING], ()),  # we are not among them: process numbers of another namespace
+        ([STRANGER, SIBLING], ()),  # without this process: its number is in another namespace
     ],
 )
 def test_other_processes_with_a_context(nvml: Nvml, pids: list[int], others: tuple[str, ...]) -> None:
-    """This run's other workers have the same parent, and are idle as it is; they do not count."""
+    """Other processes with a context are found; workers of the same parent, which are idle, do not count."""
     nvml.pids = pids
     assert GpuState(UUID).other_processes() == others
-    assert nvml.since == []  # only a context is asked for
+    assert nvml.since == []  # only contexts are requested
 
 
 def test_of_a_process_that_measures_itself_the_children_are_of_the_run(
@@ -298,7 +298,7 @@ def test_other_processes_that_computed(nvml: Nvml, busy: dict[int, int], said: b
 
 
 def test_no_utilisation_sample_means_that_nobody_computed(nvml: Nvml) -> None:
-    """NVML raises NotFound where it took no sample since then; it samples about every 0.2 s."""
+    """No utilisation sample means that nobody computed: NVML raises NotFound, with a sample about every 0.2 s."""
     nvml.pids, nvml.busy = [ME, STRANGER], None
     assert GpuState(UUID).other_processes(since=1.0) == ()
 
@@ -330,10 +330,10 @@ def test_parents_and_names_come_from_proc() -> None:
 @pytest.mark.parametrize(
     ("readings", "share", "seconds"),
     [
-        ([0] * 5, 0.0, 0.4),  # idle, whatever memory is held
-        ([97, 80, 60, 30, 10] + [0] * 5, 0.0, 0.9),  # a process has just ended, this one's own work included
+        ([0] * 5, 0.0, 0.4),  # idle, although memory is held
+        ([97, 80, 60, 30, 10] + [0] * 5, 0.0, 0.9),  # a process, or this one's own work, has just ended
         ([98] * 20, 0.98, 2.0),
-        ([0, 0, 60] * 10, 0.18, 2.0),  # it works in turns
+        ([0, 0, 60] * 10, 0.18, 2.0),  # work with pauses
         ([1] * 20, 0.01, 2.0),  # a desktop
         ([None], None, 0.0),  # a MIG slice
     ],
@@ -341,7 +341,7 @@ def test_parents_and_names_come_from_proc() -> None:
 def test_how_much_others_use_the_gpu(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch, readings: list[int | None], share: float | None, seconds: float
 ) -> None:
-    """Without any name of a process, as in a container that hides those of others."""
+    """The share of others' use of the GPU needs no names of processes, which a container hides."""
     slept: list[float] = []
     monkeypatch.setattr(nvml_module, "time", SimpleNamespace(sleep=slept.append))
     nvml.used, nvml.pids = iter(readings), []
@@ -356,7 +356,7 @@ ANSWERS: list[Any] = [None, b"580.1\xff", "N/A", UNDECODABLE, TypeError("argumen
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: type(answer).__name__)
 def test_answers_of_another_kind_are_no_answers(answer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a driver that the installed pynvml does not know: every question, each may have any answer."""
+    """Answers of another kind, as from an unknown driver, are no answers, for every question."""
 
     class Odd(Nvml):
         def __getattribute__(self, name: str) -> Any:
@@ -380,7 +380,7 @@ def test_answers_of_another_kind_are_no_answers(answer: Any, monkeypatch: pytest
     assert found.pop("driver") == driver
     assert set(found.values()) == {None, ()}
     facts = machine_facts._nvml_facts(state)
-    assert {name for name, fact in facts.items() if fact is not None} <= {"mig", "ecc", "ecc_pending"}  # of a pair
+    assert {name for name, fact in facts.items() if fact is not None} <= {"mig", "ecc", "ecc_pending"}  # pairs
     with StateSampler(state) as sampler:
         pass
     assert sampler.readings == {}

@@ -1,4 +1,4 @@
-"""A mask of one's own: read by its path, checked and counted where it runs, refused where it cannot be had."""
+"""A person's own mask: read by its path, checked and counted in the worker, refused where it cannot be loaded."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_its_case_is_another_where_the_file_is(own: Path) -> None:
 
 
 def test_its_hash_is_of_its_neighbours_too(own: Path) -> None:
-    """Of those that import statements name, through others too: what is loaded is what was hashed."""
+    """The hash covers neighbours that import statements name, indirectly too, so that loaded code is hashed code."""
     (plain,) = masks.parse_masks(f"{own}:halves")
     assert plain.endswith(f"@{hashlib.sha256(own.read_bytes()).hexdigest()[:8]}")
     width, between = own.with_name("width_of_mask.py"), own.with_name("between_masks.py")
@@ -71,10 +71,10 @@ def test_its_hash_is_of_its_neighbours_too(own: Path) -> None:
     assert masks.own_of([second])[0].function(0, 0, 16, 0) is False
     width.write_text("W = 8")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own_files, "LOADED", {})  # as in the parent, which imports none of them
+        patch.setattr(own_files, "LOADED", {})  # as in the parent, which imports no own file
         (third,) = masks.parse_masks(f"{own}:halves")
     assert third not in (first, second)
-    with pytest.raises(masks.MaskChangedError):  # this process has imported the second
+    with pytest.raises(masks.MaskChangedError):  # this process has imported the second version
         masks.own_of([third])[0].function  # noqa: B018
 
 

@@ -1,4 +1,4 @@
-"""The time of a plan: which cells have one, what is timed, and what is told of waits for the device."""
+"""The time of a plan: the cells with a plan, the timed part, and the report of waits for the device."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_plan_is_timed_apart_from_the_launches(worker: Worker) -> None:
     record = measure(worker, Planned(plan))
     assert record.status == "ok", record.reason
     found = record.measurements["plan"]
-    assert (found.unit, len(found.values), len(calls)) == ("s", PLANS, PLANS + 1)  # one more for its memory
+    assert (found.unit, len(found.values), len(calls)) == ("s", PLANS, PLANS + 1)  # one more for the memory
     assert record.measurements["plan_memory"].unit == "B"
     assert all(0.1 <= seconds < 1 for seconds in found.values)
     assert max(record.measurements["time"].values) < 0.1
@@ -69,7 +69,7 @@ def test_a_backend_without_a_plan_has_no_such_measurement(worker: Worker) -> Non
 
 
 def test_a_plan_that_is_another_when_built_again_is_found(worker: Worker) -> None:
-    """The launches that follow are checked, so a plan that breaks them is not called right."""
+    """A plan that differs when built again is found, because the following launches are checked."""
 
     class Broken(Eager):
         def prepare(self, case: Case, inputs: Inputs) -> Prepared:

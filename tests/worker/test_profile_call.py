@@ -39,7 +39,7 @@ def measurer(worker: Worker) -> Any:
 
 
 def profiled(measurer: Any, backend: Any, which: Case, **keep: str) -> Profile:
-    """Return a profile as it arrives in the parent, through JSON."""
+    """Return a profile as in the parent, after JSON."""
     found = json.loads(json.dumps(profile_call.profile(measurer, backend, which, keep)))
     return from_json(Profile, {**found, "backend": "own", "version": None})
 
@@ -172,7 +172,7 @@ GPU_EVENTS = [
     event("cudaLaunchKernel", 100, 105, correlation_id=1),
     event("cuLaunchKernelEx", 200, 205, correlation_id=2, start_thread_id=9),  # autograd's thread
     event("cudaMemsetAsync", 300, 305, correlation_id=3),
-    event("aten::bmm", 90, 110, correlation_id=2),  # operators have correlation numbers of their own
+    event("aten::bmm", 90, 110, correlation_id=2),  # operators have their own correlation numbers
     event("[memory]", 95, device="CUDA", nbytes=1000),
     event("[memory]", 96, nbytes=7),  # on the host
     event("[memory]", 150, device="CUDA", nbytes=500),
@@ -182,7 +182,7 @@ GPU_EVENTS = [
     event("k2", 2000, 2500, device="CUDA", correlation_id=2),
     event("k1", 1000, 1900, device="CUDA", correlation_id=1),
     event("Memset (Device)", 2600, 2700, device="CUDA", correlation_id=3),
-    event("k4", 2800, 2900, device="CUDA", correlation_id=77),  # its host call is not in the trace
+    event("k4", 2800, 2900, device="CUDA", correlation_id=77),  # the trace lacks its host call
 ]
 
 
@@ -193,7 +193,7 @@ def test_a_kernel_runs_with_what_was_allocated_at_its_launch() -> None:
 
 
 def test_the_kernels_of_one_session() -> None:
-    """As of rank 0 of several, where no call is traced again."""
+    """The kernels of one session, as for rank 0 of several, where no call is traced again."""
     found = timeline.kernels_of(GPU_EVENTS)
     first, *_ = found["activities"]
     assert first["start"] == 0.0
@@ -226,7 +226,7 @@ def test_the_call_of_median_span_is_shown_with_its_memory(monkeypatch: pytest.Mo
         return [call(3e-3), call(1e-3), TracedCall((), 0.0), call(2e-3)]
 
     found, notes = gpu(monkeypatch, calls)
-    assert asked == [15]  # as many calls of 1 ms as a burst holds
+    assert asked == [15]  # the calls of 1 ms in a burst
     assert notes == []
     assert found["length"] == 2e-3
     assert found["spans"] == [3e-3, 1e-3, 2e-3]
@@ -249,7 +249,7 @@ def test_each_missing_part_is_one_note(monkeypatch: pytest.MonkeyPatch) -> None:
         "no timeline: the profiler saw no kernel in the call"
     ]
     found, notes = gpu(monkeypatch, None)
-    assert (found.keys(), notes) == ({"host"}, [])  # trace_launch has a note on it
+    assert (found.keys(), notes) == ({"host"}, [])  # trace_launch already has a note
 
 
 def test_a_call_that_no_graph_can_hold_has_a_note() -> None:

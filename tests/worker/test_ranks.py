@@ -99,7 +99,7 @@ def test_ulysses_is_right(pool: WorkerPool, of: Case) -> None:
 
 
 def test_ulysses_around_an_own_function(pool: WorkerPool) -> None:
-    """It is always causal."""
+    """Ulysses works around an own function, which is always causal."""
     record = measured(pool, "ulysses-attend", case())
     assert record.status == "ok", record.reason
     assert measured(pool, "ulysses-attend", case(causal=False)).status == "wrong"
@@ -107,7 +107,7 @@ def test_ulysses_around_an_own_function(pool: WorkerPool) -> None:
 
 @pytest.mark.parametrize(("name", "causal"), [("Ring", True), ("RingAlltoall", False)])
 def test_torchs_ring_is_right(pool: WorkerPool, name: str, causal: bool) -> None:
-    """Each of 2 ranks sends its 128 keys and values of 4 heads of 64 float32."""
+    """torch's ring is right; each of 2 ranks sends 128 keys and values of 4 heads of 64 float32."""
     record = measured(pool, name, case(causal=causal))
     assert record.status == "ok", record.reason
     assert record.measurements["moved"].values == (2 * 128 * 4 * 64 * 4,)
@@ -116,7 +116,7 @@ def test_torchs_ring_is_right(pool: WorkerPool, name: str, causal: bool) -> None
 
 @pytest.mark.parametrize(("direction", "nheads_k", "causal", "ranks"), [("bwd", 2, True, 4), ("fwd_bwd", 4, False, 2)])
 def test_ring_flash_attn_is_right(pool: WorkerPool, direction: str, nheads_k: int, causal: bool, ranks: int) -> None:
-    """Keys and values go to each other rank in each direction; their gradients, in float32, once more around."""
+    """ring-flash-attn is right; keys and values go to each other rank twice, their gradients around in float32."""
     record = measured(pool, "ring-flash-attn", case(direction, "bf16", nheads_k=nheads_k, causal=causal, ranks=ranks))
     assert record.status == "ok", record.reason
     keys = 2 * (256 // ranks) * nheads_k * 64 * 2
@@ -132,7 +132,7 @@ def test_ring_flash_attn_is_right(pool: WorkerPool, direction: str, nheads_k: in
 def test_transformer_engines_context_parallel_is_right(
     pool: WorkerPool, direction: str, nheads_k: int, causal: bool, ranks: int
 ) -> None:
-    """Keys and values go to each other rank in each direction, and so do their gradients, in the inputs' dtype."""
+    """Transformer Engine's context parallel is right; keys, values and gradients go around in the inputs' dtype."""
     of = case(direction, "bf16", nheads_k=nheads_k, causal=causal, ranks=ranks)
     record = measured(pool, "te-P2p", of)
     assert record.status == "ok", record.reason
@@ -191,7 +191,7 @@ def test_rank_0_is_not_believed_where_it_says_that_wrong_results_are_right(pool:
 
 
 def test_several_ranks_are_judged_beside_them_by_the_heads_that_the_judge_draws(pool: WorkerPool) -> None:
-    """A rank sends half of its part of q, k, v and out: 32 tokens of 16 float32 a head."""
+    """Several ranks are judged by drawn heads. A rank sends half of its q, k, v and out: 32 tokens of 16 float32."""
     record = measured(pool, "Ulysses", replace(case(), shape=Shape(1, 64, 64, 12, 6, 16, 16)))
     assert record.status == "ok", record.reason
     assert record.judge == "beside"
@@ -207,7 +207,7 @@ def test_without_a_judge_rank_0_judges_and_no_process_and_no_file_stays_behind()
     pool.open_device([("Ulysses", 2)], cpu())
     group = pool._workers["Ulysses", 2]
     records = measured(pool, "Ulysses", case()), measured(pool, "Wrong", case(seqlen=64))
-    assert pool._workers["Ulysses", 2] is group  # as it was opened ahead
+    assert pool._workers["Ulysses", 2] is group  # the group that was opened ahead
     assert isinstance(group, rank_workers.RankWorkers)
     pids = [rank._process.pid for rank in group._ranks]
     pool.close()
@@ -235,7 +235,7 @@ def test_no_verdict_on_several_ranks_before_each_head_was_shown() -> None:
     results.copy_(exact(head_case(of), head_seed(1, 1)))
     answer = service.answer({"do": "check", "what": "first", "head": 1})
     assert from_json(Accuracy, answer["accuracy"]).ok
-    assert not from_json(Accuracy, answer["together"]).ok  # wrong once is wrong
+    assert not from_json(Accuracy, answer["together"]).ok  # a head that was wrong once stays wrong
     with pytest.raises(ValueError, match="head 2 is none of those that were drawn"):
         service.answer({"do": "check", "what": "first", "head": 2})
 
@@ -288,12 +288,12 @@ def fitted(pool: WorkerPool, name: str, of: Case) -> Record:
 
 
 def test_what_fits_on_several_ranks_has_the_memory_of_one(pool: WorkerPool) -> None:
-    """A rank has its part of q, k and v, and of dout."""
+    """The memory on several ranks is of one rank, with its part of q, k, v and dout."""
     record = fitted(pool, "te-P2p", case("fwd_bwd", "bf16", nheads_k=2))
     assert record.status == "ok", record.reason
     found = {name: measurement.values[0] for name, measurement in record.measurements.items()}
     assert found["memory_inputs"] == 128 * (4 + 2 + 2 + 4) * 64 * 2
-    assert found["memory_peak"] >= 128 * 4 * 64 * 2  # of the results, at least out
+    assert found["memory_peak"] >= 128 * 4 * 64 * 2  # at least out of the results
     assert 0 < found["call"] < 10
 
 
@@ -329,7 +329,7 @@ def test_a_library_that_one_rank_cannot_import_is_named_at_once(
 
 
 class Answers:
-    """A rank that answers at once with what it is given, or never."""
+    """A stand-in for a rank that gives a set answer at once, or never answers."""
 
     def __init__(self, answer: dict[str, Any] | None) -> None:
         self.answer = answer

@@ -1,4 +1,4 @@
-"""The reference against brute force in float64, and the comparison against results that must not pass it."""
+"""The reference against brute force in float64, and the comparison against wrong results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def case(sq=20, sk=20, h=2, h_k=1, d=8, d_v=8, batch=1, dtype="fp32", direction=
 
 
 def brute_force(c: Case, given: Inputs, offset: int | None = None) -> Results:
-    """Return attention row by row from its definition, in float64, gradients by autograd.
+    """Return attention row by row from its definition, in float64, with autograd's gradients.
 
     A row that sees no key is 0.
     """
@@ -72,10 +72,10 @@ def setup(c: Case, seed: int = 0) -> tuple[Inputs, judge.RowSample, judge.Refere
 
 
 def accuracy_after(c: Case, change: Callable[[Results], object]) -> Accuracy:
-    """Return what `compare` finds for the true results in the case's dtype after one change."""
+    """Return the accuracy of the true results in the case's dtype after one change."""
     given, _, answer = setup(c)
     results = rounded(c, brute_force(c, given))
-    assert judge.compare(answer, results).ok  # otherwise the change shows nothing
+    assert judge.compare(answer, results).ok  # otherwise the change would prove nothing
     change(results)
     return judge.compare(answer, results)
 
@@ -103,7 +103,7 @@ def test_matches_brute_force(c: Case) -> None:
 
 
 def same(answer: judge.Reference, want: Results) -> int:
-    """Assert that the exact results equal `want` in float64; return the number of heads."""
+    """Assert that the exact results equal `want` in float64, and return the number of heads."""
     for part in answer.parts:
         for name, ours in part.exact.items():
             assert ours.dtype == torch.float64
@@ -113,7 +113,7 @@ def same(answer: judge.Reference, want: Results) -> int:
 
 @pytest.mark.parametrize("elements", [3 * 31 * 29, 31 * 5], ids=["pairs", "rows"])
 def test_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch, elements: int) -> None:
-    """Chunks of pairs, and of rows of one pair."""
+    """Chunks, of pairs and of rows of one pair, change nothing."""
     c = case(29, 31, causal=True, h=4, h_k=2, batch=3)
     given, _, whole = setup(c)
     monkeypatch.setattr(exact_attention, "CHUNK", 2 * elements)
@@ -144,7 +144,7 @@ def test_a_sample_has_some_rows_of_every_head(monkeypatch: pytest.MonkeyPatch) -
     section = torch.arange(62)[:, None] * 4094 // 62 + 1
     assert ((found.rows[:, 1:-1] >= section) & (found.rows[:, 1:-1] < section + 67)).all()  # one row of each section
     together = found.rows[:, 1:-1].unique()
-    assert int(together.diff().max()) <= 4  # one head alone leaves gaps of 64 to 128
+    assert int(together.diff().max()) <= 4  # a single head has gaps of 64 to 128
     assert torch.equal(found.rows, judge.choose_rows(c, CPU, seed=3).rows)
     assert not torch.equal(found.rows, judge.choose_rows(c, CPU, seed=4).rows)
     assert judge.choose_rows(c, CPU, share=0.5).rows.shape == (30, 32, 2)
@@ -165,15 +165,15 @@ def test_heads_are_left_out_where_few_rows_are_too_many(monkeypatch: pytest.Monk
 
 
 def seen_share(found: judge.RowSample, seqlen: int, heads: int | None) -> float:
-    """Return in which share of tiles of 64 rows the sample has a row of the first `heads` query heads."""
+    """Return the share of tiles of 64 rows in which the sample has a row of the first `heads` query heads."""
     rows = found.rows.transpose(1, 2).flatten(0, 1)[:heads]
     return len((rows // 64).unique()) / (seqlen // 64)
 
 
 def test_the_probability_that_a_wrong_tile_is_seen_is_as_stated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one head 64 / W, in all heads 64 heads / W, at most 1, where W rows are a section (row_sample.py).
+    """The probability that a wrong tile is seen is 64 / W in one head and min(1, 64 heads / W) in all (row_sample.py).
 
-    The figures of 64k tokens on a GPU, whose budget this takes.
+    The figures are of 64k tokens with a GPU's budget.
     """
     for heads, heads_k, count in ((16, 1, 128), (32, 8, 64)):
         c = case(2**16, 2**16, heads, heads_k, direction="fwd")
@@ -205,12 +205,12 @@ def test_rows_with_a_run_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("budget", [1, 6 * 20 * 2 * 24], ids=["two heads", "all heads"])
 def test_sampled_gradients_of_keys_are_exact(monkeypatch: pytest.MonkeyPatch, budget: int) -> None:
-    """dk and dv are sums over all rows: with dout masked outside the sample, the sample gives them exactly."""
+    """dk and dv of a sample are exact, because dout is masked outside the sample."""
     monkeypatch.setitem(judge.SCORE_BUDGET, "cpu", budget)
     c = case(100, 24, h=4, h_k=2, d=4, d_v=4, causal=True, batch=3)
     given, sample, answer = setup(c)
     original = inputs.make(c, "cpu", 0)
-    want = brute_force(c, given)  # all rows, with the masked dout
+    want = brute_force(c, given)  # over all rows, with the masked dout
     assert same(answer, want) == len(sample.batch) == (2 if budget == 1 else 6)
     assert judge.compare(answer, rounded(c, want)).ok
     others = rounded(c, brute_force(c, original))
@@ -253,7 +253,7 @@ def test_nan_outside_the_sample_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ("out", swap_heads),
         ("out", lambda r: r["out"][:, :, -1].mul_(1.05)),
-        ("out", lambda r: r["out"][:, -1].mul_(0.5)),  # the last row only
+        ("out", lambda r: r["out"][:, -1].mul_(0.5)),  # only the last row
         ("dk", lambda r: r["dk"].mul_(2)),  # a scale applied twice, or gradients that accumulate
         ("dv", lambda r: r["dv"][:, 0].zero_()),
         ("dq", lambda r: r["dq"].neg_()),
@@ -267,7 +267,7 @@ def test_one_wrong_tensor_is_named_alone(what: str, change: Callable[[Results], 
 
 
 def test_small_errors_in_late_rows_are_found_under_causal() -> None:
-    """Early rows average few values and are large, so an error within their tolerance is large for late rows."""
+    """Small errors in late rows are found under a causal mask, although early rows are large and tolerate more."""
     c = case(512, 512, h=1, causal=True, dtype="bf16", direction="fwd")
     given, _, answer = setup(c)
     out = brute_force(c, given)["out"]
@@ -334,7 +334,7 @@ def test_a_right_backend_passes(sizes: tuple[int, ...], dtype: str) -> None:
 @pytest.mark.parametrize(("factor", "ok"), [(1.0, True), (1.6, True), (4.0, False)])
 @pytest.mark.parametrize("dtype", ["fp16", "bf16"])
 def test_many_small_errors_are_wrong_where_none_is_large(factor: float, ok: bool, dtype: str) -> None:
-    """Errors of one size stay within the bound of the largest error, but exceed that of the root mean square."""
+    """Many equal errors are wrong by the root mean square, even if none exceeds the bound of the largest error."""
     c = case(256, 256, h=1, d=64, d_v=64, dtype=dtype, direction="fwd")
     given, _, answer = setup(c)
     out = brute_force(c, given)["out"]
@@ -356,7 +356,7 @@ def true_results(**fields: Any) -> tuple[Case, Inputs, judge.Reference, Results]
 
 
 def checksums_hold(fields: Mapping[str, Any], change: Callable[[Results], object] = lambda _: None) -> dict[str, bool]:
-    """Return whether the checksums of dk and dv hold for the true results in the case's dtype after one change."""
+    """Return whether the checksums of dk and dv hold for the true results in the case's dtype, after one change."""
     c, given, answer, true = true_results(**fields)
     results = rounded(c, true)
     change(results)
@@ -383,9 +383,9 @@ def test_checksums_hold_for_true_gradients(more: dict[str, object]) -> None:
     "change",
     [
         lambda t: t.mul_(0.9),
-        lambda t: t[-1, :, -1].mul_(0.5),  # of one head
-        lambda t: t[0, 64:80, 0].zero_(),  # of a tile in one head
-        lambda t: t[0, :, 0].copy_(t[0, :, 1].clone()),  # of the other head
+        lambda t: t[-1, :, -1].mul_(0.5),  # one head
+        lambda t: t[0, 64:80, 0].zero_(),  # a tile in one head
+        lambda t: t[0, :, 0].copy_(t[0, :, 1].clone()),  # the other head's
         lambda t: t.fill_(math.nan),
     ],
     ids=["all", "a head", "a tile", "another's", "nan"],
@@ -397,10 +397,10 @@ def test_checksums_find_wrong_gradients(name: str, change: Callable[[Tensor], ob
 
 
 def test_checksums_hold_for_sums_on_tensor_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor core adds 8 products at a time to a sum in float32 and cuts off the rest: dv of many rows is too small.
+    """Checksums hold for truncated sums of tensor cores, with which dv of many rows is too small.
 
-    Here 2^17 rows with 20 bits stand for 2^20 rows with the 23 of float32. Wrong are the same where nothing is allowed
-    for that, four times as much, as much too large, and other errors.
+    2^17 rows with 20 bits represent 2^20 rows with the 23 bits of float32. Without the allowance the same results are
+    wrong; with it four times the loss, an equal excess, and other errors are wrong.
     """
     monkeypatch.setattr(truncation, "FLOAT32_UNIT", 8 * truncation.FLOAT32_UNIT)
     c = case(2**17, 16, h=1, dtype="fp16", direction="bwd")
@@ -415,10 +415,10 @@ def test_checksums_hold_for_sums_on_tensor_cores(monkeypatch: pytest.MonkeyPatch
     found = np.zeros((16, 8))
     for products in added:
         found += products
-        found.view(np.int64)[:] &= -(2**32)  # 20 of the 52 bits of a float64 remain
+        found.view(np.int64)[:] &= -(2**32)  # keeps 20 of the 52 bits of a float64
     dv = torch.tensor(found)
     shrinking = 1 - float((dv * exact["dv"]).sum() / exact["dv"].square().sum())
-    assert 5e-4 < shrinking < 2**14 * 2**-21  # more than a rounding to fp16, at most half a unit in each step
+    assert 5e-4 < shrinking < 2**14 * 2**-21  # more than a rounding to fp16, at most half a unit for each step
 
     def holds(dv: Tensor) -> bool:
         results = {"out": out.detach(), **exact, "dv": dv}
@@ -428,14 +428,14 @@ def test_checksums_hold_for_sums_on_tensor_cores(monkeypatch: pytest.MonkeyPatch
     assert holds(dv)
     assert not holds(exact["dv"] + 4 * (dv - exact["dv"]))
     assert not holds(exact["dv"] - (dv - exact["dv"]))
-    assert not holds(dv * torch.where(torch.arange(16) == 5, 0.98, 1.0)[:, None])  # one key of 16
+    assert not holds(dv * torch.where(torch.arange(16) == 5, 0.98, 1.0)[:, None])  # one of 16 keys
     monkeypatch.setattr(truncation, "ADDED_AT_ONCE", math.inf)
     assert not holds(dv)
     assert holds(exact["dv"])
 
 
 def test_checksums_hold_for_subnormal_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of 2^19 keys are about 2 10^-6, which fp16 rounds to a multiple of 6 10^-8. In bf16 they are normal."""
+    """Checksums hold for subnormal probabilities: 2e-6 for 2^19 keys, which fp16 rounds to multiples of 6e-8."""
     c = case(64, 2**19, h=1, dtype="fp16", direction="bwd")
     given, _, answer = setup(c)
     answer = replace(answer, eager={name: replace(p, square=p.square * 0) for name, p in answer.eager.items()})

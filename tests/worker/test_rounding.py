@@ -1,7 +1,7 @@
-"""What roundings do to a fused backward on data with large scores: eager's error says little of it, rounding.py does.
+"""Rounding errors of a fused backward on data with large scores, which rounding.py estimates, unlike eager's error.
 
-The fused backward here (fused_kernel.py) is right and in float64, but for its scores. They have the errors of float32
-sums in an order of its own, in the forward and in the backward.
+The fused backward (fused_kernel.py) is right and in float64, except for its scores, which have the errors of float32
+sums in different orders in the forward and in the backward.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_a_fused_backward_passes_in_any_order_of_summation(data: str, headdim: i
 
 @pytest.mark.parametrize("sink", [False, True])
 def test_dq_may_be_off_by_what_the_error_of_out_makes_of_it(monkeypatch: pytest.MonkeyPatch, sink: bool) -> None:
-    """Sums over many keys are too small, and so is out; it has a tolerance of its own. Another error of dq is wrong."""
+    """dq may be off by the effect of a too small out, which has its own tolerance; another error of dq is wrong."""
     case = made("hard", causal=True, sink=sink)[0]
     monkeypatch.setattr(hard_inputs, "draw_seed", lambda: 0)
     check = hard_inputs.HardInputsCheck(case, CPU)
@@ -65,7 +65,7 @@ def test_dq_may_be_off_by_what_the_error_of_out_makes_of_it(monkeypatch: pytest.
         assert not check.check_first({**found, "dk": found["dk"] * factor}).ok
         assert not sink or not check.check_first({**found, "dsink": found["dsink"] * factor}).ok
     assert not check.check_first(fused(case, check.inputs, first, first, lost=1e-4)).ok
-    doubled = replace(check.inputs, v=2 * check.inputs.v)  # by the backward; half of its out is that of the forward
+    doubled = replace(check.inputs, v=2 * check.inputs.v)  # for the backward; half of its out is the forward's
     found = {**fused(case, doubled, first, first, lost=0.5), "dv": found["dv"]}
     check.inputs.v.mul_(2)
     assert not check.check_first(found).ok
@@ -73,7 +73,7 @@ def test_dq_may_be_off_by_what_the_error_of_out_makes_of_it(monkeypatch: pytest.
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_dq_is_off_in_the_outlier_channel_where_the_orders_differ(causal: bool) -> None:
-    """The channel is the same in all keys, so that dq has 28 times the sum of a row of dS, which is zero exactly."""
+    """With different orders dq is off in the outlier channel: 28 times the sum of a row of dS, which should be zero."""
     case, given, answer = made("outliers", causal)
     apart, alike = (fused(case, given, first, order) for order in (last, first))
     exact = answer.parts[0].exact["dq"].squeeze(2)
@@ -88,9 +88,9 @@ def test_dq_is_off_in_the_outlier_channel_where_the_orders_differ(causal: bool) 
 
 
 def test_the_error_of_torchs_flash_attention_comes_from_its_probabilities() -> None:
-    """They are read by one-hot v in its forward, and by one-hot dout in its backward.
+    """The error of torch's flash attention comes from its probabilities, read by one-hot v and one-hot dout.
 
-    In float64 the two give its own error of dq, but for what those of the forward give in both passes.
+    In float64 both passes' probabilities give its error of dq; the forward's in both passes give a small part of it.
     """
     case, given, _ = made("outliers", causal=True)
     q, k, v, dout = (t.transpose(1, 2) for t in (given.q, given.k, given.v, given.dout))
@@ -122,7 +122,7 @@ def test_the_error_of_torchs_flash_attention_comes_from_its_probabilities() -> N
 
 @pytest.mark.parametrize("data", ["outliers", "hard"])
 def test_the_deviations_are_not_far_above_what_a_right_kernel_makes(data: str) -> None:
-    """In root mean square; the worst order of two."""
+    """The deviations are not far above a right kernel's root mean square, for the worse of two orders."""
     case, given, answer = made(data, causal=True)
     for name in ("out", "dq", "dk", "dv"):
         part = answer.parts[0]
@@ -143,7 +143,7 @@ def test_nothing_is_added_on_other_data() -> None:
     ("sizes", "seeds"), [((1, 256, 4, 4), 40), ((48, 4096, 1, 1), 4), ((256, 256, 6, 2), 1)], ids=str
 )
 def test_a_gradient_through_the_maximum_of_the_scores_passes(sizes: tuple[int, ...], seeds: int) -> None:
-    """Of a softmax over all keys at once, by autograd, in bf16. A dk that is 4 % too large is wrong all the same."""
+    """A gradient through the maximum passes, from autograd of a whole softmax in bf16; a dk 4 % too large is wrong."""
     case = Case(Shape(1, *sizes, 64, 64), "bf16", "bwd", causal=True)
     for seed in range(seeds):
         given = inputs.make(case, "cpu", seed)

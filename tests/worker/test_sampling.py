@@ -36,21 +36,21 @@ POLICY = Policy(
 
 @dataclass
 class Scripted:
-    """A timer whose n-th sample is script(n) seconds, on a clock that passes `overhead` more seconds for each.
+    """A timer whose n-th sample is script(n) seconds, on a clock that advances by `overhead` more for each.
 
-    It is its own pacer.
+    It is also the pacer.
     """
 
     script: Callable[[int], float]
     overhead: float = 0.0
-    most: int = MAX_BATCH  # samples that it gives at once
+    most: int = MAX_BATCH  # most samples of a batch
     resting: float | None = None  # seconds of pause per second of work; None: no pacer
     accept_burst: Callable[[int], bool] = lambda n: True  # whether the n-th burst is accepted
     now: float = 0.0
     taken: list[float] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
     worked: list[float] = field(default_factory=list)  # seconds of each batch, by the clock
-    paced: list[tuple[float, int]] = field(default_factory=list)  # what the pacer gets: seconds and samples of a burst
+    paced: list[tuple[float, int]] = field(default_factory=list)  # (seconds, samples) of each burst that the pacer gets
 
     def sample(self, n: int) -> list[float]:
         assert n >= 1
@@ -79,7 +79,7 @@ def noisy(scale: float, spread: float = 0.5) -> Callable[[int], float]:
 
 
 def alternating(scale: float) -> Callable[[int], float]:
-    """Return a script of two modes, between which the interval of the median never becomes narrow."""
+    """Return a script of two modes, with which the interval of the median never becomes narrow."""
     return lambda n: scale * (0.9 if n % 2 else 1.1)
 
 
@@ -94,7 +94,7 @@ def test_min_seconds_hold_where_the_interval_is_narrow_at_once() -> None:
 
 
 def test_goes_on_until_the_target_is_met() -> None:
-    """The samples are noisy, then steady: the interval of the median becomes narrow with some of the steady ones."""
+    """Sampling goes on until the target is met: the median's interval becomes narrow with some steady samples."""
 
     def script(n: int) -> float:
         return noisy(1e-3)(n) if n < 300 else 1e-3
@@ -136,7 +136,7 @@ def test_the_time_cap_includes_pauses() -> None:
     ],
 )
 def test_long_calls_need_fewer_samples(call: float, samples: int) -> None:
-    """The time cap is shorter than one of these calls."""
+    """Long calls need fewer samples; the time cap is shorter than one of these calls."""
     assert (MIN_SAMPLES_LONG, MIN_SAMPLES_VERY_LONG) == (6, 3)
     assert len(Scripted(lambda n: call).collect(replace(POLICY, min_seconds=0.0, max_seconds=call / 2))) == samples
 
@@ -151,7 +151,7 @@ def test_few_samples_of_a_call_of_some_ms_are_enough_where_they_agree(apart: flo
 
 @pytest.mark.parametrize("call", [0.026, 0.3, 30.0])
 def test_a_call_as_long_as_the_warm_up_is_kept(call: float) -> None:
-    """It is expensive, and it has warmed the device up when it ends."""
+    """A call as long as the warm-up is kept, because it is expensive and warms the device up itself."""
     timer = Scripted(lambda n: call + n / 1e6)
     values = timer.collect()
     assert values == timer.taken
@@ -179,7 +179,7 @@ def test_an_instrument_may_give_fewer_than_asked() -> None:
 
 
 def test_warm_up_lasts_its_time_and_is_not_kept() -> None:
-    """The first 20 ms run at half speed, as while the clock rises."""
+    """The warm-up lasts its time and is not kept; its 20 ms run at half speed, as while the clock rises."""
     timer = Scripted(lambda n: (2e-3 if n < 10 else 1e-3) * (1 + n * 1e-6))  # no two samples are equal
     values = timer.collect()
     assert values == timer.taken[-len(values) :]
@@ -188,7 +188,7 @@ def test_warm_up_lasts_its_time_and_is_not_kept() -> None:
 
 
 def test_warm_up_goes_on_until_two_readings_agree() -> None:
-    """Each batch is 5 % faster than the last, for many times warmup_s; then it is steady."""
+    """The warm-up goes on until two readings agree: batches become 5 % faster for many times warmup_s, then steady."""
     timer = Scripted(lambda n: 1e-3 * max(1.0, 3 * 0.995**n))
     values = timer.collect(replace(POLICY, max_seconds=0.1))
     skipped = timer.taken[: -len(values)]
@@ -210,7 +210,7 @@ def test_readings_that_never_agree_do_not_warm_up_for_ever() -> None:
 
 
 def test_samples_that_still_fall_go_on_beyond_the_cap() -> None:
-    """They are 15 % slower at first, too slowly for the warm-up to notice, and steady after 116 calls."""
+    """Samples that still fall, by 15 % over 116 calls, too slowly for the warm-up, continue beyond the cap."""
     policy = replace(POLICY, target=1.0)
     calm = Scripted(lambda n: 1e-3).collect(policy)
     falling = Scripted(lambda n: 1e-3 * max(1.0, 1.15 * 0.9988**n)).collect(policy)
@@ -225,7 +225,7 @@ def test_falling_for_ever_ends_at_three_times_the_cap() -> None:
 
 
 def test_samples_that_become_slower_do_not_prolong_sampling() -> None:
-    """A clock that falls under load would fall for as long as sampling went on."""
+    """Samples that become slower do not prolong sampling, because a clock may fall as long as the load lasts."""
     values = Scripted(lambda n: 1e-3 * 1.002**n).collect()
     assert sum(values) <= POLICY.max_seconds + 2 * POLICY.burst_s
 
@@ -254,7 +254,7 @@ def test_no_burst_is_longer_than_the_policy_says(call: float) -> None:
     timer.collect(replace(POLICY, min_samples=50))
     assert max(timer.worked) <= POLICY.burst_s
     assert max(timer.asked) <= MAX_BATCH
-    assert max(timer.worked) > POLICY.burst_s / 2 or max(timer.asked) == MAX_BATCH  # and no burst is needlessly short
+    assert max(timer.worked) > POLICY.burst_s / 2 or max(timer.asked) == MAX_BATCH  # no burst is needlessly short
 
 
 def test_a_call_longer_than_a_burst_goes_alone() -> None:
@@ -266,13 +266,13 @@ def test_a_call_longer_than_a_burst_goes_alone() -> None:
 def test_the_pacer_gets_the_work_of_each_burst() -> None:
     timer = Scripted(noisy(1e-3), overhead=1e-4, most=9, resting=REST_PER_WORK)
     timer.collect()
-    assert [worked for worked, _ in timer.paced] == pytest.approx(timer.worked)  # without the pause
+    assert [worked for worked, _ in timer.paced] == pytest.approx(timer.worked)  # work without the pause
     assert [calls for _, calls in timer.paced] == [min(n, 9) for n in timer.asked]
     assert len(timer.paced) > 5
 
 
 def test_a_rejected_burst_leaves_no_sample() -> None:
-    """Every third burst is held down: it is slower, and the pacer rejects it."""
+    """A rejected burst leaves no sample; every third burst is held down and slower."""
     timer = Scripted(lambda n: 1e-3, resting=0.0, accept_burst=lambda n: n % 3 > 0)
     timer.script = lambda n: 1e-3 if (len(timer.paced) + 1) % 3 else 2e-3
     values = timer.collect()
@@ -295,7 +295,7 @@ def test_a_rejected_burst_does_not_set_the_size_of_the_next() -> None:
 
 @pytest.mark.parametrize(("call", "bursts"), [(1e-6, MIN_BURSTS), (4e-3, MIN_BURSTS + 2), (0.3, MIN_SAMPLES_LONG)])
 def test_short_calls_have_several_bursts_at_least(call: float, bursts: int) -> None:
-    """A burst has one clock, and a disturbance affects all of it, however many samples it has."""
+    """Short calls have several bursts at least, because a disturbance affects all samples of a burst."""
     timer = Scripted(lambda n: call, resting=0.0)
     values = timer.collect(replace(POLICY, min_seconds=0.0, max_seconds=0.0, target=1.0))
     assert len(values) == sum(calls for _, calls in timer.paced[-bursts:])
@@ -324,9 +324,9 @@ def clock_of(before: float, under_load: float = 0.9) -> BatchClock:
 def paced(
     bursts: list[float] | list[BatchClock], best: float, slept: list[float], *, worked: float = 0.01, calls: int = 10
 ) -> tuple[list[Burst], list[BatchClock]]:
-    """Return what the pacer does with bursts of these clocks, and the clocks that it keeps.
+    """Return the pacer's decisions on bursts of these clocks, and the clocks that it keeps.
 
-    A single number is the clock before a burst, 0.9 of which it holds.
+    A single number is the clock before a burst, which holds 0.9 of it.
     """
     clocks: list[BatchClock] = []
     pacer, found = Pacer(clocks, best, POLICY.burst_s), []
@@ -348,7 +348,7 @@ def test_bursts_are_accepted_without_pauses_while_the_clock_holds(slept: list[fl
 
 
 def test_a_kernel_under_which_the_clock_is_always_low_is_not_held_down(slept: list[float]) -> None:
-    """As on an H100, where cuDNN's forward runs at 1730 MHz between spins at 1980."""
+    """A kernel with an always low clock is not held down, such as cuDNN's forward on an H100: 1730 MHz, spins 1980."""
     clocks = [clock_of(TOP, under_load=0.87)] * 3
     assert paced(clocks, TOP, slept) == ([(True, [])] * 3, clocks)
 
@@ -364,7 +364,7 @@ def test_the_clock_after_a_burst_rejects_nothing(slept: list[float]) -> None:
 
 
 def test_a_burst_that_begins_slower_is_rejected_and_pauses_follow(slept: list[float]) -> None:
-    """After a rejected burst the pause is the longest; later pauses follow the work, though the clock has recovered."""
+    """A burst that begins slower is rejected; the longest pause follows, then pauses in proportion to work."""
     after = REST_PER_WORK * 0.01
     found, clocks = paced([TOP, LOW, TOP, LOW, TOP], TOP, slept)
     assert found == [(True, []), (False, [MAX_REST]), (True, [after]), (False, [MAX_REST]), (True, [after])]
@@ -374,7 +374,7 @@ def test_a_burst_that_begins_slower_is_rejected_and_pauses_follow(slept: list[fl
 def test_a_first_burst_is_judged_by_the_clock_of_earlier_cells(slept: list[float]) -> None:
     assert paced([LOW], TOP, slept)[0] == [(False, [MAX_REST])]
     assert paced([LOW, LOW], LOW, slept)[0] == [(True, [])] * 2
-    assert paced([TOP, LOW], 0.0, slept)[0] == [(True, []), (False, [MAX_REST])]  # by its own earlier bursts
+    assert paced([TOP, LOW], 0.0, slept)[0] == [(True, []), (False, [MAX_REST])]  # compared with its own earlier bursts
 
 
 def test_after_eight_rejections_every_burst_is_accepted(slept: list[float]) -> None:
@@ -384,7 +384,7 @@ def test_after_eight_rejections_every_burst_is_accepted(slept: list[float]) -> N
 
 
 def test_a_call_longer_than_a_burst_is_accepted_after_a_pause(slept: list[float]) -> None:
-    """It lowers the clock by itself and would do so again. The first one may have found the clock low."""
+    """A call longer than a burst is accepted after a pause, because it lowers the clock itself, unlike the first."""
     dropped, kept = (False, [MAX_REST]), (True, [MAX_REST])
     assert paced([LOW] * 3, TOP, slept, worked=0.02, calls=1) == ([dropped, kept, kept], [clock_of(LOW)] * 2)
     assert paced([LOW] * 3, TOP, slept, worked=0.02, calls=2)[0] == [dropped] * 3
@@ -413,7 +413,7 @@ def test_a_pause_comes_before_a_burst_and_none_after_the_last(slept: list[float]
 
 
 def test_cpu_timer_times_the_launch_alone() -> None:
-    ticks: Iterator[int] = iter(range(0, 10**12, 1_000_000))  # every reading of the clock is 1 ms later
+    ticks: Iterator[int] = iter(range(0, 10**12, 1_000_000))  # each reading of the clock is 1 ms later
     order: list[str] = []
 
     def clock() -> int:

@@ -1,4 +1,4 @@
-"""What a worker does before its first job: which workers import and open the device, and what that loads."""
+"""A worker before its first job: the workers that import and open the device, and the loaded modules."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def test_instruments_opened_before_the_rates_get_them_later() -> None:
 
 
 def test_what_is_imported_when() -> None:
-    """Opening the device imports nothing more, as torch.profiler would: torch._inductor takes more than a second.
+    """Opening the device imports nothing more; torch.profiler would import torch._inductor for more than a second.
 
-    A backend that compiles imports it when it is loaded; otherwise its import would be in the time of the first call.
+    A backend that compiles imports torch._inductor when it is loaded, so that its first call does not include it.
     """
     code = """
 import sys
@@ -127,7 +127,7 @@ SETS = {
         "cpu",
         False,
         False,
-    ),  # gradients are needed: a backward is measured
+    ),  # needs gradients, because a backward is measured
     "set_default_dtype(torch.float64)": (True, torch.float64, "cpu", False, False),
     "set_default_device('meta')": (True, torch.float32, "meta", False, False),
     "autocast('cpu', torch.bfloat16).__enter__()": (True, torch.float32, "cpu", True, False),
@@ -143,7 +143,7 @@ def state_of_torch() -> tuple[Any, ...]:
 @pytest.mark.parametrize("sets", SETS)
 @pytest.mark.parametrize("when", ["import", "call"])
 def test_what_a_file_sets_in_torch_is_for_its_own_calls(when: str, sets: str, tmp_path: Path) -> None:
-    """And what a call leaves is gone when the next job begins."""
+    """Settings that a file makes in torch hold for its own calls, and settings of a call end with its job."""
     at_import, in_call = (f"held = torch.{sets}", "") if when == "import" else ("", f"globals()['held'] = torch.{sets}")
     (tmp_path / "mine.py").write_text(f"""
 import torch
@@ -184,7 +184,7 @@ attention = torch.compile(body, backend="eager", dynamic=False)
 
 
 def test_a_compiled_kernel_is_compiled_for_each_case(tmp_path: Path) -> None:
-    """Of one function torch.compile keeps some shapes, and would run it as it stands from then on."""
+    """A compiled kernel is compiled for each case; torch.compile would stop after some shapes of one function."""
     (tmp_path / "mine.py").write_text(COMPILED)
     worker = Worker()
     worker.answer({"op": "load", "name": "own", "spec": f"{tmp_path}/mine.py:attention"})

@@ -1,4 +1,4 @@
-"""A small step of a model on a CPU, with transformers: right, and with planted faults."""
+"""A small step of a model on a CPU, with transformers, right and with planted faults."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_timed_step_has_the_share_of_attention(phase: str, measurer: Any) -> N
 
 
 def test_a_silent_fallback_is_a_wrong_kernel(measurer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `step-sdpa-flash` asks of torch, torch's math computes: right, and not what was asked."""
+    """A silent fallback is a wrong kernel: torch's math computes the attention of `step-sdpa-flash`, correctly."""
     own = torch.nn.functional.scaled_dot_product_attention
 
     def math(q: Any, k: Any, v: Any, **options: Any) -> Any:
@@ -109,7 +109,7 @@ def test_wrong_attention_is_wrong(
 
 
 def test_a_window_that_is_not_the_cases_is_wrong(measurer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers is given a window that has one key more than the model of the case."""
+    """A window with one key more than the case's, passed to transformers, is wrong."""
     from attnbench.worker.step import model
 
     own = model.configuration

@@ -1,4 +1,4 @@
-"""The share of attention in a step, on traces whose answer is known, and the kernels of each layer."""
+"""The share of attention in a step, on traces with known answers, and the kernels of each layer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def event(name: str, start: int, end: int, correlation: int = 0, *, on_gpu: bool
 
 
 def trace(*work: tuple[str, str, int]) -> list[Any]:
-    """Return the events of kernels, (range or "", name, ns): launched one after the other, and run much later."""
+    """Return the events of kernels (range or "", name, ns), launched in a row and run much later."""
     events, host, device = [], 0, 1_000_000
     for number, (what, name, ns) in enumerate(work, 1):
         if what:

@@ -1,4 +1,4 @@
-"""Tests of what long sums on tensor cores may lose: how much, and in out on hard inputs."""
+"""The allowed loss of long sums on tensor cores: its size, and its use for out on hard inputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnbench.judge import HardInputsCheck, exact_attention, hard_inputs, trunc
 
 CPU = torch.device("cpu")
 KEYS = 256
-MOST = 0.008  # of a sum over KEYS keys
+MOST = 0.008  # allowed loss of a sum over KEYS keys
 
 
 def case(dtype: Any = "fp16", causal: bool = False, direction: Any = "fwd", nheads_k: int = 2, **more: Any) -> Case:
@@ -27,17 +27,17 @@ def case(dtype: Any = "fp16", causal: bool = False, direction: Any = "fwd", nhea
 
 @pytest.fixture
 def allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a sum over KEYS keys lose MOST, as if it were a long one."""
+    """Let a sum over KEYS keys lose MOST, like a long one."""
     monkeypatch.setattr(truncation, "ADDED_AT_ONCE", KEYS * truncation.FLOAT32_UNIT / MOST)
 
 
 def rows_lose(which: Case) -> Tensor:
-    """Return what each row may lose, less a tenth, (seqlen_q, 1)."""
+    """Return nine tenths of the allowed loss of each row, (seqlen_q, 1)."""
     return 0.9 * MOST * exact_attention.count_visible(which, torch.arange(which.shape.seqlen_q))[:, None] / KEYS
 
 
 def test_how_much_a_sum_may_lose() -> None:
-    """Half a unit in the last place for each 8 terms: of the rows that a key sees, in all heads of its group."""
+    """The allowed loss grows with the terms: for dv the rows that see a key, in all heads of its group."""
     share, window = truncation.most_cut_off, {"causal": True, "window_size": (1023, None)}
     assert share(case("bf16"), 8 * 1024) == 2**10 * 2**-24
     assert share(case("fp16"), 8 * 1024, 4) == 4 * 2**10 * 2**-24
@@ -53,7 +53,7 @@ def test_how_much_a_sum_may_lose() -> None:
 @pytest.mark.usefixtures("allowed")
 @pytest.mark.parametrize("causal", [False, True])
 def test_out_may_lose_what_the_sums_over_its_keys_do(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
-    """Wrong are twice as much, as much too large, and what other rows or columns do not lose."""
+    """out may have the loss of sums over its keys; twice the loss, an excess, or a loss of few rows is wrong."""
     which = case(causal=causal)
     check = HardInputsCheck(which, CPU)
     exact = torch.cat([part.exact["out"] for part in check.reference.parts])[:, :, 0].transpose(0, 1)[None]
@@ -89,7 +89,7 @@ def test_out_may_lose_what_the_sums_over_its_keys_do(monkeypatch: pytest.MonkeyP
     ids=str,
 )
 def test_gradients_may_be_those_of_an_out_that_lost_as_much(monkeypatch: pytest.MonkeyPatch, more: Any) -> None:
-    """The seed is given: in 1 of 100 dsink, a sum of both signs, is so small that a fifth of it is no error."""
+    """Gradients may be of an out with the loss. The seed is fixed: in 1 of 100 dsink is too small to show errors."""
     monkeypatch.setattr(hard_inputs, "draw_seed", lambda: 0)
     which = case(direction="bwd", **more)
     check = HardInputsCheck(which, CPU)

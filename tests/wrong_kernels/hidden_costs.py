@@ -26,7 +26,7 @@ class SlowAtFirst:
         self.slow_calls = slow_calls
         self.right = right
         self.calls = 0
-        self.later: list[float] = []  # seconds on the host of each later call
+        self.later: list[float] = []  # host seconds of each later call
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         self.calls += 1
@@ -42,7 +42,7 @@ class SlowAtFirst:
 
 
 class ChangesSpeed:
-    """Takes longer with each call, by the share `rise` in all over 120 calls, as if the clock fell."""
+    """Takes longer with each call, by the share `rise` over 120 calls, like with a falling clock."""
 
     def __init__(self, rise: float, spend: Callable[[float], Any]) -> None:
         self.rise = rise
@@ -56,7 +56,7 @@ class ChangesSpeed:
 
 
 def sleeps_in_launch(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Sleeps 2 ms in the launch, which the device does not see."""
+    """Sleeps 2 ms in the launch, without work for the device."""
     time.sleep(2e-3)
     return fused(q, k, v, **options)
 
@@ -65,7 +65,7 @@ def sleeps_in_launch(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 class HidesWorkspace(BackendBase):
-    """Allocates its workspace in `prepare`, where it is not in the peak of a call."""
+    """Allocates its workspace in `prepare`, outside of the peak of a call."""
 
     name = "hides-workspace"
 
@@ -95,7 +95,7 @@ class OutsideTorch:
             self.block = ctypes.c_void_p()
             assert _runtime().cudaMalloc(ctypes.byref(self.block), ctypes.c_size_t(self.nbytes)) == 0
         if not q.is_cuda:
-            block = b"1" * self.nbytes  # written, so that it is resident
+            block = b"1" * self.nbytes  # written, to be resident
             del block
         return self.right(q, k, v, **options)
 
@@ -111,7 +111,7 @@ def _runtime() -> Any:
 
 
 class KeepsWorkspace:
-    """Allocates a workspace in its first call and keeps it, as a cache does."""
+    """Allocates a workspace in its first call and keeps it, like a cache."""
 
     def __init__(self, nbytes: int, right: Attention = attention) -> None:
         self.nbytes = nbytes

@@ -1,8 +1,8 @@
-"""Measures a wrong kernel as a run does, through a worker, and reads the record as a report does.
+"""Measure a wrong kernel like a run, through a worker, and read the record like a report.
 
 The files wrong_results.py, stale_results.py, wrong_dropout.py, wrong_fp8.py, mislabelled_kernels.py, hidden_costs.py
-and wrong_on_gpu.py hold kernels that are wrong in one way each; right_attention.py holds right ones. Each test says
-which fault a kernel or the machine has, and what finds it.
+and wrong_on_gpu.py have kernels with one fault each; right_attention.py has right ones. Each test names the fault of a
+kernel or of the machine ("Fault"), and the outcome that shows it ("Found").
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from judge_here import judge_here
 
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
 POLICY = Policy(l2="warm", warmup_s=0.0, min_samples=8, min_seconds=0.0, max_seconds=0.05, target=1.0)
-QUICK = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0)  # where no figure is asked for
+QUICK = Policy(l2="warm", warmup_s=0.0, min_samples=3, max_samples=3, min_seconds=0.0)  # for tests without figures
 NOISE = ("Noisy", "Getting slower", "Still getting faster", "Few samples", "L2 not proven")  # may appear by chance
-OF_ANY_RECORD = ("Uncertainty of the latency",)  # what a report says of any figure here
-ALL_ROWS = 2**23  # score elements that the check may recompute, which are all of a small case
-JUDGES: dict[str, Judge] = {}  # device -> the process that judges it
+OF_ANY_RECORD = ("Uncertainty of the latency",)  # a fact on every figure
+ALL_ROWS = 2**23  # score elements that the check may recompute: all of a small case
+JUDGES: dict[str, Judge] = {}  # device -> process that judges it
 
 
 def case(direction: Any = "fwd", seqlen: int = 64, dtype: Any = "fp32", causal: bool = False, **sizes: int) -> Case:
@@ -56,7 +56,7 @@ class Textbook(BackendBase):
 
 
 class Clock:
-    """A simulated clock in ns. Each reading takes `step` seconds, so a sample lasts `step` and what is spent in it."""
+    """A simulated clock in ns. Each reading takes `step` seconds, so a sample lasts `step` plus its own time."""
 
     def __init__(self, step: float = 1e-3) -> None:
         self.now = 0
@@ -72,14 +72,14 @@ class Clock:
 
 @dataclass
 class MeasuringDevice:
-    """A worker on one device that measures kernels, and what the report says of their records."""
+    """A worker on one device that measures kernels, and the report on their records."""
 
     worker: Worker
     device: Device
     policy: Policy = POLICY
     beside: Judge | None = None
     environment: Environment = field(init=False)
-    hearing: JobHearing | None = None  # of the latest job, by the judge beside
+    hearing: JobHearing | None = None  # of the latest job, by the judge beside the worker
 
     def __post_init__(self) -> None:
         self.environment = Environment(self.device, "3", "Linux", torch.__version__, "a CPU")
@@ -102,25 +102,25 @@ class MeasuringDevice:
             record = self.worker.run(job, policy or self.policy, self.device)
         if self.beside is None:
             return record
-        own = f"(pid {self.beside.pid})"  # here it is a child of the worker, and no sibling
+        own = f"(pid {self.beside.pid})"  # the judge is a child of the worker here, not a sibling
         return replace(record, others=tuple(other for other in record.others if not other.endswith(own)))
 
     def passes(self, kernel: Any, which: Case, policy: Policy | None = None, budget: int | None = None) -> Record:
-        """Measure a right kernel."""
+        """Measure a kernel, and assert that it is right."""
         record = self.measure(kernel, which, policy, budget)
         assert record.status == "ok", record.reason
         return record
 
     def finds_wrong(self, kernel: Any, which: Case, policy: Policy | None = None, budget: int | None = None) -> str:
-        """Measure a wrong kernel and return the reason."""
+        """Measure a kernel, assert that it is wrong, and return the reason."""
         record = self.measure(kernel, which, policy, budget)
         assert record.status == "wrong"
         return str(record.reason)
 
     def run(self, record: Record, policy: Policy | None = None) -> Run:
-        """Return a run of that record alone."""
+        """Return a run with the record only."""
         job = Job(record.case, record.backend, record.round, Forecast(1.0, 0.1, 0))
-        peak = {"": 989e12}  # otherwise the report says that the peak is not known
+        peak = {"": 989e12}  # otherwise the report has a caution on the unknown peak
         return Run(
             self.environment,
             "wrong kernels",
@@ -133,7 +133,7 @@ class MeasuringDevice:
         )
 
     def cell(self, record: Record, policy: Policy | None = None) -> Cell:
-        """Return the cell of that record alone."""
+        """Return the cell of the record only."""
         (found,) = cells([self.run(record, policy)])
         return found
 
@@ -142,13 +142,13 @@ class MeasuringDevice:
         return self.cell(record).value(metric)
 
     def cautions(self, record: Record, policy: Policy | None = None) -> list[str]:
-        """Return what the report tells a reader to doubt of the record."""
+        """Return the report's cautions on the record."""
         run = self.run(record, policy)
         said = [str(c) for c in cautions(cells([run]), [run])]
         return [text for text in said if not text.startswith(OF_ANY_RECORD)]
 
     def facts(self, record: Record, policy: Policy | None = None) -> list[str]:
-        """Return what the report tells a reader to know of the record."""
+        """Return the report's facts on the record."""
         said = [str(c) for c in facts(cells([self.run(record, policy)]))]
         return [text for text in said if not text.startswith(OF_ANY_RECORD)]
 
@@ -164,7 +164,7 @@ class MeasuringDevice:
 
 
 def measuring_device(device: Device, clock: Clock | None = None) -> Iterator[MeasuringDevice]:
-    """Yield a MeasuringDevice, on a simulated clock if one is given. The body of a fixture."""
+    """Yield a MeasuringDevice, on a simulated clock if one is given, as the body of a fixture."""
     made = judged_device(device)
     if clock:
         made.measurer.timer.clock = clock
@@ -172,7 +172,7 @@ def measuring_device(device: Device, clock: Clock | None = None) -> Iterator[Mea
 
 
 def judged_device(device: Device, policy: Policy = POLICY) -> MeasuringDevice:
-    """Return a MeasuringDevice that has a judge beside it: on a GPU another process, as memory is not shared in one."""
+    """Return a MeasuringDevice with a judge beside it, on a GPU in another process, as one cannot share memory."""
     beside = judge_of(device) if device.kind == "cuda" else None
 
     def ask_beside(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Kernels that are not what their backend's name or declaration says, or that work outside the launch."""
+"""Kernels other than their backend's name or declaration, or with work outside the launch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnbench.core.case import Case
 
 
 def right_and_declared(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Right: declares what runs on a CPU, and runs it."""
+    """Right: runs the operators on a CPU that it declares."""
     return attention(q, k, v, **options)
 
 
@@ -62,11 +62,11 @@ class FinishesInCanonical(WorksInCanonical):
         return Prepared(launch, canonical)
 
 
-# Another kernel than the name says
+# Other kernels than the name
 
 
 def falls_back(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Declares a fused kernel and computes with matmuls, as where a build is missing."""
+    """Declares a fused kernel and computes with matmuls, as with a missing build."""
     return attention(q, k, v, **options)
 
 
@@ -74,7 +74,7 @@ falls_back.kernels = "my_fused_kernel"
 
 
 def falls_back_to_numpy(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
-    """Declares a fused kernel and computes with numpy, on a CPU, where no operator of torch is seen."""
+    """Declares a fused kernel and computes with numpy on a CPU, without operators of torch."""
     assert not causal
     group = q.shape[2] // k.shape[2]
     a, b, c = (t.numpy().transpose(0, 2, 1, 3) for t in (q, k, v))
@@ -99,10 +99,10 @@ def _exp(x: Any) -> Any:
 
 
 def declared_kernel_does_nothing(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Runs something of the declared name that does nothing, and other kernels that do the work."""
+    """Runs an operator of the declared name that does nothing, and other kernels that do the work."""
     if q.is_cuda:
         torch.zeros(1, device=q.device).random_(0, 2)
-    else:  # a marked range is no operator
+    else:  # a marked range is not an operator
         with torch.profiler.record_function("own::my_fused_kernel"):
             pass
     return attention(q, k, v, **options)
@@ -135,7 +135,7 @@ class InFloat32(BackendBase):
 
 
 def declared_beside_a_long_sort(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Right: declares its matrix products, which take next to no time beside something else that it does."""
+    """Right: declares its matrix products, which take almost no time beside its other work."""
     torch.arange(2.0**19).flip(0).sort()
     return attention(q, k, v, **options)
 
@@ -144,7 +144,7 @@ declared_beside_a_long_sort.kernels = "bmm"
 
 
 class FusedCalledEager(Eager):
-    """Is called eager and is torch's fused attention."""
+    """Torch's fused attention under the name eager."""
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         options = {"causal": case.causal, "softmax_scale": case.softmax_scale}

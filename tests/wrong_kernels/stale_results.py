@@ -1,4 +1,4 @@
-"""Kernels whose results were not computed in the call, or not from the inputs that were given, on any device."""
+"""Kernels whose results are not computed in the call, or not from the given inputs, on any device."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from attnbench.core.case import Case
 
 
 class CachesOutput:
-    """Returns a stored output where it has seen the same inputs before. `key` says which inputs are the same.
+    """Returns a stored output for inputs that it has seen before. `key` decides which inputs are the same.
 
-    Where a gradient is asked for, the gradient is computed, and the output is the stored one.
+    Gradients are computed, and only the output is the stored one.
     """
 
     def __init__(self, key: Callable[[Tensor], Any], *, clone: bool = False, right: Attention = attention) -> None:
@@ -54,7 +54,7 @@ def by_version(t: Tensor) -> Any:
 
 
 def by_contents(t: Tensor) -> Any:
-    """Inputs are the same where a few of their values are."""
+    """Inputs are the same if a few of their values are."""
     return tuple(t.flatten()[:: max(1, t.numel() // 4)].tolist())
 
 
@@ -87,7 +87,7 @@ class CachesGradients:
 
 
 class _CachesInContext(torch.autograd.Function):
-    """Identity; returns the gradient of its first backward in all later ones."""
+    """The identity; it returns the gradient of its first backward in all later ones."""
 
     @staticmethod
     def forward(ctx: Any, t: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class LeavesWorkToNextCall:
 class ComputesLaterInThread:
     """Returns at once; a Python thread computes after `delay` seconds.
 
-    What it returns is memory that is not written yet or, with `buffer`, an earlier output.
+    The result is memory that is not written yet or, with `buffer`, an earlier output.
     """
 
     def __init__(self, delay: float, *, buffer: bool, right: Attention = attention) -> None:
@@ -188,7 +188,7 @@ class ComputesLaterInThread:
         self.right = right
         self.out: Tensor | None = None
         self.pending: threading.Thread | None = None
-        self.kept: list[Tensor] = []  # otherwise the memory becomes another tensor's while the thread writes to it
+        self.kept: list[Tensor] = []  # otherwise another tensor gets the memory while the thread writes to it
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         if self.buffer and self.out is None:
@@ -250,7 +250,7 @@ class ZeroesUncheckedGradients(BackendBase):
 
 
 def scales_without_a_graph(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax_scale: float) -> Tensor:
-    """Write the scaled q to q, unseen by autograd."""
+    """Write the scaled q to q, hidden from autograd."""
     with torch.no_grad():
         q.mul_(softmax_scale)
     return attention(q, k, v, causal=causal, softmax_scale=1.0)

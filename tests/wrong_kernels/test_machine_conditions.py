@@ -1,6 +1,6 @@
 """Faults of the machine: clocks, the cache, inputs, other processes, hidden memory.
 
-Here they are tested on a CPU, simulated or on the host's clock; test_wrong_kernels_gpu.py has those that need a GPU.
+They are tested on a CPU, with a simulated clock or the host's; test_wrong_kernels_gpu.py has faults that need a GPU.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def device_and_clock() -> Iterator[tuple[MeasuringDevice, Clock]]:
     yield from ((made, clock) for made in measuring_device(CPU, clock))
 
 
-simulated_cpu = pytest.fixture(device_and_clock, scope="module")  # whose clock kernels can move
-fresh_cpu = pytest.fixture(device_and_clock)  # which has not asked for the state of L2
+simulated_cpu = pytest.fixture(device_and_clock, scope="module")  # kernels can move its clock
+fresh_cpu = pytest.fixture(device_and_clock)  # the state of L2 has not been tested yet
 
 
 # The clock
@@ -67,7 +67,7 @@ def test_slow_at_first(cpu: MeasuringDevice, delay: float, slow_calls: int) -> N
     """Fault: the first calls are slow, of which a cell has fewer where they are long. Found: the latency is that of
     later calls, or the report doubts it.
     """
-    policy = Policy(l2="warm", target=0.3)  # wide, so that only two speeds in one series count as noise
+    policy = Policy(l2="warm", target=0.3)  # a wide target, so that only two speeds in one series count as noise
     kernel = hidden_costs.SlowAtFirst(delay, slow_calls=slow_calls)
     record = cpu.passes(kernel, case(), policy)
     latency, drift = (cpu.value(record, name) for name in ("latency", "drift"))
@@ -139,7 +139,7 @@ class Cache:
         self.cached = False
 
     def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Let the test whether L2 is cold read from this cache, and flush it."""
+        """Let the test of L2 read from this cache and flush it."""
         monkeypatch.setattr(l2_cache, "make_reader", self.reader)
         monkeypatch.setattr(l2_cache, "L2Flush", lambda *_: self.evict)
 
@@ -192,12 +192,12 @@ def test_inputs_with_one_nan(steady_cpu: MeasuringDevice, monkeypatch: pytest.Mo
     assert steady_cpu.measure(right_attention.attention, which).status in ("failed", "wrong")
 
 
-# Others on the machine
+# Other processes and faults of the machine
 
 
 @dataclass
 class State:
-    """Scripted NVML: which processes compute on the GPU, and the count of memory errors at each question."""
+    """A scripted NVML: the processes that compute on the GPU, and the count of memory errors at each request."""
 
     others: tuple[str, ...] = ()
     errors: list[int] = field(default_factory=lambda: [3])

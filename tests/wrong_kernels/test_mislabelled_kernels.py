@@ -1,7 +1,6 @@
-"""Faults in what ran: another kernel than the name says, another precision, work outside the launch.
+"""Faults in the kernels that ran: other kernels than the name, another precision, work outside the launch.
 
-Here torch's operators on a CPU are judged, and traces written by hand; test_wrong_kernels_gpu.py has the same with real
-kernels.
+The tests judge torch's operators on a CPU, and handwritten traces; test_wrong_kernels_gpu.py has real kernels.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ def test_float32_in_a_half_precision_case(steady_cpu: MeasuringDevice, dtype: st
 
 @pytest.mark.parametrize(("kernels", "status"), [("", "ok"), ("softmax", "wrong-kernel")])
 def test_float32_in_a_class_of_ones_own(steady_cpu: MeasuringDevice, kernels: str, status: str) -> None:
-    """As of a function: a class that names no kernels may choose its precision. A backend of attnbench may not."""
+    """A person's class without declared kernels may choose its precision, like a function, but attnbench's may not."""
     own = mislabelled_kernels.InFloat32()
     own.forward_kernels = kernels  # type: ignore[misc]
     assert steady_cpu.measure(own, case(dtype="bf16")).status == status
@@ -132,7 +131,7 @@ US = 1e-6
 
 
 def trace(*kernels: tuple[str, float, float], overrun: float = 0.0) -> TracedCall:
-    """Return a traced call of (name, start, end) in microseconds, each kernel on a stream of its own."""
+    """Return a traced call of (name, start, end) in microseconds, with each kernel on its own stream."""
     spans = tuple(Activity(name, start * US, end * US, stream) for stream, (name, start, end) in enumerate(kernels))
     return TracedCall(spans, overrun * US)
 

@@ -1,4 +1,4 @@
-"""A function that takes (batch, nheads, seqlen, headdim) tensors: wrong or failed, with what would make it right."""
+"""A function that takes (batch, nheads, seqlen, headdim) tensors is wrong or failed, with advice on `order`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Files that replace, patch or switch something of their process: no verdict changes.
+"""Files that replace, patch or switch parts of their process change no verdict.
 
-Each file holds a right function and a wrong one, which scales by a tenth more, and does something to torch while it is
-imported, by which results would be called right, or a right one wrong, if its own process judged them. The judge beside
-the worker does: the wrong function is wrong, and the right one right.
+Each file has a right function and a wrong one, which scales by a tenth more, and changes torch at its import such that
+its own process would call wrong results right, or a right one wrong. By the judge beside the worker the wrong function
+is wrong, and the right one is right.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ for name, module in [*sys.modules.items()]:
                 setattr(module, function, Check())
 """,
 }
-OF_ITSELF = ("autocast", "inference", "a default device")  # change what the right function computes
+OF_ITSELF = ("autocast", "inference", "a default device")  # these change the results of the right function
 NEEDED = {"hard", "first", "renewed", "restored"}
 ON = [
     "cpu",
@@ -144,7 +144,7 @@ def judge(request: pytest.FixtureRequest) -> Iterator[tuple[Judge, Device]]:
 
 
 def checked(judge: tuple[Judge, Device], file: Path, function: str) -> tuple[Record, Mapping[str, Accuracy]]:
-    """Return the record of a check of a function of a file, with the judge beside its worker, and the verdicts."""
+    """Return the record and the verdicts of a check of a file's function, with the judge beside the worker."""
     beside, device = judge
     pool = WorkerPool({"own": f"{file}:{function}"}, judge=beside)
     case = Case(Shape(2, 64, 64, 4, 4, 32, 32), "fp32", "fwd", causal=True)
@@ -173,7 +173,7 @@ def test_no_verdict_changes(judge: tuple[Judge, Device], tmp_path: Path, patch: 
 
 
 def test_a_worker_that_says_ok_is_not_believed(judge: tuple[Judge, Device], tmp_path: Path) -> None:
-    """Where the judge found a result wrong, or was shown none."""
+    """A worker that reports ok is not believed where the judge found a wrong result, or got none."""
     file = tmp_path / "mine.py"
     says_ok = """
 from attnbench.core.record import Accuracy, TensorError

@@ -1,4 +1,4 @@
-"""A person's kernel that is wrong, fails or leaks, with what to do about it."""
+"""Advice for a person's kernel that is wrong, fails or leaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ONE_BACKWARD = "only the first backward after a forward is right"
 
 
 class FreesItsState(torch.autograd.Function):
-    """Attention whose backward gives up what its forward saved."""
+    """Attention whose backward frees the tensors that its forward saved."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, options: Any) -> Tensor:
@@ -37,7 +37,7 @@ class FreesItsState(torch.autograd.Function):
 
 
 class ReusesItsBuffers(FreesItsState):
-    """Attention whose backward writes over what its forward saved."""
+    """Attention whose backward overwrites the tensors that its forward saved."""
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> Any:
@@ -92,7 +92,7 @@ def test_memory_that_no_call_frees_is_a_sentence_and_no_peak(steady_cpu: Measuri
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_queries_without_keys(steady_cpu: MeasuringDevice, direction: str) -> None:
-    """A plain softmax is NaN there, which is no support of the case; any other output than 0 is wrong."""
+    """For queries without keys a NaN of a plain softmax means no support; another output than 0 is wrong."""
     record = steady_cpu.measure(attention, case(direction, causal=True, seqlen_k=32))
     assert (record.status, record.reason) == ("skipped", "its output is NaN for queries that see no key")
 
@@ -103,7 +103,7 @@ def test_queries_without_keys(steady_cpu: MeasuringDevice, direction: str) -> No
 
 
 def test_memory_that_torch_does_not_see_is_not_the_least(steady_cpu: MeasuringDevice) -> None:
-    """The profiler sees nothing of what another thread allocates: 0 bytes would be the best figure."""
+    """Memory that torch's profiler does not see, of another thread, has no figure; 0 bytes would be the best."""
 
     def in_a_thread(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
         with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""Kernels that are wrong about ALiBi's slopes. Each is found, whatever rows are compared."""
+"""Kernels with wrong ALiBi slopes. Each is found, with all rows compared or with a sample."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def as_for_a_power_of_two(slopes: Tensor, distance: Tensor, _: Case) -> Tensor:
 
 @dataclass
 class Alibi(Textbook):
-    """Textbook attention that subtracts what `bias` makes of the right slopes and the distances."""
+    """Textbook attention that subtracts `bias` of the right slopes and the distances."""
 
     bias: Callable[[Tensor, Tensor, Case], Tensor] = right
     name = "alibi"

@@ -1,4 +1,4 @@
-"""Planted faults in approximate backends: each is wrong by the method's own definition, or by its own scores."""
+"""Planted faults in approximate backends, each wrong by the method's own definition or scores."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_right_one_is_right(method: Approximate, dtype: Any) -> None:
 
 @pytest.mark.parametrize("method", [Linformer(), Streaming(), Reformer(), BlockTopk()], ids=lambda m: m.name)
 def test_gradients_of_many_query_heads_are_summed_in_float32(method: Approximate) -> None:
-    """Where torch sums those of one key head in bf16, they are off by twice what is allowed."""
+    """Gradients of many query heads are summed in float32; torch's sums in bf16 are off by twice the tolerance."""
     case = Case(Shape(1, 320, 320, 16, 1, 32, 32), "bf16", "fwd_bwd", isinstance(method, Streaming))
     accuracy = checked(method, case)
     assert accuracy.ok, accuracy.problem()
@@ -65,7 +65,7 @@ def test_a_choice_of_another_query_head_is_wrong(method: Approximate, monkeypatc
 
 
 def selects(change: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]) -> Approximate:
-    """Return block top-k whose results are changed."""
+    """Return block top-k with changed results."""
 
     class Changed(BlockTopk):
         def prepare(self, case: Case, inputs: Inputs) -> Prepared:
@@ -76,7 +76,7 @@ def selects(change: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]) -> A
 
 
 def renamed(change: Callable[[Tensor], Tensor]) -> Approximate:
-    """Return block top-k that names another selection than it made."""
+    """Return block top-k that names another selection than its own."""
     return selects(lambda results: {**results, "selected": change(results["selected"])})
 
 
@@ -86,14 +86,14 @@ class NoScale(Streaming):
 
 
 class OtherProjection(Linformer):
-    """Its definition projects by another matrix than its launch."""
+    """A method whose definition projects by another matrix than its launch."""
 
     def definition(self, case: Case, q: Tensor, k: Tensor, v: Tensor, selected: Tensor | None) -> Tensor:
         return super().definition(case, q, k.flip(0), v.flip(0), selected)
 
 
 class NoGradientOfKeys(Linformer):
-    """Its backward leaves out that keys are projected: dk is that of the scores of the last queries alone."""
+    """A method whose backward ignores the projection of keys: dk is of the scores of the last queries only."""
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def test_a_fault_is_found(method: Approximate, case: Case, reason: str) -> None:
 
 
 def test_the_blocks_of_the_lowest_scores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong selection is wrong as it is named, and wrong where the right one is named in its place."""
+    """A selection of the lowest scores is wrong, whether it is named or the right one is named instead."""
     given = inputs.make(CASE, "cpu", seed=0)
     check = judge.make_check(CASE, given, 0, BlockTopk())
     right = BlockTopk().prepare(CASE, given)
@@ -144,7 +144,7 @@ LONG_CAUSAL = replace(LONG, causal=True)
 
 @pytest.mark.parametrize("kept", [1, 5])
 def test_another_number_of_blocks_than_the_definition_selects(kept: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the largest scores, so that each is rightly chosen; what is computed is what is named."""
+    """Another number of blocks than the definition's is wrong, even with the largest scores and named truthfully."""
     given = inputs.make(LONG, "cpu", seed=0)
     right = BlockTopk().prepare(LONG, given)
     named = right.canonical(right.launch())
@@ -160,7 +160,7 @@ def test_another_number_of_blocks_than_the_definition_selects(kept: int, monkeyp
 
 
 class TopKeys(Approximate):
-    """A method of a person's own: each query attends to the keys of the three largest scores."""
+    """A person's own method, in which each query attends to the keys of the three largest scores."""
 
     name = "top-keys"
     what = "attention to three keys"
@@ -188,7 +188,7 @@ class Undeclared(TopKeys):
 
 
 def problem_of(method: Approximate, case: Case, change: Callable[[Tensor], Tensor]) -> str:
-    """Return what is wrong with a launch that computes the definition of a changed selection, and names that."""
+    """Return the fault of a launch that computes and names a changed selection."""
     given = inputs.make(case, "cpu", seed=0)
     q, k, v = given.q[0], given.k[0, :, 0], given.v[0, :, 0]
     scores = method.scores(case, q, k)
@@ -202,7 +202,7 @@ def problem_of(method: Approximate, case: Case, change: Callable[[Tensor], Tenso
 
 
 def replaced(place: int, by: Callable[[Tensor], Tensor | int]) -> Callable[[Tensor], Tensor]:
-    """Return a change of what the last query selects at a place."""
+    """Return a change of the last query's selection at a place."""
 
     def change(chosen: Tensor) -> Tensor:
         chosen = chosen.clone()
@@ -213,7 +213,7 @@ def replaced(place: int, by: Callable[[Tensor], Tensor | int]) -> Callable[[Tens
 
 
 def with_hidden(chosen: Tensor) -> Tensor:
-    """Return what is selected with hidden candidates where there are fewer, as the indices of topk have."""
+    """Return a selection filled up with hidden candidates, like the indices of topk."""
     return torch.where(chosen < 0, torch.arange(20, 20 + chosen.shape[-1]), chosen)
 
 
@@ -277,7 +277,7 @@ POLICY = Policy(l2="warm", warmup_s=0.001, min_samples=4, min_seconds=0.0, max_s
 
 @pytest.mark.parametrize("method", [BlockTopk(), NoScale()], ids=["right", "wrong"])
 def test_a_measured_cell(method: Approximate) -> None:
-    """Through all steps of a cell: after timing on other inputs, and on the old ones again."""
+    """A whole measured cell is ok: after timing on other inputs, and on the old ones again."""
     worker, device = Worker(), Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
     worker.backend = method
     record = worker.run(Job(CAUSAL, "own", 0, Forecast(1.0, 0.1, 0)), POLICY, device)

@@ -61,17 +61,17 @@ def gpu(machine: Environment) -> MeasuringDevice:
 
 @pytest.fixture
 def fresh_gpu(machine: Environment) -> MeasuringDevice:
-    """A device of its own for one test, whose instruments may be changed."""
+    """Return a device for one test, which may change its instruments."""
     return measuring_device(machine)
 
 
 def case(direction: Any = "fwd", seqlen: int = 2048, dtype: Any = "bf16", causal: bool = False) -> Case:
-    """Return a case of some 0.3 ms in bf16, beside which a launch gap does not matter."""
+    """Return a case of some 0.3 ms in bf16, for which a launch gap does not matter."""
     return Case(Shape(4, seqlen, seqlen, 16, 16, 128, 128), dtype, direction, causal)
 
 
 def unexpected_cautions(device: MeasuringDevice, record: Any, policy: Policy | None = None) -> list[str]:
-    """Return the cautions that do not appear by chance. After tests that draw power a replay may be at the cap."""
+    """Return the cautions that do not appear by chance; after tests that draw power a replay may be at the cap."""
     return [text for text in device.cautions(record, policy) if not text.startswith((*NOISE, "Clock held down"))]
 
 
@@ -439,7 +439,7 @@ def test_another_process(gpu: MeasuringDevice, seconds: float) -> None:
 
 def test_memory_outside_torch(gpu: MeasuringDevice, fresh_gpu: MeasuringDevice) -> None:
     """Fault: it takes 512 MiB by cudaMalloc. Found: they are in memory_driver, and the report says so."""
-    gpu.measure(right_attention.fused, case())  # loads what is loaded on first use
+    gpu.measure(right_attention.fused, case())  # loads the modules of a first use
     right_record = fresh_gpu.measure(right_attention.fused, case())
     assert not [text for text in fresh_gpu.facts(right_record) if text.startswith("Memory outside torch")]
     kernel = hidden_costs.OutsideTorch(512 * MIB, right_attention.fused)

@@ -1,4 +1,4 @@
-"""Kernels that are wrong about a mask by name. Each is found, whatever rows are compared."""
+"""Kernels with a wrong mask by name. Each is found, with all rows compared or with a sample."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def right(seen: Tensor) -> Tensor:
 
 
 def off_by_one_block(seen: Tensor) -> Tensor:
-    """Each block of 64 x 64 pairs is that of the block of keys before it; on the diagonal it is right."""
+    """Each block of 64 x 64 pairs is the block of the keys before; blocks on the diagonal are right."""
     blocks = seen.roll(64, 1)
     return torch.where(blocks.new_ones(blocks.shape).tril(-64), blocks, seen)
 
@@ -51,7 +51,7 @@ def off_by_one_key(seen: Tensor) -> Tensor:
 
 @dataclass
 class Masked(Textbook):
-    """Textbook attention with what the two functions make of the right mask."""
+    """Textbook attention with two changes of the right mask, one for the forward and one for the backward."""
 
     in_forward: Callable[[Tensor], Tensor] = right
     in_backward: Callable[[Tensor], Tensor] = right

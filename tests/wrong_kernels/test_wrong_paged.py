@@ -1,4 +1,4 @@
-"""Kernels that read the wrong pages, lengths or scale of a cache. Each is found by all rows and by a sample."""
+"""Kernels with wrong pages, lengths or scale of a cache. Each is found by all rows and by a sample."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CASES = {
 
 @pytest.fixture(autouse=True)
 def _one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sample's seed is given: in 1 of 150 no row of 21 is one that reads a wrong page."""
+    """Fix the sample's seed, because in 1 of 150 samples no row of 21 reads a wrong page."""
     monkeypatch.setattr("attnbench.judge.result_check.draw_seed", lambda: 0)
 
 

@@ -1,4 +1,4 @@
-"""Kernels that are wrong where sequences of a ragged batch meet. Each is found, whatever rows are compared."""
+"""Kernels with wrong limits of sequences in a ragged batch. Each is found by all rows and by a sample."""
 
 from __future__ import annotations
 

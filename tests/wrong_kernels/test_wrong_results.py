@@ -1,4 +1,4 @@
-"""Faults in results: wrong ones, and right ones that were not computed in the call. The check of results finds them."""
+"""Faults in results, wrong ones and right ones that were not computed in the call, found by the check of results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from attnbench.core.record import Accuracy
 from pairs import pairs
 
 IN_A_LATER_LAUNCH = ("in the second launch", "in call ", "after timing")
-SAMPLED = 2**8  # score elements that the check may recompute: so few that it takes a sample of the rows
+SAMPLED = 2**8  # score elements that the check may recompute: so few that it samples rows
 BUDGETS = (ALL_ROWS, SAMPLED)
 
 
@@ -501,7 +501,7 @@ def test_a_kernel_of_zeros_on_zeros(steady_cpu: MeasuringDevice, direction: str)
     """Fault: it returns zeros, which are right where all inputs are. Found: wrong, by the launch on hard inputs."""
 
     def zeros(*given: torch.Tensor, **options: Any) -> torch.Tensor:
-        return 0 * right_attention.attention(*given, **options)  # with gradients, which are zeros too
+        return 0 * right_attention.attention(*given, **options)  # has gradients, which are zeros too
 
     reason = steady_cpu.finds_wrong(zeros, replace(case(direction), data="zeros"), QUICK)
     assert reason.startswith("on hard inputs: ")

@@ -1,4 +1,4 @@
-"""Wrong rows of cases whose rows are sampled. The screen of all rows finds them."""
+"""Wrong rows of cases with sampled rows, which the screen of all rows finds."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEADS = {"batch": 2, "nheads": 4, "nheads_k": 2, "headdim": 32, "headdim_v": 32}
 
 @pytest.fixture(autouse=True)
 def _sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The check may recompute few scores, so that it takes a sample of the rows, 16 of each head."""
+    """Let the check recompute few scores, so that it samples 16 rows of each head."""
     monkeypatch.setitem(judge.SCORE_BUDGET, "cpu", SAMPLED)
 
 
@@ -153,7 +153,7 @@ def test_the_operator_that_runs_is_the_one_asked_for() -> None:
 
 @pytest.mark.parametrize("changes", [{"softcap": 30.0}, {"window_size": (64, 0)}, {"dropout_p": 0.1}], ids=str)
 def test_what_is_not_screened(changes: dict[str, Any]) -> None:
-    """Cases that torch's fused kernels do not compute, or of which all rows are compared."""
+    """Cases are not screened if torch's fused kernels cannot compute them, or if all rows are compared."""
     which = case(dtype="bf16", seqlen=1024)
     device = torch.device("cpu")
     assert screen.is_screened(which, device)

@@ -1,4 +1,4 @@
-"""Kernels that are wrong about the attention sink. Each is found, whatever rows are compared."""
+"""Kernels with a wrong attention sink. Each is found, with all rows compared or with a sample."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def twice(sink: Tensor, _: Case) -> Tensor:
 
 @dataclass
 class Sink(Textbook):
-    """Textbook attention with the sink that `changes` makes of the right one."""
+    """Textbook attention with the right sink changed by `changes`."""
 
     changes: Callable[[Tensor, Case], Tensor] = right
     name = "sink"

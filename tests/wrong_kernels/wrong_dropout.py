@@ -1,4 +1,4 @@
-"""Attention with dropout as backends, right and wrong: each draws or applies its mask in another way."""
+"""Backends of attention with dropout, right and wrong, which differ in the draw or the use of the mask."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ def wrong_p(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
 
 
 def wrong_share(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
-    """Drops 10 % too many and rescales by the right p, so that nothing but the share is wrong."""
+    """Drops 10 % too many and rescales by the right p, so that only the share is wrong."""
     return attend(q, k, v, case, torch.rand(shape(case)) >= 1.1 * case.dropout_p)
 
 
 def no_rescale(q: Tensor, k: Tensor, v: Tensor, case: Case) -> Tensor:
-    """Does not rescale what it keeps."""
+    """Does not rescale the kept probabilities."""
     return attend(q, k, v, case, torch.rand(shape(case)) >= case.dropout_p, rescale=1.0)
 
 

@@ -1,4 +1,4 @@
-"""fp8 backends on any device: a right one, as a library with e4m3 kernels does it, and wrong ones."""
+"""fp8 backends on any device: a right one, like a library with e4m3 kernels, and wrong ones."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fp8Backend(BackendBase):
     name = "fp8"
 
     def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(runs=("bmm<float>",))  # stands for an e4m3 product here
+        return Signature(runs=("bmm<float>",))  # in place of an e4m3 product
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         operands, descale = self.quantize_inputs(inputs)

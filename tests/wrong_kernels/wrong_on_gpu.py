@@ -28,8 +28,8 @@ def tf32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 class OnAnotherStream:
     """Computes on a stream of its own, whose end nothing waits for.
 
-    With `waits` it begins only when the caller's stream has come there, as a right kernel would. Only the share `part`
-    of the batch is computed there, the rest on the caller's stream.
+    With `waits` it begins when the caller's stream has reached this point, like a right kernel. Only the share `part`
+    of the batch is computed on the other stream, the rest on the caller's.
     """
 
     def __init__(self, *, waits: bool, part: float = 1.0, right: Attention = fused) -> None:
@@ -63,7 +63,7 @@ class LessWhenCaptured:
 
 
 def waits_for_data(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Reads a value from the device in the middle, so that the host cannot go on before the device is there."""
+    """Reads a value from the device in the middle, so that the host must wait for the device."""
     return fused(q, k, v, **options) * (1.0 if float(q.flatten()[0]) < 1e9 else 2.0)
 
 
@@ -81,7 +81,7 @@ def in_tf32(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 class PowerHungry:
-    """Right, and runs large matmuls of normal values besides, so that it draws all the power there is."""
+    """Right, with additional large matmuls of normal values that draw all available power."""
 
     def __init__(self, matmuls: int) -> None:
         self.matmuls = matmuls

@@ -15,7 +15,7 @@ from attnbench.core.backend import Inputs, Prepared, cu_seqlens
 from attnbench.core.case import Case
 from attnbench.core.pages import seqlens_k
 
-# (page table, lengths) -> those that the kernel reads
+# (page table, lengths) -> the ones that the kernel reads
 Changes = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -44,7 +44,7 @@ def neighbours_page(table: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def whole_pages(table: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """What is left of a last page is read as keys."""
+    """The rest of a last page is read as keys."""
     return table, (lengths + 15) // 16 * 16
 
 
@@ -58,7 +58,7 @@ def appended(case: Case, given: Inputs) -> None:
 
 
 def not_appended(case: Case, given: Inputs) -> None:
-    """The new keys and values are not written: what was in their places before is read."""
+    """The new keys and values are not written, so the old content of their places is read."""
 
 
 def keys_alone(case: Case, given: Inputs) -> None:
@@ -67,7 +67,7 @@ def keys_alone(case: Case, given: Inputs) -> None:
 
 
 def also_elsewhere(case: Case, given: Inputs) -> None:
-    """One key of others in the cache is written over, which no query of the batch sees."""
+    """A key in the cache that no query of the batch sees is overwritten."""
     pages.appender(case, given)()
     assert given.page_table is not None
     used = {*pages.key_places(case, given.page_table).flatten().tolist()}
@@ -77,7 +77,7 @@ def also_elsewhere(case: Case, given: Inputs) -> None:
 
 @dataclass
 class Paged(Textbook):
-    """Attention, one sequence after the other, over the pages and lengths that `changes` makes of the right ones."""
+    """Attention, one sequence after the other, over the right pages and lengths changed by `changes`."""
 
     changes: Changes = right
     scale_of: int = 0  # the head dim whose root is the scale; 0: the case's scale

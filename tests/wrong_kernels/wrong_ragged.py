@@ -1,4 +1,4 @@
-"""Attention of ragged batches that is wrong in one way each: what separates its sequences."""
+"""Attention of ragged batches with one fault each in the limits of sequences."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def two_as_one(starts_q: Tensor, starts_k: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class Ragged(Textbook):
-    """Attention, one sequence after the other, between the `starts` that a function makes of the right ones."""
+    """Attention, one sequence after the other, between the right starts changed by a function."""
 
     starts: Starts = right
-    swaps: bool = False  # results of the last two sequences are taken for each other's, where they are as long
+    swaps: bool = False  # swaps the results of the last two sequences, of equal length
     name = "ragged"
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:

@@ -1,4 +1,4 @@
-"""Kernels that are right in a single call and wrong in some of many."""
+"""Kernels that are right in a single call, but wrong in some of many."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class WrongNowAndThen:
-    """Is wrong in each call of which the number is a multiple of `every`, in one row of the output."""
+    """Is wrong in every `every`-th call, in one row of the output."""
 
     def __init__(self, every: int, right: Attention = attention) -> None:
         self.every = every
@@ -28,7 +28,7 @@ class WrongNowAndThen:
 
 
 class WrongWithoutPause:
-    """Is wrong where it is called within `pause` seconds of its last call, as if that had not finished."""
+    """Is wrong if called within `pause` seconds of its last call, as if that call had not finished."""
 
     def __init__(self, pause: float, right: Attention = attention) -> None:
         self.pause = pause

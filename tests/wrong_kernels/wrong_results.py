@@ -46,7 +46,7 @@ class OneNan:
 
 
 class AlwaysEqual(Tensor):
-    """A tensor that is finite and equal to anything by its own account, and whose differences are 0."""
+    """A tensor that claims to be finite and equal to anything, and whose differences are 0."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +64,7 @@ def always_equal(q: Tensor, k: Tensor, v: Tensor, **_: Any) -> Tensor:
 
 
 class FromTorch(AlwaysEqual):
-    """The same, from a module whose name begins as torch's do."""
+    """An AlwaysEqual tensor from a module whose name begins like torch's."""
 
 
 FromTorch.__module__ = "torch.helpers"
@@ -108,7 +108,7 @@ class WrongInOneHead:
 
 
 class WrongTile:
-    """Returns zeros in 64 query rows of some query heads, as where one tile is left out."""
+    """Returns zeros in 64 query rows of some query heads, like a kernel that leaves out a tile."""
 
     def __init__(self, row: int, heads: slice = slice(None)) -> None:
         self.at = (slice(None), slice(row, row + 64), heads)

@@ -145,7 +145,7 @@ def _gather() -> Any:
 def selecting_prepared(
     case: Case, inputs: Inputs, fn: Callable[..., tuple[Tensor, Tensor]], order: Order = "bhsd"
 ) -> Prepared:
-    """Return `autograd_prepared` of a function that returns out and what it selected, which becomes a result too."""
+    """Return `autograd_prepared` of a function that returns (out, selection); the selection becomes a result, too."""
     last: list[Tensor] = []
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -88,7 +88,7 @@ class _Attention(torch.autograd.Function):
             return None, None, None, None
         q, k, v, out, lse = ctx.saved_tensors
         if dout.stride(-1) != 1 or not can_use_tma(dout):  # a broadcast gradient, for example of out.sum()
-            # Not contiguous(), which returns a contiguous tensor as it is, though its address may be odd.
+            # Not contiguous(), which returns a contiguous tensor unchanged, even with an unaligned address.
             dout = dout.clone(memory_format=torch.contiguous_format)
         gradients = attention_backward(dout, q, k, v, *padded_lse_and_delta(dout, out, lse), ctx.problem)
         return *(x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False)), None

@@ -20,7 +20,7 @@ from attnbench.core.machine import Device
 if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
-MULTIPROCESSORS = 132  # of an H100 SXM or H200; the PCIe card has 114, so this is an upper bound
+MULTIPROCESSORS = 132  # an H100 SXM or H200; the PCIe card has 114, so this is an upper bound
 
 
 class Gluon(OwnKernels):

@@ -9,8 +9,8 @@ SDPA's is_causal is aligned top-left; attnbench's causal is bottom-right. They a
 single query sees every key. Otherwise flash gets torch.nn.attention.bias.causal_lower_right (its kernel has this
 alignment), `sdpa`, math and efficient get an explicit mask, and cuDNN is skipped. Masks by name are explicit masks.
 
-Ragged batches are nested tensors (nested.py). On a CPU only math computes them: each call splits them and assembles
-padded tensors, which on a GPU waits for the device.
+Ragged batches are nested tensors (nested.py). On a CPU only math computes them. In each call math splits them and
+assembles padded tensors, which waits for the GPU.
 
 Checked against torch 2.11 (CUDA) and 2.13 (CPU). The limits of the fused kernels are the part of torch's own checks
 (aten/src/ATen/native/transformers/cuda/sdp_utils.cpp) that all versions of torch share.

@@ -40,7 +40,7 @@ def attention_backward(
     need_dkv: bool = True,
     need_dsink: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    """Return (dq, dk, dv, dsink), contiguous, in the dtype of q, dsink in that of the sink; None for one not needed.
+    """Return (dq, dk, dv, dsink), contiguous, in the dtype of q, dsink in the dtype of the sink; None if not needed.
 
     `lse` is the log-sum-exp that attention_forward returned.
     """

@@ -143,18 +143,18 @@ def queries_seeing(
 
 @triton.jit
 def _dk_dv_block(
-    dk, dv, k, v,  # dk and k in parts
+    dk, dv, k, v,  # dk and k in PARTS tiles
     Q, DOut, Lse, Delta,
     stride_qm, stride_gm,
     b, h,  # for TMA
     scale_tanh, scale_log2,
-    slope,  # of ALiBi
+    slope,  # ALiBi's slope
     keys,  # (keys, 1), counted from the key with which query 0 is aligned
     left, right,
     start_m,
     is_edge,  # whether some query does not see some key
     seqlen_q, seqlen_k,
-    Kept,  # of a mask by name
+    Kept,  # blocks of a mask by name
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr,
     VARLEN: tl.constexpr, ALIBI: tl.constexpr, KIND: tl.constexpr, NUMBER: tl.constexpr, TMA: tl.constexpr,

@@ -111,7 +111,7 @@ def _dq(
 
 @triton.jit
 def _dq_block(
-    dq, q,  # in parts
+    dq, q,  # in PARTS tiles
     dout, lse, delta,
     K, V,
     stride_kn, stride_vn,

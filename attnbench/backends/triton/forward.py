@@ -231,7 +231,7 @@ def apply_descale(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP: tl.cons
 @triton.jit
 def forward_block(
     acc, row_max, row_sum,
-    q,  # in parts
+    q,  # in PARTS tiles
     K, V,
     stride_kn, stride_vn,
     b, h_k, first_key,  # for TMA, whose descriptors are of whole tensors (key_row)
