@@ -102,4 +102,5 @@ def _quiet_profiler() -> Iterator[None]:
     """Keep the messages of torch's profiler, which lists the kernels that ran, off stderr."""
     with captured_stderr() as said:
         yield
-    sys.stderr.writelines(line for line in said[0].splitlines(keepends=True) if not line.startswith("USDT:"))
+    if sys.stderr is not None:
+        sys.stderr.writelines(line for line in said[0].splitlines(keepends=True) if not line.startswith("USDT:"))

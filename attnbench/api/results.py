@@ -261,8 +261,12 @@ def _files(pattern: str) -> list[Path]:
         return [path]
     there = next(folder for folder in path.parents if os.path.exists(folder))  # whose name may have brackets
     below = re.sub(r"(?<![^/])(\*\*/)+", "**/", os.path.relpath(path, there))  # each ** looks through all folders again
-    fits = glob.glob(os.path.join(glob.escape(str(there)), below), recursive=True)
-    found = sorted(Path(file) for file in fits if os.path.isfile(file))
+    named = below.split("/")
+    found = sorted(  # Path.glob follows no link at **, so that a circle of links has an end
+        file
+        for file in there.glob(below)
+        if file.is_file() and not any(part[:1] == "." and part not in named for part in file.relative_to(there).parts)
+    )
     if not found:
         raise UserError(f"no file fits {pattern!r}; give run files, as attnbench run writes them to results/")
     return found

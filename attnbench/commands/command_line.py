@@ -82,7 +82,8 @@ class Command(OneLineErrors, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:
             _check_given_once(self.get_params(ctx), args)
-            args = [_HOME.sub(os.path.expanduser("~"), word) for word in args]
+            home = os.path.expanduser("~")
+            args = [_HOME.sub(lambda _: home, word) for word in args]  # not a template: it may have backslashes
         rest = super().parse_args(ctx, args)
         _check_names_once(self.get_params(ctx), ctx.params)
         _check_nothing_is_overwritten(ctx.params)

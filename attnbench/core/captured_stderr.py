@@ -13,15 +13,20 @@ from contextlib import contextmanager
 def captured_stderr() -> Iterator[list[str]]:
     """Keep text written to file descriptor 2 from being shown; after the block the list holds it as one string."""
     said: list[str] = []
-    sys.stderr.flush()
+    _flush()
     shown = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
         try:
             yield said
         finally:
-            sys.stderr.flush()
+            _flush()
             os.dup2(shown, 2)
             os.close(shown)
             file.seek(0)
             said.append(file.read().decode(errors="replace"))
+
+
+def _flush() -> None:
+    if sys.stderr is not None:  # a program without a console has none
+        sys.stderr.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,13 @@ _MOST_LINKS = 40  # the longest chain of links, as in Linux
 _DESCRIPTORS = re.compile(r"/proc/\d+(/task/\d+)?/fd")
 RUN_FILES = (".jsonl", ".jsonl.gz")  # the endings of their names
 GONE = "the working directory is gone; change to another one"
+
+
+def this_python() -> str:
+    """Return the program of the Python that runs, for child processes. Raises UserError where it is not known."""
+    if not sys.executable:
+        raise UserError("sys.executable names no program; set it to a Python that has attnbench")
+    return sys.executable
 
 
 def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:

@@ -346,7 +346,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
         else:
             others += record is None
             if others > MOST_OTHERS:
-                raise UserError(f"{path}: over {MOST_OTHERS:,} of its lines are not records; restore the file")
+                raise _too_many_others(path)
     problems = [*gzip_cut_off, *problems]
     run = with_rounds(run, rounds)
     if planned and not run.turns:  # a plan with turns holds only the first round
@@ -438,12 +438,20 @@ def _check_not_joined(path: Path, number: int, line: bytes) -> None:
     )
 
 
+def _too_many_others(path: Path) -> UserError:
+    return UserError(f"{path}: over {MOST_OTHERS:,} of its lines are not records; restore the file")
+
+
 def head(path: Path) -> Run:
     """Return the run of a file without its records. Raises UserError as `read` does."""
     found = lines(path)
     run = _header(path, next(found))
+    others = 0
     for number, line in enumerate(found, start=2):
         _check_not_joined(path, number, line)
+        others += b'"record"' not in line
+        if others > MOST_OTHERS:
+            raise _too_many_others(path)
     return run
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from attnbench.core.errors import UnfitError, UserError
 from attnbench.core.files import GONE, working_folder
@@ -17,6 +17,8 @@ from attnbench.core.machine import Device, Environment
 from attnbench.core.other_work import refusal
 from attnbench.run.host_facts import cpu_load
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
+
+T = TypeVar("T")
 
 
 class DeviceProbe:
@@ -65,7 +67,7 @@ class DeviceProbe:
         answer = self._answer()
         if "refused" in answer:
             raise UnfitError(answer["refused"])
-        found = from_json(Environment, answer["environment"])
+        found = _read(Environment, answer, "environment")
         if found.device.kind == "cpu":
             return replace(found, device=replace(found.device, busy=self._cpu_load))
         self._check_free(found.device)
@@ -89,7 +91,7 @@ class DeviceProbe:
             self._worker.send({"op": "environment", "device": device})
             answer = self._answer()
             if "refused" not in answer:
-                found.append(from_json(Environment, answer["environment"]).device)
+                found.append(_read(Environment, answer, "environment").device)
                 self._check_free(found[-1])
         return tuple(found)
 
@@ -115,7 +117,7 @@ class DeviceProbe:
             self._answer()
         self._worker.send({"op": "rates", "device": to_json(known.device), "dtypes": list(dtypes)})
         answer = self._answer()
-        return replace(known, device=from_json(Device, answer["device"]))
+        return replace(known, device=_read(Device, answer, "device"))
 
     def take_worker(self) -> WorkerProcess | None:
         """Return the worker, which the caller must then end."""
@@ -138,6 +140,14 @@ class DeviceProbe:
         if "error" in answer:
             raise UserError(f"cannot look at the device: {answer['error']}")
         return answer
+
+
+def _read(cls: type[T], answer: Mapping[str, Any], name: str) -> T:
+    """Return a field of an answer. Raises UserError where it cannot be read, as of an interpreter that is none."""
+    try:
+        return from_json(cls, answer.get(name, {}))
+    except ValueError as error:
+        raise UserError(f"cannot look at the device: its worker's answer is not one: {error}") from None
 
 
 def probe_device(

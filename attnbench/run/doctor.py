@@ -89,4 +89,4 @@ def _examine_gpu(session: Session) -> dict[str, Any]:
         answer = session.pool.ask(EXAMINER, request, EXAMINE_TIMEOUT)
     except UserError as error:
         return {"broken": str(error).removeprefix(f"{EXAMINER}: ")}
-    return dict(answer["facts"])
+    return dict(answer.get("facts") or {"broken": "its worker's answer has no facts"})

@@ -8,23 +8,40 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from attnbench.core.backend import Probe
+from attnbench.core.files import this_python
+from attnbench.core.json import from_json
 from attnbench.run import device_turns
 
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
 SLICE = 1.0  # seconds of one wait for an answer; longer waits count as this
 QUESTION = b'{"ask":'  # the beginning of a line with a worker's question, not an answer
+MOST_QUESTIONS = 10_000  # of one request
+MOST_OF_ANSWER = 2**28  # bytes
 AFTER_QUESTION = 5.0  # least seconds left to a worker after the answer to its question
 TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
 
 OnQuestion = Callable[[dict[str, Any], float], dict[str, Any]]  # a question and the seconds left -> answer
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The types of an answer's fields that the parent uses as they are: a kernel may write answers of its own."""
+
+    error: str | None = None
+    changed: str | None = None
+    probe: Probe | None = None
+    files: Mapping[str, str] | None = None
+    imported: Mapping[str, str] | None = None
+    state: Mapping[str, str] | None = None
 
 
 class WorkerDied(Exception):
@@ -55,16 +72,16 @@ class WorkerProcess:
 
         `variables` are set in its environment, over this process's variables.
         """
+        command = (
+            [python or this_python(), *program] if program else isolated_command("attnbench.worker", python=python)
+        )
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
         self._mark = 0  # the place in stderr at which the latest request begins
         self._killed_for_memory = 0  # Linux's count of processes killed for lack of memory, before the latest request
         self._tail: str | None = None  # the end of its stderr, kept when it is killed
-        self._buffer = b""
+        self._buffer = bytearray()
         self.on_question: OnQuestion | None = None  # answers its questions before its answer
         self._sent = self._received = 0  # numbers of the last request and answer, from 1
-        command = (
-            [python or sys.executable, *program] if program else isolated_command("attnbench.worker", python=python)
-        )
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -98,6 +115,7 @@ class WorkerProcess:
         self._mark = self._stderr.seek(0, os.SEEK_END)
         self._killed_for_memory = _killed_for_memory()
         self._sent += 1
+        self._questions = 0  # of this request
         self._write({**request, "number": self._sent})
 
     def _write(self, message: Mapping[str, Any]) -> None:
@@ -120,10 +138,10 @@ class WorkerProcess:
             return None
         try:
             question = json.loads(line)["ask"]
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         self._buffer = rest
-        return question if isinstance(question, dict) else {}
+        return question if isinstance(question, dict) and isinstance(question.get("do"), str) else {}
 
     def receive(self, timeout: float) -> dict[str, Any]:
         """Return the next answer, waiting at most `timeout` seconds. Raises WorkerDied or WorkerHung."""
@@ -134,12 +152,13 @@ class WorkerProcess:
         self._received += 1
         try:
             answer = json.loads(line)
-        except ValueError:
-            answer = None
-        if not isinstance(answer, dict) or answer.pop("number", None) != self._received:
+            from_json(Answer, answer)
+        except (ValueError, RecursionError):
+            answer = {}
+        if answer.pop("number", None) != self._received:
             self.kill()
             raise WorkerDied(f"it printed {line[:80].decode(errors='replace')!r} instead of the answer to a request")
-        return answer
+        return dict(answer)
 
     def answered(self, timeout: float) -> bool:
         """Wait at most `timeout` seconds for the next answer; return whether it came. Raises WorkerDied.
@@ -150,10 +169,14 @@ class WorkerProcess:
         left, late = timeout, False  # whether time was added after a question
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
+            whole = b"\n" in self._buffer  # whether a line is there
             while True:
-                if b"\n" in self._buffer:
+                if whole:
                     if (question := self._question()) is None or self.on_question is None:
                         return True
+                    self._questions += 1
+                    if self._questions > MOST_QUESTIONS:
+                        raise self._flood(f"it asked {MOST_QUESTIONS} questions")
                     began = time.monotonic()
                     self._write(self.on_question(question, max(1.0, left)))
                     if question.get("do") not in device_turns.REQUESTS:  # a request for a turn waits for other workers
@@ -162,20 +185,27 @@ class WorkerProcess:
                         left, late = min(AFTER_QUESTION, timeout), True
                     if left <= 0:
                         return False
+                    whole = b"\n" in self._buffer
                     continue
                 longest, began = min(SLICE, max(0.0, left)), time.monotonic()
-                ready = selector.select(longest)
-                left -= min(longest, time.monotonic() - began)
-                if not ready:
-                    if not self.alive:  # a child of the worker may hold the pipe open
+                if selector.select(longest):
+                    chunk = os.read(self._process.stdout.fileno(), 2**16)
+                    if not chunk:
                         raise self._death()
-                    if left <= 0:
-                        return False
-                    continue
-                chunk = os.read(self._process.stdout.fileno(), 2**16)
-                if not chunk:
+                    self._buffer += chunk
+                    whole = b"\n" in chunk
+                    if len(self._buffer) > MOST_OF_ANSWER and not whole:
+                        raise self._flood(f"it printed {MOST_OF_ANSWER >> 20} MiB without a line break")
+                elif not self.alive:  # a child of the worker may hold the pipe open
                     raise self._death()
-                self._buffer += chunk
+                left -= min(longest, time.monotonic() - began)
+                if left <= 0 and not whole:
+                    return False
+
+    def _flood(self, what: str) -> WorkerDied:
+        """Kill the worker; return what it wrote in place of an answer, as the reason."""
+        self.kill()
+        return WorkerDied(f"{what} and gave no answer")
 
     def stderr_tail(self) -> str | None:
         """Return the end of the worker's stderr since the latest request; None where it is empty."""
@@ -279,7 +309,7 @@ def isolated_command(module: str, *arguments: str, python: str | None = None) ->
 
     A module of attnbench need not be installed in the interpreter: run/isolated.py.
     """
-    return [python or sys.executable, str(Path(__file__).with_name("isolated.py")), module, *arguments]
+    return [python or this_python(), str(Path(__file__).with_name("isolated.py")), module, *arguments]
 
 
 def child_environment() -> dict[str, str]:

@@ -128,7 +128,8 @@ class RankWorkers:
             return {"error": f"rank {number}: {answer['error']}"}
         if "probe" in answer:
             return {"error": f"rank {number}: {answer['probe']['reason']}"}
-        record = {**answer["record"], "reason": f"rank {number}: {answer['record'].get('reason')}"}
+        record = _record(answer)
+        record = {**record, "reason": f"rank {number}: {record.get('reason')}"}
         return {**answer, "record": record, "fatal": True}  # the state of the others is unknown
 
     def answered(self, timeout: float) -> bool:
@@ -153,7 +154,13 @@ class RankWorkers:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+def _record(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the record of an answer, empty where there is none."""
+    record = answer.get("record")
+    return record if isinstance(record, dict) else {}
+
+
 def _failed(answer: Mapping[str, Any]) -> bool:
     """Return whether a rank failed by itself; ranks agree on other endings."""
-    lacks_library = answer.get("probe", {}).get("reason") is not None
-    return "error" in answer or lacks_library or answer.get("record", {}).get("status") in ("failed", "oom")
+    lacks_library = (answer.get("probe") or {}).get("reason") is not None
+    return "error" in answer or lacks_library or _record(answer).get("status") in ("failed", "oom")

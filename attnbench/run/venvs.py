@@ -33,6 +33,7 @@ from attnbench.core.checkout import without_repository
 from attnbench.core.documents import with_addresses
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.files import below_home, write_whole
+from attnbench.core.json import from_json
 from attnbench.run import fa3_build
 from attnbench.run.process import child_environment, isolated_command
 
@@ -115,10 +116,9 @@ def known_venvs() -> dict[str, Venv]:
         if not path.is_file():  # reading a pipe would wait
             raise OSError
         entries = json.loads(path.read_text())
-        found = [Venv(**{**e, "requirements": tuple(e["requirements"])}) for e in entries]
-        for text in (text for v in found for text in (v.name, v.path, *v.requirements, v.torch, v.created)):
-            if not isinstance(text, str) or "\0" in text:
-                raise ValueError
+        found = [from_json(Venv, entry) for entry in entries]
+        if any("\0" in text for made in found for text in (made.name, made.path, *made.requirements)):
+            raise ValueError
         return {made.name: made for made in found}
     except PermissionError:
         raise UserError(f"{path} cannot be read: no permission; change it by chmod u+r") from None

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from attnbench import backends
-from attnbench.core.backend import Probe, Workspace
+from attnbench.core.backend import Probe
 from attnbench.core.case import Case
 from attnbench.core.errors import OtherStateError, UserError
 from attnbench.core.json import from_json, to_json
@@ -145,9 +145,9 @@ class WorkerPool:
             said = (self._workers[name, 1].stderr_tail() or "").splitlines()[-1:]
             return Probe(reason=": ".join([f"importing it{there}", str(death), *said]), install=todo)
         if "probe" not in answer:
-            return Probe(reason=f"cannot be imported{there}: {answer['error']}")
+            return Probe(reason=f"cannot be imported{there}: {_error(answer)}")
         self._note_loaded(name, answer)
-        probe = Probe(**answer["probe"])
+        probe = from_json(Probe, answer["probe"])
         self._loaded_versions[name] = probe.version
         if probe.install and python:  # else pip would install into another interpreter
             probe = replace(
@@ -169,12 +169,7 @@ class WorkerPool:
             answer = self._surveyed(name, request)
             if "died" in answer:  # a new process may answer, if something killed this one
                 answer = self._surveyed(name, request)
-            if "answers" not in answer:
-                answers[name] = [CaseSupport(reason=f"its support is unknown: {answer['error']}")] * len(cases)
-                continue
-            answers[name] = [
-                CaseSupport(reason, Workspace(**w), efficiency) for reason, w, efficiency in answer["answers"]
-            ]
+            answers[name] = _supports(answer, len(cases))
         return answers
 
     def _surveyed(self, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,7 +350,7 @@ class WorkerPool:
         if "changed" in answer:
             raise UserError(answer["changed"])
         if "record" not in answer:
-            return self._failed(replace(base, reason=answer["error"]), worker, began)
+            return self._failed(replace(base, reason=_error(answer)), worker, began)
         if not isinstance(imported := answer.get("imported"), dict):
             return self._failed(replace(base, reason="its worker's answer is not a record"), worker, began)
         self._note_files(job.backend, imported)
@@ -416,7 +411,7 @@ class WorkerPool:
         except (WorkerDied, WorkerHung) as error:
             raise UserError(f"{name}: {error or f'no answer within {timeout:.0f} s'}") from None
         if "error" in answer:
-            raise UserError(f"{name}: {answer['error']}")
+            raise UserError(f"{name}: {_error(answer)}")
         return answer
 
     def close(self) -> None:
@@ -481,7 +476,7 @@ class WorkerPool:
         answer = worker.receive(START_TIMEOUT)
         if "probe" not in answer:
             worker.kill()
-            raise WorkerDied(answer["error"])
+            raise WorkerDied(_error(answer))
         name, version = key[0], answer["probe"].get("version")
         if (first := self._loaded_versions.setdefault(name, version)) != version:
             raise _changed(name, first, version)
@@ -511,6 +506,25 @@ class WorkerPool:
         tail = worker.stderr_tail()
         worker.kill()
         return replace(record, stderr=tail, seconds=time.monotonic() - began)
+
+
+def _error(answer: Mapping[str, Any]) -> str:
+    """Return why an answer has not what was asked for."""
+    return str(answer.get("error") or "its worker's answer has not what was asked for")
+
+
+def _supports(answer: Mapping[str, Any], number: int) -> list[CaseSupport]:
+    """Return what a worker answered for so many cases; the reason in each where that cannot be read."""
+    try:
+        found = [
+            from_json(CaseSupport, dict(zip(("reason", "workspace", "efficiency"), one, strict=True)))
+            for one in answer["answers"]
+        ]
+        if len(found) == number:
+            return found
+    except (KeyError, TypeError, ValueError):
+        pass
+    return [CaseSupport(reason=f"its support is unknown: {_error(answer)}")] * number
 
 
 def _changed(name: str, first: str | None, later: str | None) -> UserError:

@@ -51,6 +51,9 @@ def test_a_pattern_and_several_paths(folder: Path) -> None:
     os.mkfifo(folder / "pipe.jsonl")
     assert len(attnbench.load([f"{folder}/**/*.jsonl", folder / "a.jsonl"]).runs) == 4, "each file once, and no pipe"
     assert len(attnbench.load(f"{folder}/{'**/' * 30}*.jsonl").runs) == 4, "in a loop of links no other than **/"
+    for name in "ab":
+        (folder / f"round{name}").symlink_to(folder)  # each of which has both
+    assert len(attnbench.load(f"{folder}/**/*.jsonl").runs) == 4
     assert attnbench.load([]) == attnbench.Results((), ())
 
 

@@ -182,6 +182,14 @@ def test_what_is_not_a_run_file_is_refused(tmp_path: Path, content: bytes) -> No
         run_file.head(path)
 
 
+def test_a_file_of_empty_lines_is_not_read_to_its_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_file, "MOST_OTHERS", 100)
+    with path.open("ab") as file:
+        file.write(b"\n" * 101)
+    with pytest.raises(UserError, match="over 100 of its lines are not records"):
+        run_file.head(path)
+
+
 @pytest.mark.parametrize("left", [40, -1])
 def test_a_file_cut_off_in_its_first_line_says_so_and_stays(path: Path, left: int) -> None:
     path.write_bytes(path.read_bytes().partition(b"\n")[0][:left])

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.core.errors import Interrupted
+from attnbench.core.errors import Interrupted, UserError
 from attnbench.run import process
 from attnbench.run.process import WorkerDied, WorkerHung, WorkerProcess
 
@@ -138,3 +138,44 @@ def test_a_worker_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyP
     with pytest.raises(WorkerHung):
         worker.ask({"cases": "x" * 2**18}, 0.2)
     assert not worker.alive
+
+
+FORGED = {  # what a kernel prints in place of an answer
+    "deep": "'[' * 200_000",
+    "a deep question": "'{\"ask\":' + '[' * 200_000",
+    "an error that is no text": '\'{"number": 1, "error": {"a": [1]}}\'',
+    "a probe that is none": '\'{"number": 1, "probe": {"version": 5}}\'',
+    "a list": "'[1]'",
+}
+
+
+@pytest.mark.parametrize("text", FORGED.values(), ids=FORGED)
+def test_a_forged_answer_is_no_answer(text: str) -> None:
+    worker = WorkerProcess(program=["-c", f"print({text}, flush=True); input()"])
+    worker.on_question = lambda *_: {}
+    with pytest.raises(WorkerDied, match="instead of the answer to a request"):
+        worker.ask({}, 20.0)
+    assert not worker.alive
+
+
+def test_a_flood_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker is ended by its time, by bytes without a line break, and by questions without an answer."""
+    flood = "import os\nwhile True: os.write(1, {!r})"
+    hangs = WorkerProcess(program=["-c", flood.format(b"x" * 100)])
+    with pytest.raises(WorkerHung):
+        hangs.ask({}, 0.3)
+    monkeypatch.setattr(process, "MOST_OF_ANSWER", 2**20)
+    monkeypatch.setattr(process, "MOST_QUESTIONS", 20)
+    for text, why in ((b"x" * 2**16, "printed 1 MiB without a line break"), (b'{"ask": 1}\n', "asked 20 questions")):
+        worker = WorkerProcess(program=["-c", flood.format(text)])
+        worker.on_question = lambda *_: {}
+        with pytest.raises(WorkerDied, match=why):
+            worker.ask({}, 20.0)
+        assert not worker.alive
+
+
+@pytest.mark.parametrize("executable", [None, ""])
+def test_a_python_within_another_program_is_told(monkeypatch: pytest.MonkeyPatch, executable: str | None) -> None:
+    monkeypatch.setattr(sys, "executable", executable)
+    with pytest.raises(UserError, match=r"sys.executable names no program"):
+        WorkerProcess()

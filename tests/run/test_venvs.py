@@ -229,10 +229,13 @@ def test_a_damaged_list_is_said(data: Path, monkeypatch: pytest.MonkeyPatch) -> 
     data.mkdir(parents=True)
     made, listed = asdict(MADE), data / "environments.json"
     odd = [[{**made, "path": 5}], [{**made, "path": "/a\0b"}], [{**made, "requirements": [5]}], [{**made, "name": []}]]
+    half = json.dumps([{**made, "path": "/a\ud800"}])  # of a surrogate pair, which no terminal shows
     for text in ("{", "[1]", '[{"name": "fa4"}]', "[" * 100_000, *map(json.dumps, odd)):
         listed.write_text(text)
         with pytest.raises(UserError, match=r"environments.json cannot be read"):
             venvs.known_venvs()
+    listed.write_text(half)
+    assert [found.path for found in venvs.known_venvs().values()] == ["/a\ufffd"]
     listed.unlink()
 
     def refused(*_: object) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -461,6 +462,14 @@ def attention(q, k, v, *, causal, softmax_scale):
     record = pool.measure(job(8, "own"), POLICY, cpu)
     pool.close()
     assert (record.status, record.reason) == ("failed", reason)
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"answers": 5}, {"answers": [[None]]}, {"answers": [[None, {"nbytes": "x"}, 0.4]]}, {"answers": []}]
+)
+def test_answers_that_cannot_be_read_support_nothing(answer: dict[str, Any]) -> None:
+    (found,) = workers._supports(answer, 1)
+    assert found.reason == "its support is unknown: its worker's answer has not what was asked for"
 
 
 def test_survey(new_pool: NewPool) -> None:

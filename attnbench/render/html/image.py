@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from attnbench.core.errors import UserError, one_of
-from attnbench.core.files import write_file
+from attnbench.core.files import this_python, write_file
 from attnbench.core.flops import CONVENTIONS
 from attnbench.render.html import palette, vega_spec
 from attnbench.render.html.charts import Charts
@@ -90,7 +90,7 @@ def drawn(kind: str, spec: Spec) -> bytes:
     if importlib.util.find_spec("vl_convert") is None:
         raise UserError("--png and --svg need vl-convert: pip install vl-convert-python")
     request = {"path": sys.path, "kind": kind, "spec": shown(spec), "version": VEGA_LITE, "scale": SCALE}
-    program = [sys.executable, "-I", "-c", PROGRAM]
+    program = [this_python(), "-I", "-c", PROGRAM]
     done = subprocess.run(program, input=json.dumps(request).encode(), capture_output=True)
     if done.returncode == 0:
         return done.stdout

@@ -265,7 +265,9 @@ def profile_backends(
         timeout = START_TIMEOUT + FORECASTS * job.forecast.seconds
         try:
             answer = pool.ask(name, {**request, "keep": keep}, timeout, ranks=case.ranks, device=device)
-            found = answer["profile"]
+            found = answer.get("profile")
+            if not isinstance(found, dict):
+                raise UserError("its worker's answer is no profile")
         except UserError as error:
             refused[name] = str(error).removeprefix(f"{name}: ")
             continue
@@ -277,7 +279,10 @@ def profile_backends(
             # torch does not report a failed write
             written = {kind: path for kind, path in keep.items() if os.path.isfile(path)}
             own = {"backend": name, "version": probes[name].version, "kept": written}
-            profiles.append(from_json(Profile, {**found, **own}))
+            try:
+                profiles.append(from_json(Profile, {**found, **own}))
+            except ValueError as error:
+                refused[name] = f"its worker's answer is no profile: {error}"
     return profiles, refused, wrong
 
 

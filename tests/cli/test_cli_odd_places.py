@@ -1,0 +1,24 @@
+"""A home with backslashes, as on Windows, and interpreters that answer in a worker's place with something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tool import Tool
+
+
+def test_a_home_with_backslashes(tool: Tool) -> None:
+    home = tool.folder / r"a\new"
+    home.mkdir()
+    tool("run", "--device", "fake", "-b", "fake", "--seqlen", "1k", "--out=~/run.jsonl", HOME=str(home))
+    assert (home / "run.jsonl").is_file()
+    tool("report", Path("missing.jsonl"), code=2, HOME=r"C:\Users\me")
+
+
+def test_an_interpreter_that_repeats_what_it_is_asked(tool: Tool) -> None:
+    echo = tool.folder / "echo.sh"
+    echo.write_text("#!/bin/sh\nexec cat\n")
+    echo.chmod(0o755)
+    (tool.folder / "own.py").write_text("def attention(q, k, v, *, causal, softmax_scale): ...\n")
+    done = tool("run", "--device", "cpu", "-b", "own.py:attention", "--python", f"attention={echo}", code=2)
+    assert "its worker's answer has not what was asked for" in done.err
