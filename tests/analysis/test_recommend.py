@@ -448,7 +448,7 @@ def test_a_sum_of_two_runs_is_none_where_one_run_has_both_passes() -> None:
 
 @pytest.mark.parametrize("beside", [[], ["sdpa", "fa2"]])
 def test_methods_are_alike_within_5_percent_whatever_else_was_measured(beside: list[str]) -> None:
-    """Methods within 5 % are alike, so a backend that is slower in both cannot decide between two others."""
+    """Figures within 5 % by two measuring methods are alike, also beside a backend that both methods found slower."""
     newer = replace(run([ok(CASE, "triton", 0.97 * FAST), *(ok(CASE, name, SLOW) for name in beside)]), method=2)
 
     def row(rate: float) -> dict[str, Any]:

@@ -195,7 +195,7 @@ def test_a_dry_run_on_a_cpu_asks_torch_only_for_what_numpy_lacks(
     outcome = run_suite.run_suite(Request(settings=settings, dry_run=True), RecordingObserver())
     assert ((PROBE, "rates") in SimulatedWorker.log) is timed
     assert outcome.run.environment.device.matmul[dtype] != 1e11
-    assert {who for who, _ in SimulatedWorker.log} == {PROBE, "says"}  # no worker of another backend
+    assert {who for who, _ in SimulatedWorker.log} == {PROBE, "says"}  # no worker of a backend
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class Rates:
 
     false_alarms: float  # A/Bs with a regression where nothing changed
     inconclusive: float  # A/Bs that end with an open cell
-    regressed: float  # of the changed cells
+    regressed: float  # share of the changed cells
     unchanged: float
     longest: float  # pairs until the last cell was settled or time ran out: mean
     typical: float  # pairs of a cell: mean

@@ -53,7 +53,7 @@ class Rates:
     within: float  # a range with such a commit remains, or the answer is a spread slowdown
     missed: float  # a range without such a commit remains
     steps: float  # A/Bs
-    pairs: float  # of all A/Bs of a bisection
+    pairs: float  # in all A/Bs of a bisection
 
 
 @dataclass

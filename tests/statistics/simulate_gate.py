@@ -53,7 +53,7 @@ class Rates:
 
     false_alarms: float  # runs with a regression where nothing changed
     inconclusive: float  # runs with an inconclusive cell
-    regressed: float  # of the changed cells
+    regressed: float  # share of the changed cells
     unchanged: float
     passed: float  # share of passed gates
     covered: float  # share of unchanged cells whose interval covers the truth
