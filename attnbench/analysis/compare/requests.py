@@ -70,12 +70,12 @@ class Requests:
         `shared`: with backends alone that all machines have. Raises UserError where a kind of layers or a phase has no
         figure, with the command that measures it, and where the reference's memory does not hold it.
         """
-        full = [machine for machine in machines if self.cache + self.weights > _room(machine)]
+        full = [machine for machine in machines if self.too_large([machine])]
         if reference in full:
             smaller = len(full) == len(machines)
             advice = "ask for fewer tokens or sequences" if smaller else "name another reference with --to"
-            raise UserError(f"--workload: {self._too_large(full)}; {advice}")
-        notes = (f"{self._too_large(full)}: no figure of it there.",) if full else ()
+            raise UserError(f"--workload: {self.too_large(full)}; {advice}")
+        notes = (f"{self.too_large(full)}: no figure of it there.",) if full else ()
         machines = [machine for machine in machines if machine not in full]
         cases = common(machine.fastest for machine in machines)
         cells = {*shared_cells(machines)} if shared else None
@@ -104,8 +104,11 @@ class Requests:
         whole = whole_step(self.model)
         return 2 * (whole.weights(heads(self.model)) + whole.outside) // self.tp
 
-    def _too_large(self, machines: Sequence[Machine]) -> str:
-        """Return what is needed, and what machines have whose memory does not hold it."""
+    def too_large(self, machines: Sequence[Machine]) -> str:
+        """Return what is needed, and what those of some machines have whose memory does not hold it; "" if all do."""
+        machines = [machine for machine in machines if self.cache + self.weights > _room(machine)]
+        if not machines:
+            return ""
         weights = f" and {size(self.weights)} of weights" if self.weights else ", its weights not counted"
         each = listed([f"{machine.label} has {size(_room(machine))}" for machine in machines])
         return f"{self.name!r} needs {size(self.cache)} of KV cache{weights}, in 16 bits, and {each}"
@@ -167,6 +170,23 @@ class Sum:
         """The order of preference among sums, the best first."""
         near = round(self.doublings, 6), *_pages(self.case), self._apart
         return (self.other_heads, self.case.dtype != "bf16", *near, self.case.key)
+
+    @property
+    def beyond(self) -> bool:
+        """Whether all measured cases are smaller, or all larger, so that it is no interpolation."""
+
+        def is_beyond(place: int, places: set[int]) -> bool:
+            return not min(places) <= place <= max(places)
+
+        own, shapes = self.case.shape, [case.shape for case in self.times]
+        if is_beyond(own.seqlen_k, {shape.seqlen_k for shape in shapes}):
+            return True
+        # Measured batches of other heads have as many keys and values, to the nearest sequence.
+        return (
+            _is_decode(self.case)
+            and not self.other_heads
+            and is_beyond(own.batch, {shape.batch for shape in shapes})
+        )
 
     @property
     def _apart(self) -> float:
