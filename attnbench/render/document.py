@@ -178,6 +178,15 @@ class Dot:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """A line through points of a plot, with its name at its end; places are shares of the width and the height."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    group: int = 0  # its colour, that of the dots of the group
+
+
+@dataclass(frozen=True)
 class Plot:
     """Points and levels over one axis: a small figure of a page."""
 
@@ -186,6 +195,7 @@ class Plot:
     levels: tuple[tuple[float, float, float], ...] = ()  # lines: (from x, to x, y)
     x_labels: tuple[tuple[float, str], ...] = ()  # (place, text)
     y_labels: tuple[tuple[float, str], ...] = ()
+    curves: tuple[Curve, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,9 @@ from attnbench.analysis.compare.common_cells import NOT_PLANNED
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.compare.serving_document import data as serving_data
+from attnbench.analysis.compare.serving_document import sections, whole_answer
+from attnbench.analysis.compare.serving_document import tables as serving_tables
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import is_brief, tables
 from attnbench.core.documents import with_addresses
@@ -47,12 +50,13 @@ def document(c: Comparison, every: bool = False) -> Document:
     return Document(
         command="compare",
         title=f"{' and '.join(c.labels)}, compared",
-        answer=tuple(answer(c)),
+        answer=tuple(whole_answer(c) or answer(c)),
         machines=tuple(report.Machine(machine.label, _description(machine, brief)) for machine in c.machines),
-        blocks=tuple(tables(c, every)),
+        blocks=(*serving_tables(c), *tables(c, every)),
         cautions=doubted,
         facts=known,
         notes=tuple((Span(note, "quiet"),) for note in notes),
+        appendix=sections(c),
         data=_data(c, warnings, rows),
         rows=rows,
     )
@@ -106,11 +110,12 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
 def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the whole comparison for JSON; `cells` are those of `_cell_rows`."""
     return {
-        "answer": answer(c),
+        "answer": whole_answer(c) or answer(c),
         "reference": c.reference.label,
         "machines": [_machine(c, machine) for machine in c.machines],
         "figures": [_figures(c, figures) for figures in c.figures],
         "workload": _workload(c),
+        "serving": serving_data(c),
         "untried": [case.key for case in c.untried],
         "missing": c.missing,
         "longest": [{"cases": of.cases, "backend": of.backend, "machines": [*of.fits.values()]} for of in c.longest],

@@ -38,6 +38,7 @@ from attnbench.results.cells import Key
 
 if TYPE_CHECKING:
     from attnbench.analysis.compare.requests import Requests
+    from attnbench.analysis.compare.serving import Serving
     from attnbench.analysis.compare.workload import MeasuredWorkload, Workload
 
 
@@ -56,6 +57,7 @@ class Comparison:
     longest_of_any: tuple[LongestSequence, ...]  # with any backend
     left_out: Mapping[Path, str]  # files that say nothing for a comparison, with why
     machines_left_out: Mapping[str, str]  # those that have no case in common with those that are compared, with why
+    serving: Serving | None = None  # the requests of a workload in words to a whole model
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -248,7 +250,8 @@ def compare(
     without = {machine.label: why_left_out(machine, found) for machine in every if machine not in found}
     home = home if home in found else found[0]
     costs = {label: price for label, price in costs.items() if label not in without}
-    figures = all_figures(found, home, _workload(workload) if workload is not None else None)
+    asked = _workload(workload) if workload is not None else None
+    figures = all_figures(found, home, asked)
     compared = Comparison(
         machines=tuple(found),
         reference=home,
@@ -261,9 +264,20 @@ def compare(
         longest_of_any=tuple(longest_sequences(found, by_backend=False)),
         left_out=left_out(paths, runs, bool(names)),
         machines_left_out=without,
+        serving=_serving(asked, found, runs),
     )
-    watts = {label: compared.powered.watts(label) for label in compared.labels}
+    limits = {of.label: of.environment.power_limit_w if compared.serving else None for of in found}
+    watts = {label: compared.powered.watts(label) or limits[label] for label in compared.labels}
     return replace(compared, energy=energy_costs(costs, watts, energy_price, pue))
+
+
+def _serving(asked: Workload | Requests | None, machines: Sequence[Machine], runs: Sequence[Run]) -> Serving | None:
+    """Return requests in words as the machines serve them; None of another workload."""
+    if asked is None:
+        return None
+    from attnbench.analysis.compare import requests, serving  # as in _workload
+
+    return serving.serving(asked, machines, runs) if isinstance(asked, requests.Requests) else None
 
 
 def _workload(text: str) -> Workload | Requests:

@@ -58,7 +58,7 @@ class Rate:
 
     value: float
     doubts: Mapping[object, float]  # what it is unsure by -> half the 95 % interval, relative; of all machines alike
-    said: str  # where it is from: "53% of the peak, as in its measured step of llama-3.1-8b"
+    said: str  # where it is from: "its measured step of llama-3.1-8b (53% of the peak)"
     of_model: bool = False  # whether it is of the model's own step on the machine
     at_most: bool = False  # whether it is a limit and no measured rate
 
@@ -106,20 +106,18 @@ def rate(machine: Machine, model: str, phase: Phase, shares: Sequence[StepShare]
     if not listed_rate or not used:
         limit = device.matmul.get("bf16") if phase == "prefill" else device.copy
         what = "matmul" if phase == "prefill" else "copy"
-        said = f"at most what a {what} reached before the run"
+        said = f"its roofline (at most, as a {what} before the run)"
         return Rate(limit, {}, said, at_most=True) if limit else None
     value = stats.geomean([one.share for one in used])
-    names = listed(dict.fromkeys(one.model for one in used))
-    where = "its" if here else f"the {listed(dict.fromkeys(one.label for one in used))}'s"
-    doubts = {(phase, *sorted({(one.device, one.model) for one in used})): _doubt(of_phase)}
+    of_model = bool(here) and all(one.model == model for one in used)
+    steps = f"measured {'step' if len(used) == 1 else 'steps'} of {listed(dict.fromkeys(one.model for one in used))}"
+    reached = f"{share(value)} of {OF[phase]}"
+    where = "on it" if here else f"on {listed(dict.fromkeys(one.label for one in used))}"
+    said = f"the {steps} on it ({reached})" if of_model else f"its roofline ({reached}, as in the {steps} {where})"
+    doubts: dict[object, float] = {(phase, *sorted({(one.device, one.model) for one in used})): _doubt(of_phase)}
     if not here:
         doubts[(phase, "on another machine", device.name)] = _across(shares) or _doubt(of_phase)
-    return Rate(
-        value * listed_rate,
-        doubts,
-        f"{share(value)} of {OF[phase]}, as in {where} measured {'step' if len(used) == 1 else 'steps'} of {names}",
-        of_model=bool(here) and all(one.model == model for one in used),
-    )
+    return Rate(value * listed_rate, doubts, said, of_model)
 
 
 def _rates(machine: Machine) -> Rates:

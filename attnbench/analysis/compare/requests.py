@@ -183,9 +183,7 @@ class Sum:
             return True
         # Measured batches of other heads have as many keys and values, to the nearest sequence.
         return (
-            _is_decode(self.case)
-            and not self.other_heads
-            and is_beyond(own.batch, {shape.batch for shape in shapes})
+            _is_decode(self.case) and not self.other_heads and is_beyond(own.batch, {shape.batch for shape in shapes})
         )
 
     @property

@@ -34,6 +34,7 @@ from attnbench.analysis.compare.speed_ratio import ROUNDS, TABLE, Ratio, uncerta
 from attnbench.core import stats
 from attnbench.core.case import Case, Shape
 from attnbench.core.flops import products, weight_bytes
+from attnbench.core.groups import grouped
 from attnbench.core.models import Layers, Phase
 from attnbench.core.record import Run
 from attnbench.core.text import listed
@@ -51,7 +52,7 @@ class PhaseTime:
     attention: float  # seconds, of all layers
     products: float  # seconds
     doubts: Doubts
-    stands_in: tuple[str, ...]  # which measured cases attention is made of, a part of a sentence for each kind of layers
+    stands_in: tuple[str, ...]  # which measured cases attention is made of, for each kind of layers
     backends: tuple[str, ...]
     rate: Rate  # of the products: the one that bounds them
     measured: bool  # whether attention was measured as it is asked for, so that nothing is interpolated
@@ -115,18 +116,28 @@ class Served:
                 found[name] += half * n * of.seconds / self._seconds
         return found
 
-    @property
-    def interval(self) -> tuple[float, float]:
-        """The 95 % interval of the tokens a second."""
-        return interval(self.tokens_a_second, self.doubts)
+    def interval(self, value: float) -> tuple[float, float]:
+        """Return the 95 % interval of a figure that is as sure as the tokens a second."""
+        half = math.hypot(*self.doubts.values())
+        return value * stats.exp(-half), value * stats.exp(half)
+
+    def watts(self, phase: str) -> list[float]:
+        """Return the power of the machine in the fastest attention of each case of a phase, without pauses."""
+        sustained = self.machine.sustained
+        keys = (
+            key
+            for case, key in sustained.fastest.items()
+            if case.direction == "fwd" and case.ranks == 1 and case.is_decode == (phase == "decode")
+        )
+        return [power for key in keys if (power := sustained.watts(key))]
 
     def kilowatt_hours(self) -> tuple[float | None, float | None]:
         """Return the energy of a million tokens: by the power of measured attention, and at the power limit."""
         limit, total = self.machine.environment.power_limit_w, self.asked.batch * self.asked.seqlen_out
-        watts = [median_watts(self.machine, phase) for phase in ("prefill", "decode")]
+        watts = [self.watts(phase) for phase in ("prefill", "decode")]
         low = None
         if all(watts):
-            joules = sum(n * of.seconds * (w or 0.0) for (n, of), w in zip(self._phases, watts, strict=True))
+            joules = sum(n * of.seconds * stats.median(w) for (n, of), w in zip(self._phases, watts, strict=True))
             low = joules * self.asked.tp / total * 1e6 / 3.6e6
         high = self.device_seconds * limit * 1e6 / 3.6e6 if limit else None
         return low if low and (high is None or low < high) else None, high
@@ -151,6 +162,12 @@ class Serving:
     curves: Mapping[str, Sequence[Served]]  # by batch, from the smallest on
     shares: Sequence[StepShare]
 
+    @property
+    def reasons(self) -> list[str]:
+        """Why machines have no figure, as a part of a sentence for each reason."""
+        reasons = grouped(self.without, self.without.__getitem__)
+        return [f"no figure of the whole model on {listed(labels)}: {why}" for why, labels in reasons.items()]
+
     def ratio(self, label: str, reference: str) -> Ratio | None:
         """Return how many times the tokens a second of the reference a machine gives; None unless both have them."""
         if label not in self.found or reference not in self.found:
@@ -160,12 +177,6 @@ class Serving:
         half = math.hypot(*(theirs.doubts.get(name, 0.0) - ours.doubts.get(name, 0.0) for name in names))
         value = theirs.tokens_a_second / ours.tokens_a_second
         return Ratio(value, value * stats.exp(-half), value * stats.exp(half), (ROUNDS, TABLE))
-
-
-def interval(value: float, doubts: Doubts) -> tuple[float, float]:
-    """Return the 95 % interval of a rate."""
-    half = math.hypot(*doubts.values())
-    return value * stats.exp(-half), value * stats.exp(half)
 
 
 def why_not_whole(asked: Requests) -> str:
@@ -275,27 +286,3 @@ def _step(asked: Requests, phase: Phase) -> Case:
     shape = Shape(asked.batch if decodes else 1, 1 if decodes else n, n, *sizes)
     step = replace(whole_step(model), phase="decode" if decodes else "prefill")
     return Case(shape, "bf16", "fwd", causal=True, step=str(step))
-
-
-def median_watts(machine: Machine, phase: str) -> float | None:
-    """Return the power of a machine in attention without pauses, the median of its cases of a phase; None without."""
-    return stats.median(found) if (found := watts(machine, phase)) else None
-
-
-def watts(machine: Machine, phase: str) -> list[float]:
-    """Return the power of a machine in the fastest attention of each case of a phase that was measured without pauses."""
-    sustained = machine.sustained
-    keys = [
-        key
-        for case, key in sustained.fastest.items()
-        if case.direction == "fwd" and case.ranks == 1 and case.is_decode == (phase == "decode")
-    ]
-    return [power for key in keys if (power := sustained.watts(key))]
-
-
-def said_without(found: Serving) -> list[str]:
-    """Return which machines have no figure, and why."""
-    reasons: dict[str, list[str]] = {}
-    for label, why in found.without.items():
-        reasons.setdefault(why, []).append(label)
-    return [f"no figure of the whole model on {listed(labels)}: {why}" for why, labels in reasons.items()]
