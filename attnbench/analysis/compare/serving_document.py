@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 LEFT_OUT = "norms, sampling, the host, and waiting for a place in the batch"
 INTERPOLATED, BEYOND = "~", "?"
 NOTE = (
-    "Tokens/s that one user gets once the answer begins, and generated tokens/s of one GPU, which fills the prompts "
-    f"meanwhile. {INTERPOLATED}: attention of decode is interpolated, or of other heads; {BEYOND}: scaled from batches "
+    "A user: once the answer begins. A GPU: generated tokens, with the time in which it fills the prompts. "
+    f"{INTERPOLATED}: attention of decode is interpolated, or of other heads; {BEYOND}: scaled from batches "
     "or lengths that are all smaller, or all larger. A batch is left out where nothing near was measured, or where the "
     "memory does not hold it."
 )
@@ -184,10 +184,10 @@ def _curve(c: Comparison, found: Serving) -> Table:
     by_batch = {label: {one.asked.batch: one for one in found.curves[label]} for label in labels}
     batches = sorted({batch for own in by_batch.values() for batch in own})
     priced = any(_cost_alone(c, one) for own in by_batch.values() for one in own.values())
-    what = "tokens/s a user / a GPU" + (" / cost of a million tokens" if priced else "")
+    what = "Tokens/s a user / a GPU" + (" / cost of a million tokens" if priced else "")
     rows = tuple((str(batch), *(_point(c, by_batch[label].get(batch)) for label in labels)) for batch in batches)
     columns = (Column("batch", "right"), *(Column(label, "right", wrap=False) for label in labels))
-    return Table("interactivity", columns, rows, title=f"Batch against interactivity: {what}", note=NOTE)
+    return Table("interactivity", columns, rows, title="Batch against interactivity", note=f"{what}. {NOTE}")
 
 
 def _point(c: Comparison, one: Served | None) -> str:
@@ -216,10 +216,11 @@ def sections(c: Comparison) -> tuple[Section, ...]:
     if not found or not found.curves:
         return ()
     every = [one for own in found.curves.values() for one in own]
-    widest, highest = max(one.of_a_user for one in every), max(one.of_a_gpu for one in every)
+    widest = max(one.of_a_user for one in every)
+    highest = max(one.interval(one.of_a_gpu)[1] for one in every)
 
     def at(one: Served) -> tuple[float, float]:
-        return one.of_a_user / widest * 0.9, one.of_a_gpu / highest
+        return one.of_a_user / widest, one.of_a_gpu / highest
 
     dots, curves = [], []
     for group, (label, own) in enumerate(found.curves.items()):
@@ -228,13 +229,13 @@ def sections(c: Comparison) -> tuple[Section, ...]:
             x, y = at(one)
             low, high = one.interval(y)
             tip = f"{label}, batch {one.asked.batch}: {_rate(one.of_a_user)} tokens/s a user, {_rate(one.of_a_gpu)}"
-            dots.append(Dot(x, y, low, min(high, 1.0), group, f"{tip} a GPU {_mark(one)}".strip()))
+            dots.append(Dot(x, y, low, high, group, f"{tip} a GPU {_mark(one)}".strip()))
     title = f"Generated tokens/s a GPU over tokens/s a user, {_asked(found)}, by batch"
-    x_labels = ((0.0, "0 tokens/s a user"), (0.9, _rate(widest)))
-    y_labels = ((0.0, "0"), (1.0, _rate(highest)))
+    x_labels = ((0.0, "0 tokens/s a user"), *((n / 4, _rate(widest * n / 4)) for n in (2, 3, 4)))
+    y_labels = tuple((n / 4, _rate(highest * n / 4)) for n in range(5))
     text = Paragraphs(((Span(f"{title}. Above and to the right is better. {NOTE}"),),))
     plot = Plot(title, tuple(dots), x_labels=x_labels, y_labels=y_labels, curves=tuple(curves))
-    return (Section("interactivity-plot", "Batch against interactivity", (text, plot)),)
+    return (Section("interactivity-plot", "Batch against interactivity, drawn", (text, plot)),)
 
 
 def _asked(found: Serving) -> str:

@@ -36,10 +36,10 @@ def _color(group: int) -> str:
 
 def _curve(curve: Curve) -> Markup:
     path = "L".join(f"{_x(x)} {_y(y)}" for x, y in curve.points)
-    x, y = max(curve.points, key=lambda point: point[0])
+    x, y = max(curve.points, key=lambda point: point[1])
     return joined(
         element("path", d=f"M{path}", stroke=_color(curve.group), stroke_width=2, fill="none"),
-        _label(curve.name, f"{float(_x(x)) - 8}", f"{float(_y(y)) - 8}", "end"),
+        _label(curve.name, f"{float(_x(x)) - 8:.5g}", _y(y), "end", dy="0.35em"),
     )
 
 
