@@ -11,14 +11,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import cautions, facts
 from attnbench.analysis.compare.common_cells import NOT_PLANNED
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.compare.serving_document import answer, sections
 from attnbench.analysis.compare.serving_document import data as serving_data
-from attnbench.analysis.compare.serving_document import sections, whole_answer
 from attnbench.analysis.compare.serving_document import tables as serving_tables
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import is_brief, tables
@@ -50,7 +49,7 @@ def document(c: Comparison, every: bool = False) -> Document:
     return Document(
         command="compare",
         title=f"{' and '.join(c.labels)}, compared",
-        answer=tuple(whole_answer(c) or answer(c)),
+        answer=tuple(answer(c)),
         machines=tuple(report.Machine(machine.label, _description(machine, brief)) for machine in c.machines),
         blocks=(*serving_tables(c), *tables(c, every)),
         cautions=doubted,
@@ -110,7 +109,7 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
 def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the whole comparison for JSON; `cells` are those of `_cell_rows`."""
     return {
-        "answer": whole_answer(c) or answer(c),
+        "answer": answer(c),
         "reference": c.reference.label,
         "machines": [_machine(c, machine) for machine in c.machines],
         "figures": [_figures(c, figures) for figures in c.figures],

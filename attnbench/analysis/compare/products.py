@@ -116,7 +116,8 @@ def rate(machine: Machine, model: str, phase: Phase, shares: Sequence[StepShare]
     said = f"the {steps} on it ({reached})" if of_model else f"its roofline ({reached}, as in the {steps} {where})"
     doubts: dict[object, float] = {(phase, *sorted({(one.device, one.model) for one in used})): _doubt(of_phase)}
     if not here:
-        doubts[(phase, "on another machine", device.name)] = _across(shares) or _doubt(of_phase)
+        across = _across(shares)
+        doubts[(phase, "on another machine", device.name)] = _doubt(of_phase) if across is None else across
     return Rate(value * listed_rate, doubts, said, of_model)
 
 
@@ -133,9 +134,10 @@ def _doubt(shares: Sequence[StepShare]) -> float:
     return math.log(shares[0].most / shares[0].share)
 
 
-def _across(shares: Sequence[StepShare]) -> float:
-    """Return by how much the share of one model and phase differs between machines; 0 where no two have one."""
-    return max((_spread(own) for own in grouped(shares, lambda one: (one.model, one.phase)).values()), default=0.0)
+def _across(shares: Sequence[StepShare]) -> float | None:
+    """Return by how much the share of one model and phase differs between machines; None where no two have one."""
+    each = grouped(shares, lambda one: (one.model, one.phase)).values()
+    return max((_spread(own) for own in each if len(own) > 1), default=None)
 
 
 def _spread(shares: Sequence[StepShare]) -> float:

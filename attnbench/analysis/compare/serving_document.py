@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from attnbench.analysis.compare.answer import answer as answer_of_attention
 from attnbench.analysis.compare.answer import price_text, ratio_text
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.money import worth_below
@@ -283,10 +284,10 @@ def _row(c: Comparison, one: Served) -> dict[str, Any]:
     }
 
 
-def whole_answer(c: Comparison) -> list[str]:
-    """Return the answer of a whole model, and beside it that of attention alone; nothing where there is no figure."""
+def answer(c: Comparison) -> list[str]:
+    """Return the answer of a comparison; of requests in words that of the whole model, and beside it of attention."""
     if not c.serving or not c.serving.found:
-        return []
+        return [*answer_of_attention(c), *sentences(c)]
     ratios = [f"{of.label} {ratio_text(c.main.ratio(of.label))}" for of in c.others if c.main.ratio(of.label)]
     alone = f"Attention alone, {c.main.pace}: {', '.join(ratios)} as fast as {c.reference.label}."
     disturbed = doubt([file.run for machine in c.machines for file in machine.files])
