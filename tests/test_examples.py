@@ -27,6 +27,7 @@ import typer
 from typer.testing import CliRunner
 
 import worker_here
+from answers import commands as quoted
 from attnbench.analysis.ab import run_ab
 from attnbench.commands.command_line import COMMANDS, command_line
 from attnbench.core import masks
@@ -79,7 +80,10 @@ def _measures(one: Example) -> bool:
 SHOWING = [
     one
     for one in ONCE
-    if not _measures(one) and one.arguments[0] not in PARSED_ONLY and "--settle" not in one.arguments  # test_settle.py
+    if not _measures(one)
+    and one.arguments[0] not in PARSED_ONLY
+    and "--settle" not in one.arguments  # test_settle.py
+    and one.arguments not in quoted()  # test_answers.py
 ]
 RUNS = [one for one in ONCE if one.arguments[0] in ("run", "recommend") and _measures(one)]
 

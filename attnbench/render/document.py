@@ -179,7 +179,10 @@ class Dot:
 
 @dataclass(frozen=True)
 class Curve:
-    """A line through points of a plot, with its name on the left of the highest one; places are shares of the width and the height."""
+    """A line through points of a plot, with its name on the left of the highest one.
+
+    A place is a share of the width and a share of the height.
+    """
 
     name: str
     points: tuple[tuple[float, float], ...]

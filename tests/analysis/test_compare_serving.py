@@ -16,7 +16,7 @@ from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.serving import Served
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
-from attnbench.core.record import Record, Run
+from attnbench.core.record import Record
 from attnbench.run.suite import load_suite, parse_options, resolve
 from builders import H200
 
@@ -101,7 +101,7 @@ def test_the_figures_are_those_by_hand() -> None:
         assert one.of_a_user == pytest.approx(1 / token, rel=1e-3)
         parts = 32 * 32 * FILL / 4 + 300 * 32 * STEP * 2198 / 2048
         assert one.attention == pytest.approx(parts / (32 * first + 300 * token), rel=1e-3)
-    assert "on H200 of prefill by the measured step of llama-3.1-8b on it (50% of the peak)" in said(got)
+    assert "on H200 in prefill by the measured step of llama-3.1-8b on it (50% of the peak)" in said(got)
     assert "by its roofline (60% of the bandwidth, as in the measured step of llama-3.1-8b on H200)" in said(got)
 
 

@@ -264,7 +264,7 @@ def compare(
         longest_of_any=tuple(longest_sequences(found, by_backend=False)),
         left_out=left_out(paths, runs, bool(names)),
         machines_left_out=without,
-        serving=_serving(asked, found, runs),
+        serving=_serving(asked, sorted(found, key=lambda machine: machine is not home), runs),
     )
     limits = {of.label: of.environment.power_limit_w if compared.serving else None for of in found}
     watts = {label: compared.powered.watts(label) or limits[label] for label in compared.labels}

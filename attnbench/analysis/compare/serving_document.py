@@ -40,7 +40,7 @@ def sentences(c: Comparison) -> list[str]:
 
 def _speed(c: Comparison, found: Serving) -> str:
     asked = found.asked
-    each = [_of_machine(c, found, label) for label in c.labels if label in found.found]
+    each = [_of_machine(c, found, label) for label in found.found]
     at_most = "at most " if any(one.at_most for one in found.found.values()) else ""
     on = f" on {count(asked.tp, 'device')}" if asked.tp > 1 else ""
     size = f"{format_size(asked.seqlen_in)} in, {format_size(asked.seqlen_out)} out, batch {asked.batch}"
@@ -63,14 +63,14 @@ def _made_of(found: Serving) -> str:
     said = [f"Attention is {attention}"]
     said += _by_machine({label: "; ".join(_stand_ins(one)) for label, one in found.found.items()})
     rest = [f"on {label} {_rest(one)}" for label, one in found.found.items()]
-    said.append(f"what is not attention is {'; '.join(rest)}")
+    said.append(f"what is not attention is known {'; '.join(rest)}")
     devices = f"what the {found.asked.tp} devices send each other, " if found.asked.tp > 1 else ""
     return f"{'; '.join(said)}. Left out: {devices}{LEFT_OUT}."
 
 
 def _rest(one: Served) -> str:
     """Return how the time of what is not attention is known on a machine, in each phase."""
-    return " and ".join(f"of {phase} by {_phase(one, phase).rate.said}" for phase in ("prefill", "decode"))
+    return " and ".join(f"in {phase} by {_phase(one, phase).rate.said}" for phase in ("prefill", "decode"))
 
 
 def _by_machine(each: dict[str, str]) -> list[str]:
@@ -123,8 +123,8 @@ def _energy(found: Serving) -> str:
     texts = listed(f"{text} kWh on {label}" for label, text in each)
     powers = [(label, _powers(found.found[label])) for label, _ in each]
     known = [f"on {label} {text}" for label, text in powers if text]
-    by = f"the lower figure by the power of attention without pauses ({'; '.join(known)}), " if known else ""
-    return f"A million generated tokens take {texts}: {by}the {'upper' if known else 'figure'} by the power limit."
+    low = f"the lower figure by the power of attention without pauses ({'; '.join(known)}), the upper "
+    return f"A million generated tokens take {texts}: {low if known else ''}by the power limit."
 
 
 def _powers(one: Served) -> str:
@@ -181,7 +181,7 @@ def _by_figure(c: Comparison, found: Serving) -> Table:
 
 def _curve(c: Comparison, found: Serving) -> Table:
     """Return tokens a second of a user and of a GPU, by batch, a column for each machine."""
-    labels = [label for label in c.labels if label in found.curves]
+    labels = [*found.curves]
     by_batch = {label: {one.asked.batch: one for one in found.curves[label]} for label in labels}
     batches = sorted({batch for own in by_batch.values() for batch in own})
     priced = any(_cost_alone(c, one) for own in by_batch.values() for one in own.values())
