@@ -20,6 +20,7 @@ from attnbench.analysis.compare.figures import Figures, all_figures, untried
 from attnbench.analysis.compare.like_kernels import shared_cells, unlike_kernels, unlike_versions
 from attnbench.analysis.compare.longest_sequence import LongestSequence, longest_sequences
 from attnbench.analysis.compare.machines import (
+    STEPS,
     Machine,
     is_own_kernel,
     left_out,
@@ -252,6 +253,8 @@ def compare(
     costs = {label: price for label, price in costs.items() if label not in without}
     asked = _workload(workload) if workload is not None else None
     figures = all_figures(found, home, asked)
+    served = _serving(asked, sorted(found, key=lambda machine: machine is not home), runs)
+    unused = left_out(paths, runs, bool(names))
     compared = Comparison(
         machines=tuple(found),
         reference=home,
@@ -262,9 +265,9 @@ def compare(
         missing=tuple(missing_cells(found)),
         longest=tuple(longest_sequences(found)),
         longest_of_any=tuple(longest_sequences(found, by_backend=False)),
-        left_out=left_out(paths, runs, bool(names)),
+        left_out={path: why for path, why in unused.items() if not served or why != STEPS},
         machines_left_out=without,
-        serving=_serving(asked, sorted(found, key=lambda machine: machine is not home), runs),
+        serving=served,
     )
     limits = {of.label: of.environment.power_limit_w if compared.serving else None for of in found}
     watts = {label: compared.powered.watts(label) or limits[label] for label in compared.labels}

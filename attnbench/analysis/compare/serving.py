@@ -116,8 +116,10 @@ class Served:
                 found[name] += half * n * of.seconds / self._seconds
         return found
 
-    def interval(self, value: float) -> tuple[float, float]:
-        """Return the 95 % interval of a figure that is as sure as the tokens a second."""
+    def interval(self, value: float) -> tuple[float, float] | None:
+        """Return the 95 % interval of a figure that is as sure as the tokens a second; None where it is a limit."""
+        if self.at_most:
+            return None
         half = math.hypot(*self.doubts.values())
         return value * stats.exp(-half), value * stats.exp(half)
 
@@ -132,7 +134,12 @@ class Served:
         return [power for key in keys if (power := sustained.watts(key))]
 
     def kilowatt_hours(self) -> tuple[float | None, float | None]:
-        """Return the energy of a million tokens: by the power of measured attention, and at the power limit."""
+        """Return the energy of a million tokens: by the power of measured attention, and at the power limit.
+
+        Neither where the time is the least that it can be.
+        """
+        if self.at_most:
+            return None, None
         limit, total = self.machine.environment.power_limit_w, self.asked.batch * self.asked.seqlen_out
         watts = [self.watts(phase) for phase in ("prefill", "decode")]
         low = None
@@ -169,10 +176,15 @@ class Serving:
         return [f"no figure of the whole model on {listed(labels)}: {why}" for why, labels in reasons.items()]
 
     def ratio(self, label: str, reference: str) -> Ratio | None:
-        """Return how many times the tokens a second of the reference a machine gives; None unless both have them."""
+        """Return how many times the tokens a second of the reference a machine gives.
+
+        None unless both have them, and where those of one are a limit and no expectation.
+        """
         if label not in self.found or reference not in self.found:
             return None
         ours, theirs = self.found[reference], self.found[label]
+        if ours.at_most or theirs.at_most:
+            return None
         names = {*ours.doubts, *theirs.doubts}
         half = math.hypot(*(theirs.doubts.get(name, 0.0) - ours.doubts.get(name, 0.0) for name in names))
         value = theirs.tokens_a_second / ours.tokens_a_second

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from attnbench.analysis.compare.serving import PhaseTime, Served, Serving
 
 LEFT_OUT = "norms, sampling, the host, and waiting for a place in the batch"
-INTERPOLATED, BEYOND = "~", "?"
+INTERPOLATED, BEYOND, LIMIT = "~", "?", "!"
 NOTE = (
     "A user: once the answer begins. A GPU: generated tokens, with the time in which it fills the prompts. "
-    f"{INTERPOLATED}: attention of decode is interpolated, or of other heads; {BEYOND}: scaled from batches "
-    "or lengths that are all smaller, or all larger. A batch is left out where nothing near was measured, or where the "
-    "memory does not hold it."
+    f"{INTERPOLATED}: attention of decode is interpolated, or of other heads; {BEYOND}: scaled from batches or lengths "
+    f"that are all smaller, or all larger; {LIMIT}: a limit, as no step was measured. A batch is left out where nothing "
+    "near was measured, or where the memory does not hold it."
 )
 
 
@@ -41,19 +41,19 @@ def sentences(c: Comparison) -> list[str]:
 def _speed(c: Comparison, found: Serving) -> str:
     asked = found.asked
     each = [_of_machine(c, found, label) for label in found.found]
-    at_most = "at most " if any(one.at_most for one in found.found.values()) else ""
     on = f" on {count(asked.tp, 'device')}" if asked.tp > 1 else ""
     size = f"{format_size(asked.seqlen_in)} in, {format_size(asked.seqlen_out)} out, batch {asked.batch}"
     without = "".join(f"; {text}" for text in found.reasons)
-    return f"The whole of {asked.model.name}{on} ({size}) gives {at_most}{'; '.join(each)}{without}."
+    return f"The whole of {asked.model.name}{on} ({size}) gives {'; '.join(each)}{without}."
 
 
 def _of_machine(c: Comparison, found: Serving, label: str) -> str:
     one, ratio = found.found[label], found.ratio(label, c.reference.label)
     than = "" if label == c.reference.label or not ratio else f", {ratio_text(ratio)} of {c.reference.label}"
+    ends, most, least = ("", "at most ", "at least ") if one.at_most else (f" ({_ends(one)})", "", "")
     return (
-        f"{_rate(one.tokens_a_second)} tokens/s ({_ends(one)}) on {label}{than}, with {duration(one.first_token)} to "
-        f"the first token and {duration(one.decode.seconds)} for each more"
+        f"{most}{_rate(one.tokens_a_second)} tokens/s{ends} on {label}{than}, with {least}{duration(one.first_token)} "
+        f"to the first token and {duration(one.decode.seconds)} for each more"
     )
 
 
@@ -112,8 +112,12 @@ def _cost(c: Comparison, one: Served) -> str:
     cost = offer.million_tokens(one.device_seconds) if offer else None
     if not offer or cost is None:
         return ""
-    low, high = one.interval(cost)
-    return f"{offer.price.money(cost)} ({offer.price.money(low)} to {offer.price.money(high)})"
+    ends = one.interval(cost)
+    return (
+        f"{offer.price.money(cost)} ({' to '.join(map(offer.price.money, ends))})"
+        if ends
+        else f"at least {offer.price.money(cost)}"
+    )
 
 
 def _energy(found: Serving) -> str:
@@ -147,8 +151,8 @@ def _rate(tokens: float) -> str:
 
 
 def _ends(one: Served) -> str:
-    low, high = one.interval(one.tokens_a_second)
-    return f"{_rate(low)} to {_rate(high)}"
+    ends = one.interval(one.tokens_a_second)
+    return " to ".join(map(_rate, ends)) if ends else NOTHING
 
 
 # ---- Tables.
@@ -199,7 +203,7 @@ def _point(c: Comparison, one: Served | None) -> str:
 
 
 def _mark(one: Served) -> str:
-    return BEYOND if one.decode.beyond else "" if one.decode.measured else INTERPOLATED
+    return LIMIT if one.at_most else BEYOND if one.decode.beyond else "" if one.decode.measured else INTERPOLATED
 
 
 def _cost_alone(c: Comparison, one: Served) -> str:
@@ -218,7 +222,7 @@ def sections(c: Comparison) -> tuple[Section, ...]:
         return ()
     every = [one for own in found.curves.values() for one in own]
     widest = max(one.of_a_user for one in every)
-    highest = max(one.interval(one.of_a_gpu)[1] for one in every)
+    highest = max(max(one.interval(one.of_a_gpu) or (one.of_a_gpu,)) for one in every)
 
     def at(one: Served) -> tuple[float, float]:
         return one.of_a_user / widest, one.of_a_gpu / highest
@@ -228,7 +232,7 @@ def sections(c: Comparison) -> tuple[Section, ...]:
         curves.append(Curve(label, tuple(map(at, own)), group))
         for one in own:
             x, y = at(one)
-            low, high = one.interval(y)
+            low, high = one.interval(y) or (None, None)
             tip = f"{label}, batch {one.asked.batch}: {_rate(one.of_a_user)} tokens/s a user, {_rate(one.of_a_gpu)}"
             dots.append(Dot(x, y, low, high, group, f"{tip} a GPU {_mark(one)}".strip()))
     title = f"Generated tokens/s a GPU over tokens/s a user, {_asked(found)}, by batch"
@@ -260,7 +264,7 @@ def data(c: Comparison) -> dict[str, Any] | None:
 
 
 def _row(c: Comparison, one: Served) -> dict[str, Any]:
-    offer, (low, high) = c.offer(one.machine.label), one.interval(one.tokens_a_second)
+    offer, (low, high) = c.offer(one.machine.label), one.interval(one.tokens_a_second) or (None, None)
     least, most = one.kilowatt_hours()
     return {
         "name": one.machine.label,
@@ -278,6 +282,7 @@ def _row(c: Comparison, one: Served) -> dict[str, Any]:
         "kwh_at_power_limit": most,
         "interpolated": not one.decode.measured,
         "beyond": one.decode.beyond,
+        "at_most": one.at_most,
         "backends": {"prefill": one.prefill.backends, "decode": one.decode.backends},
         "products": {phase: _phase(one, phase).rate.said for phase in ("prefill", "decode")},
         "stands_in": _stand_ins(one),
