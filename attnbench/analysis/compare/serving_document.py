@@ -23,8 +23,8 @@ INTERPOLATED, BEYOND, LIMIT = "~", "?", "!"
 NOTE = (
     "A user: once the answer begins. A GPU: generated tokens, with the time in which it fills the prompts. "
     f"{INTERPOLATED}: attention of decode is interpolated, or of other heads; {BEYOND}: scaled from batches or lengths "
-    f"that are all smaller, or all larger; {LIMIT}: a limit, as no step was measured. A batch is left out where nothing "
-    "near was measured, or where the memory does not hold it."
+    f"that are all smaller, or all larger; {LIMIT}: a limit, as no step was measured. A batch is left out where "
+    "nothing near was measured, or where the memory does not hold it."
 )
 
 
