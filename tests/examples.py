@@ -38,6 +38,14 @@ def examples() -> list[Example]:
     return found
 
 
+def quoted() -> set[tuple[str, ...]]:
+    """Return the arguments of the examples whose answers documents quote: cog runs them (docs/site/answers.py)."""
+    calls = (
+        found for path in TEXTS for found in re.findall(r"^answers\.\w+\('([^']*)'", path.read_text(), re.MULTILINE)
+    )
+    return {tuple(shlex.split(call)) for call in calls}
+
+
 def mentions() -> list[Example]:
     """Return the calls of attnbench in running text, `attnbench gate A B`, whose words may be placeholders."""
     found = []

@@ -27,7 +27,6 @@ import typer
 from typer.testing import CliRunner
 
 import worker_here
-from answers import commands as quoted
 from attnbench.analysis.ab import run_ab
 from attnbench.commands.command_line import COMMANDS, command_line
 from attnbench.core import masks
@@ -37,7 +36,7 @@ from attnbench.results.case_names import EXTRAS
 from attnbench.run import device_probe, run_suite, workers
 from attnbench.run.profile import profile as profiles
 from attnbench.run.suite import load_suite, resolve
-from examples import Example, examples, mentions
+from examples import Example, examples, mentions, quoted
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -83,7 +82,7 @@ SHOWING = [
     if not _measures(one)
     and one.arguments[0] not in PARSED_ONLY
     and "--settle" not in one.arguments  # test_settle.py
-    and one.arguments not in quoted()  # test_answers.py
+    and one.arguments not in quoted()  # test_tables.py
 ]
 RUNS = [one for one in ONCE if one.arguments[0] in ("run", "recommend") and _measures(one)]
 
