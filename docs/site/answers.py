@@ -1,8 +1,12 @@
-"""Answers that documents quote, each with the command that gives it: `make tables` renews them (docs/site/tables.py)."""
+"""Answers that documents quote, each with the command that gives it: `make tables` renews them.
+
+A document has the call in a comment, and cog (cog.readthedocs.io) writes below it what the call prints.
+"""
 
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 import shlex
 import sys
@@ -34,10 +38,10 @@ def answer(command: str, *sentences: int) -> None:
 
 def table(command: str, title: str) -> None:
     """Print a command, and the table of its document that has a title."""
+    after = _shown(command)[1].partition(f" {title}\n")[2].splitlines()
+    rows = itertools.dropwhile(lambda line: line[:1] != "|", after)
     cog.outl(f"\n    attnbench {command}\n")
-    cog.outl(
-        "|" + _shown(command)[1].partition(f" {title}\n")[2].partition("\n|")[2].partition("\n\n")[0].rstrip() + "\n"
-    )
+    cog.outl("\n".join(itertools.takewhile(lambda line: line[:1] == "|", rows)) + "\n")
 
 
 def _shown(command: str) -> tuple[Any, str]:
