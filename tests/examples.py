@@ -38,6 +38,13 @@ def examples() -> list[Example]:
     return found
 
 
+def quoted() -> set[tuple[str, ...]]:
+    """Return the arguments of the examples whose answers documents quote: cog runs them (docs/site/answers.py)."""
+    call = re.compile(r"^answers\.\w+\('([^']*)'", re.MULTILINE)
+    calls = (found for path in TEXTS for found in call.findall(path.read_text()))
+    return {tuple(shlex.split(call)) for call in calls}
+
+
 def mentions() -> list[Example]:
     """Return the calls of attnbench in running text, `attnbench gate A B`, whose words may be placeholders."""
     found = []

@@ -37,7 +37,7 @@ from attnbench.results.case_names import EXTRAS
 from attnbench.run import device_probe, run_suite, workers
 from attnbench.run.profile import profile as profiles
 from attnbench.run.suite import load_suite, resolve
-from examples import Example, examples, mentions
+from examples import Example, examples, mentions, quoted
 
 ROOT = Path(__file__).parents[1]
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
@@ -80,7 +80,10 @@ def _measures(one: Example) -> bool:
 SHOWING = [
     one
     for one in ONCE
-    if not _measures(one) and one.arguments[0] not in PARSED_ONLY and "--settle" not in one.arguments  # test_settle.py
+    if not _measures(one)
+    and one.arguments[0] not in PARSED_ONLY
+    and "--settle" not in one.arguments  # test_settle.py
+    and one.arguments not in quoted()  # test_tables.py
 ]
 RUNS = [one for one in ONCE if one.arguments[0] in ("run", "recommend") and _measures(one)]
 

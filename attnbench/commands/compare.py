@@ -37,8 +37,8 @@ class Options(Output):
     pue: float | None = what("RATIO", "Power of the building over that of its devices, such as 1.3. Default: 1.")
     workload: str | None = what(
         "FILE|WORDS",
-        "YAML: cases with weights, for one figure in all; or 'chat: 2k in, 300 out, llama-3.1-8b, batch 32', "
-        "interpolated between what was measured.",
+        "YAML: cases with weights, for one figure in all; or 'chat: 2k in, 300 out, llama-3.1-8b, batch 32' (, tp 2): "
+        "a whole model, interpolated between what was measured.",
     )
     document_file: Path | None = options.files(
         "FILE", "Write the one format to a file and print nothing.", None, "--out", "-o"

@@ -24,8 +24,8 @@ class Options(output.Output, options.WholeRun):
 
     models: list[str] = options.argument(
         "MODEL|RUN|DIR",
-        "Models to build: llama-3.1-8b, mistral-7b, qwen3-8b, gemma-2-9b, gpt-oss-20b, deepseek-v3, tiny. Or run files "
-        "of steps, or folders of them, to show them again.",
+        "Models to build: llama-3.1-8b, llama-3.1-70b, mistral-7b, qwen3-8b, gemma-2-9b, gpt-oss-20b, deepseek-v3, "
+        "tiny. Or run files of steps, or folders of them, to show them again.",
         autocompletion=complete.one(complete.step_models),
     )
     phase: str = which(

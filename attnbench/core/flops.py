@@ -169,21 +169,32 @@ def _attention_layers(case: Case, step: Step) -> Iterator[tuple[int, Case]]:
     )
 
 
-def _step_flops(case: Case, step: Step, convention: Convention) -> float:
+def products(case: Case) -> int:
+    """Return the FLOPs of the products with weights in a step of a model, forward: all but those of attention."""
+    step = case.model_step
+    assert step
     tokens = case.shape.batch * case.shape.seqlen_q
     logits = tokens if step.phase == "train" else case.shape.batch
-    products = 2 * (step.weights(heads_of(case), active=True) * tokens + step.hidden * step.vocab * logits)
+    return 2 * (step.weights(heads_of(case), active=True) * tokens + step.hidden * step.vocab * logits)
+
+
+def weight_bytes(case: Case) -> int:
+    """Return the bytes of the weights that a step of a model reads, each one time; of experts those that are taken."""
+    step = case.model_step
+    assert step
+    taken = min(step.experts, step.taken * case.shape.batch * case.shape.seqlen_q)
+    weights = replace(step, experts=taken).weights(heads_of(case)) if step.experts else step.weights(heads_of(case))
+    return (weights + step.hidden * step.vocab) * ITEMSIZE[case.dtype]
+
+
+def _step_flops(case: Case, step: Step, convention: Convention) -> float:
     attention = sum(n * flops(replace(of, direction="fwd"), convention) for n, of in _attention_layers(case, step))
-    return (products + attention) * (3 if step.phase == "train" else 1)
+    return (products(case) + attention) * (3 if step.phase == "train" else 1)
 
 
 def _step_bytes(case: Case, step: Step) -> int:
-    tokens = case.shape.batch * case.shape.seqlen_q
-    taken = min(step.experts, step.taken * tokens)
-    weights = replace(step, experts=taken).weights(heads_of(case)) if step.experts else step.weights(heads_of(case))
     passes = 3 if step.phase == "train" else 1
-    of_weights = passes * (weights + step.hidden * step.vocab) * ITEMSIZE[case.dtype]
-    return of_weights + sum(n * ideal_bytes(of) for n, of in _attention_layers(case, step))
+    return passes * weight_bytes(case) + sum(n * ideal_bytes(of) for n, of in _attention_layers(case, step))
 
 
 def _step_input_bytes(case: Case, step: Step) -> int:

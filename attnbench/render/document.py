@@ -178,6 +178,18 @@ class Dot:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """A line through points of a plot, with its name on the left of the highest one.
+
+    A place is a share of the width and a share of the height.
+    """
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    group: int = 0  # its colour, that of the dots of the group
+
+
+@dataclass(frozen=True)
 class Plot:
     """Points and levels over one axis: a small figure of a page."""
 
@@ -186,6 +198,7 @@ class Plot:
     levels: tuple[tuple[float, float, float], ...] = ()  # lines: (from x, to x, y)
     x_labels: tuple[tuple[float, str], ...] = ()  # (place, text)
     y_labels: tuple[tuple[float, str], ...] = ()
+    curves: tuple[Curve, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,7 @@ def test_every_kind_of_layers_is_a_part() -> None:
         ("chat: 2k in, x out, llama-3.1-8b, batch 32", "'x' is not a size"),
         ("chat: 2k in, 300 out, llama-3.1-8b, batch 32, tp 3", "3 does not divide"),
         ("chat: 2k in, 300 out, flux.1-dev, batch 32", "cannot measure the decoding of flux.1-dev"),
-        ("2k in, 300 out, llama-3.1-70b, batch 32, tp 2", "attnbench run --model llama-3.1-70b --tp 2 --seqlen 2k"),
+        ("2k in, 300 out, gpt-oss-20b, batch 32, tp 2", "attnbench run --model gpt-oss-20b --tp 2 --seqlen 2k"),
     ],
 )
 def test_what_cannot_be_is_told_in_a_line(text: str, said: str) -> None:

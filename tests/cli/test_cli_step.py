@@ -53,7 +53,7 @@ def test_a_plan_measures_nothing(tool: Tool) -> None:
     ("args", "said"),
     [
         (("llama",), "no model 'llama'"),
-        (("llama-3.1-70b",), "no step of llama-3.1-70b can be built, only of llama-3.1-8b, "),
+        (("llama-3.1-405b",), "no step of llama-3.1-405b can be built, only of llama-3.1-8b, "),
         (("tiny", "--phase", "serve"), "--phase: unknown 'serve'"),
         (("tiny", "-b", "nothing"), "--backend: unknown 'nothing'"),
         (("tiny", "--layers", "3"), "--layers: 3 is not from 1 to the 2 of tiny"),

@@ -11,12 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from attnbench.analysis.compare.answer import answer
 from attnbench.analysis.compare.cautions import cautions, facts
 from attnbench.analysis.compare.common_cells import NOT_PLANNED
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.compare.serving_document import answer, sections
+from attnbench.analysis.compare.serving_document import data as serving_data
+from attnbench.analysis.compare.serving_document import tables as serving_tables
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import is_brief, tables
 from attnbench.core.documents import with_addresses
@@ -49,10 +51,11 @@ def document(c: Comparison, every: bool = False) -> Document:
         title=f"{' and '.join(c.labels)}, compared",
         answer=tuple(answer(c)),
         machines=tuple(report.Machine(machine.label, _description(machine, brief)) for machine in c.machines),
-        blocks=tuple(tables(c, every)),
+        blocks=(*serving_tables(c), *tables(c, every)),
         cautions=doubted,
         facts=known,
         notes=tuple((Span(note, "quiet"),) for note in notes),
+        appendix=sections(c),
         data=_data(c, warnings, rows),
         rows=rows,
     )
@@ -111,6 +114,7 @@ def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, A
         "machines": [_machine(c, machine) for machine in c.machines],
         "figures": [_figures(c, figures) for figures in c.figures],
         "workload": _workload(c),
+        "serving": serving_data(c),
         "untried": [case.key for case in c.untried],
         "missing": c.missing,
         "longest": [{"cases": of.cases, "backend": of.backend, "machines": [*of.fits.values()]} for of in c.longest],

@@ -20,6 +20,7 @@ from attnbench.analysis.compare.figures import Figures, all_figures, untried
 from attnbench.analysis.compare.like_kernels import shared_cells, unlike_kernels, unlike_versions
 from attnbench.analysis.compare.longest_sequence import LongestSequence, longest_sequences
 from attnbench.analysis.compare.machines import (
+    STEPS,
     Machine,
     is_own_kernel,
     left_out,
@@ -38,6 +39,7 @@ from attnbench.results.cells import Key
 
 if TYPE_CHECKING:
     from attnbench.analysis.compare.requests import Requests
+    from attnbench.analysis.compare.serving import Serving
     from attnbench.analysis.compare.workload import MeasuredWorkload, Workload
 
 
@@ -56,6 +58,7 @@ class Comparison:
     longest_of_any: tuple[LongestSequence, ...]  # with any backend
     left_out: Mapping[Path, str]  # files that say nothing for a comparison, with why
     machines_left_out: Mapping[str, str]  # those that have no case in common with those that are compared, with why
+    serving: Serving | None = None  # the requests of a workload in words to a whole model
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -248,7 +251,10 @@ def compare(
     without = {machine.label: why_left_out(machine, found) for machine in every if machine not in found}
     home = home if home in found else found[0]
     costs = {label: price for label, price in costs.items() if label not in without}
-    figures = all_figures(found, home, _workload(workload) if workload is not None else None)
+    asked = _workload(workload) if workload is not None else None
+    figures = all_figures(found, home, asked)
+    served = _serving(asked, sorted(found, key=lambda machine: machine is not home), runs)
+    unused = left_out(paths, runs, bool(names))
     compared = Comparison(
         machines=tuple(found),
         reference=home,
@@ -259,11 +265,22 @@ def compare(
         missing=tuple(missing_cells(found)),
         longest=tuple(longest_sequences(found)),
         longest_of_any=tuple(longest_sequences(found, by_backend=False)),
-        left_out=left_out(paths, runs, bool(names)),
+        left_out={path: why for path, why in unused.items() if not served or why != STEPS},
         machines_left_out=without,
+        serving=served,
     )
-    watts = {label: compared.powered.watts(label) for label in compared.labels}
+    limits = {of.label: of.environment.power_limit_w if compared.serving else None for of in found}
+    watts = {label: compared.powered.watts(label) or limits[label] for label in compared.labels}
     return replace(compared, energy=energy_costs(costs, watts, energy_price, pue))
+
+
+def _serving(asked: Workload | Requests | None, machines: Sequence[Machine], runs: Sequence[Run]) -> Serving | None:
+    """Return requests in words as the machines serve them; None of another workload."""
+    if asked is None:
+        return None
+    from attnbench.analysis.compare import requests, serving  # as in _workload
+
+    return serving.serving(asked, machines, runs) if isinstance(asked, requests.Requests) else None
 
 
 def _workload(text: str) -> Workload | Requests:

@@ -4,10 +4,11 @@
     code: 16k in, 1k out, llama-3.1-70b, batch 64, tp 8
 
 docs/compare.md says what they ask, docs/dev/compare.md how a time is interpolated between measured cases of one backend
-on one machine.
+on one machine. Where no layout of heads but another one was measured, its cases stand in: a prefill takes time by its
+FLOPs, a decode by the bytes of keys and values, at the batch that has as many.
 It is a sum of measured times, t = sum of c_i t_i; each machine runs a part with the backend of the least t, among those
-that have a figure of every case in the sum. Cases of bf16 come first, then those that are nearest, then, of decode,
-those with pages of USUAL_PAGE tokens.
+that have a figure of every case in the sum. Cases with the model's heads come first, then those of bf16, then the
+nearest, then, of decode, those with pages of USUAL_PAGE tokens.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ EXAMPLE = "chat: 2k in, 300 out, llama-3.1-8b, batch 32"
 FAR = 8.0  # times as many FLOPs or bytes, that a case may have to be interpolated from
 EXTRA = 1.25  # times as long, or as large a batch, that a case may be beyond all that was measured
 DOUBT = 0.04  # half the 95 % interval of an interpolated time, for each doubling
+STAND_IN = 0.29  # half the 95 % interval of a time by cases with other heads (docs/dev/compare.md)
 USUAL_PAGE = 16  # tokens; of cases that are as near, one with such pages stands for a server
 _NUMBER = r"(^|[:,\s])(\d\w* (in|out)|batch \d\w*)\s*($|[,\s])"  # in a workload in words
 _WORDS = {"in": r"(\S+) in", "out": r"(\S+) out", "batch": r"batch (\S+)", "tp": r"tp (\S+)"}
@@ -68,12 +70,12 @@ class Requests:
         `shared`: with backends alone that all machines have. Raises UserError where a kind of layers or a phase has no
         figure, with the command that measures it, and where the reference's memory does not hold it.
         """
-        full = [machine for machine in machines if self.cache + self.weights > _room(machine)]
+        full = [machine for machine in machines if self.too_large([machine])]
         if reference in full:
             smaller = len(full) == len(machines)
             advice = "ask for fewer tokens or sequences" if smaller else "name another reference with --to"
-            raise UserError(f"--workload: {self._too_large(full)}; {advice}")
-        notes = (f"{self._too_large(full)}: no figure of it there.",) if full else ()
+            raise UserError(f"--workload: {self.too_large(full)}; {advice}")
+        notes = (f"{self.too_large(full)}: no figure of it there.",) if full else ()
         machines = [machine for machine in machines if machine not in full]
         cases = common(machine.fastest for machine in machines)
         cells = {*shared_cells(machines)} if shared else None
@@ -102,8 +104,11 @@ class Requests:
         whole = whole_step(self.model)
         return 2 * (whole.weights(heads(self.model)) + whole.outside) // self.tp
 
-    def _too_large(self, machines: Sequence[Machine]) -> str:
-        """Return what is needed, and what machines have whose memory does not hold it."""
+    def too_large(self, machines: Sequence[Machine]) -> str:
+        """Return what is needed, and what those of some machines have whose memory does not hold it; "" if all do."""
+        machines = [machine for machine in machines if self.cache + self.weights > _room(machine)]
+        if not machines:
+            return ""
         weights = f" and {size(self.weights)} of weights" if self.weights else ", its weights not counted"
         each = listed([f"{machine.label} has {size(_room(machine))}" for machine in machines])
         return f"{self.name!r} needs {size(self.cache)} of KV cache{weights}, in 16 bits, and {each}"
@@ -143,12 +148,49 @@ def parse(text: str) -> Requests:
 
 
 @dataclass(frozen=True)
-class _Sum:
+class Sum:
     """The time of a call as a sum of measured times."""
 
     case: Case  # that was asked for: of a prefill one sequence
     times: Mapping[Case, float]  # measured case -> how often its time counts
     doublings: float  # from the case to the nearest that was measured; 0 where it was measured itself
+
+    @property
+    def other_heads(self) -> bool:
+        """Whether the measured cases have other heads than the one that was asked for."""
+        return any(_heads(case) != _heads(self.case) for case in self.times)
+
+    @property
+    def doubt(self) -> float:
+        """Half the 95 % interval, relative, that the sum adds to those of the measured times."""
+        return math.hypot(DOUBT * self.doublings, STAND_IN if self.other_heads else 0.0)
+
+    @property
+    def rank(self) -> tuple[object, ...]:
+        """The order of preference among sums, the best first."""
+        near = round(self.doublings, 6), *_pages(self.case), self._apart
+        return (self.other_heads, self.case.dtype != "bf16", *near, self.case.key)
+
+    @property
+    def beyond(self) -> bool:
+        """Whether all measured cases are smaller, or all larger, so that it is no interpolation."""
+
+        def is_beyond(place: int, places: set[int]) -> bool:
+            return not min(places) <= place <= max(places)
+
+        own, shapes = self.case.shape, [case.shape for case in self.times]
+        if is_beyond(own.seqlen_k, {shape.seqlen_k for shape in shapes}):
+            return True
+        # Measured batches of other heads have as many keys and values, to the nearest sequence.
+        return (
+            _is_decode(self.case) and not self.other_heads and is_beyond(own.batch, {shape.batch for shape in shapes})
+        )
+
+    @property
+    def _apart(self) -> float:
+        """How far the measured heads are from those that were asked for."""
+        pairs = zip(_heads(self.case), _heads(next(iter(self.times))), strict=True)
+        return sum(abs(math.log(one / other)) for one, other in pairs)
 
 
 def _part(
@@ -160,12 +202,12 @@ def _part(
     cells: Collection[Key] | None,
 ) -> MeasuredPart:
     """Return a phase of a kind of layers. Raises UserError where it has no figure on all machines."""
-    best: tuple[tuple[object, ...], _Sum, dict[Machine, dict[Key, float]]] | None = None
-    for family in _families(asked, layers, phase, cases):
+    best: tuple[tuple[object, ...], Sum, dict[Machine, dict[Key, float]]] | None = None
+    for family in families(asked, layers, phase, cases):
         total = interpolated(asked, phase, family)
         on_each = {machine: fastest_sum(machine, total.times, cells) for machine in machines} if total else {}
         if total and all(on_each.values()):
-            rank = total.case.dtype != "bf16", round(total.doublings, 6), *_pages(total.case, phase), total.case.key
+            rank = total.rank
             best = min(filter(None, (best, (rank, total, on_each))), key=lambda one: one[0])
     if best is None:
         lacking = [of.label for of in machines if not _has(of, asked, layers, phase)]
@@ -178,26 +220,30 @@ def _part(
     name = f"{of_layers}: {case_names.lengths(total.case)} b{asked.batch} {total.case.dtype} {pages}".strip()
     steps = asked.batch if phase == "prefill" else asked.seqlen_out
     what = phase if len(asked.model.layers) == 1 else of_layers
-    said = _stands_in(asked, what, total)
-    doubt = DOUBT * total.doublings
-    return MeasuredPart(name, 0.0, layers.count * steps, (total.case,), 0, on_each, doubt, said, asked.tp)
+    said = stands_in(asked, what, total)
+    return MeasuredPart(name, 0.0, layers.count * steps, (total.case,), 0, on_each, total.doubt, said, asked.tp)
 
 
 def _has(machine: Machine, asked: Requests, layers: Layers, phase: Phase) -> bool:
     """Whether a machine alone has a figure of a phase of a kind of layers."""
-    sums = (interpolated(asked, phase, family) for family in _families(asked, layers, phase, machine.fastest))
+    sums = (interpolated(asked, phase, family) for family in families(asked, layers, phase, machine.fastest))
     return any(fastest_sum(machine, of.times, None) for of in sums if of)
 
 
-def _families(asked: Requests, layers: Layers, phase: Phase, cases: Iterable[Case]) -> list[list[Case]]:
-    """Return the measured cases of a phase of a kind of layers, in lists that differ in length and batch alone."""
+def families(asked: Requests, layers: Layers, phase: Phase, cases: Iterable[Case]) -> list[list[Case]]:
+    """Return the measured cases of a phase of a kind of layers, in lists that differ in length and batch alone.
+
+    Their heads may be others than the model's, but not where latent rows are decoded, which is no matter of bytes.
+    """
     axes = layer_axes(asked.model, layers, asked.tp, phase).model_copy(update={"seqlen_q": None})
+    if not axes.latent:
+        axes = axes.model_copy(update={"nheads": None, "nheads_k": None})
     of_phase = _is_decode if phase == "decode" else _is_prefill
     plain = (case for case in cases if _is_plain(case) and of_phase(case) and matches(axes, case))
     return [*grouped(plain, lambda case: _with(case, 1, 1)).values()]
 
 
-def interpolated(asked: Requests, phase: Phase, family: Sequence[Case]) -> _Sum | None:
+def interpolated(asked: Requests, phase: Phase, family: Sequence[Case]) -> Sum | None:
     """Return the time of a call from cases that differ in length and batch alone; None where they are too far."""
     if phase == "prefill":
         case = _with(family[0], 1, asked.seqlen_in)
@@ -207,24 +253,44 @@ def interpolated(asked: Requests, phase: Phase, family: Sequence[Case]) -> _Sum 
         found = _between(asked.seqlen_in, {n: flops(_with(case, 1, n)) for n in nearest}, flops(case))
         if found is None:
             return None
-        times = {nearest[n]: times / nearest[n].shape.batch for n, times in found.times.items()}
-        return _Sum(case, times, found.doublings)
-    case = _with(family[0], asked.batch, asked.seqlen_halfway)
+        own = _with_heads(case, asked)
+        times = {nearest[n]: n_times / nearest[n].shape.batch for n, n_times in found.times.items()}
+        return _scaled(Sum(own, times, found.doublings), flops(own) / flops(case))
+    own = _with_heads(_with(family[0], asked.batch, asked.seqlen_halfway), asked)
+    batch = max(1, round(asked.batch * own.shape.nheads_k / family[0].shape.nheads_k))  # of as many keys and values
+    case = _with(family[0], batch, asked.seqlen_halfway)
     by_batch: dict[int, dict[int, Case]] = {}
     for one in family:
         by_batch.setdefault(one.shape.batch, {})[one.shape.seqlen_k] = one
     rows = {}
-    for batch, lengths in by_batch.items():
+    for b, lengths in by_batch.items():
         sizes = {n: float(ideal_bytes(one)) for n, one in lengths.items()}
-        row = _between(asked.seqlen_halfway, sizes, ideal_bytes(_with(case, batch, asked.seqlen_halfway)))
+        row = _between(asked.seqlen_halfway, sizes, ideal_bytes(_with(case, b, asked.seqlen_halfway)))
         if row:
-            rows[batch] = row
-    sizes = {batch: float(ideal_bytes(_with(case, batch, asked.seqlen_halfway))) for batch in rows}
-    found = _between(asked.batch, sizes, ideal_bytes(case))
+            rows[b] = row
+    sizes = {b: float(ideal_bytes(_with(case, b, asked.seqlen_halfway))) for b in rows}
+    found = _between(batch, sizes, ideal_bytes(case))
     if found is None:
         return None
     times = {by_batch[b][n]: of_b * of_n for b, of_b in found.times.items() for n, of_n in rows[b].times.items()}
-    return _Sum(case, times, found.doublings + max(rows[batch].doublings for batch in found.times))
+    total = Sum(own, times, found.doublings + max(rows[b].doublings for b in found.times))
+    return _scaled(total, ideal_bytes(own) / ideal_bytes(case))
+
+
+def _scaled(total: Sum, by: float) -> Sum:
+    return total if by == 1 else replace(total, times={case: by * times for case, times in total.times.items()})
+
+
+def _heads(case: Case) -> tuple[int, int]:
+    return case.shape.nheads, case.shape.nheads_k
+
+
+def _with_heads(case: Case, asked: Requests) -> Case:
+    """Return a case with the heads of the model on one device; the heads of latent rows are the model's already."""
+    if case.latent:
+        return case
+    nheads, nheads_k = asked.model.heads(asked.tp)
+    return replace(case, shape=replace(case.shape, nheads=nheads, nheads_k=nheads_k))
 
 
 class _Between(NamedTuple):
@@ -288,9 +354,9 @@ def _is_prefill(case: Case) -> bool:
     return case.direction == "fwd" and case.shape.seqlen_q == case.shape.seqlen_k
 
 
-def _pages(case: Case, phase: Phase) -> tuple[bool, float]:
-    """Return the rank of a case by its pages: those of a server come first."""
-    return phase == "decode" and not case.is_paged, abs(math.log((case.page_size or 1) / USUAL_PAGE))
+def _pages(case: Case) -> tuple[bool, float]:
+    """Return the rank of a case by its pages: of a decode those of a server come first."""
+    return _is_decode(case) and not case.is_paged, abs(math.log((case.page_size or 1) / USUAL_PAGE))
 
 
 def _kind(layers: Layers) -> str:
@@ -298,8 +364,21 @@ def _kind(layers: Layers) -> str:
     return f"{count(layers.count, 'layer')}{window}"
 
 
-def _stands_in(asked: Requests, what: str, total: _Sum) -> str:
-    """Return which measured cases a time is made of; "" where it is the measured case itself."""
+def stands_in(asked: Requests, what: str, total: Sum) -> str:
+    """Return which measured cases a time is made of, and what else they differ in; "" where it is the case itself."""
+    said, unlike = _measured_at(asked, what, total), []
+    if total.other_heads:
+        own, other = (" and ".join(map(str, _heads(case))) for case in (total.case, next(iter(total.times))))
+        unlike.append(f"of {other} heads instead of {own}")
+    if total.case.dtype != "bf16":
+        unlike.append(f"in {total.case.dtype} instead of bf16")
+    if not unlike:
+        return said
+    said = said or f"{what} counts as measured"
+    return f"{said} {listed(unlike)}" + (f", to some {percent(total.doubt)}" if total.doubt else "")
+
+
+def _measured_at(asked: Requests, what: str, total: Sum) -> str:
     shapes = [case.shape for case in total.times]
     lengths, batches = ({getattr(s, name) for s in shapes} for name in ("seqlen_k", "batch"))
     decodes = _is_decode(total.case)
@@ -312,7 +391,8 @@ def _stands_in(asked: Requests, what: str, total: _Sum) -> str:
         return f"{what} counts as measured {at}, of {measured}"
     how = "interpolated between" if len(shapes) > 1 else "scaled from"
     of = f"{format_size(length)}{f' keys at batch {asked.batch}' if decodes else ''}"
-    return f"{what} of {of} is {how} {measured} {at}, to some {percent(DOUBT * total.doublings)}"
+    to = "" if total.other_heads or total.case.dtype != "bf16" else f", to some {percent(total.doubt)}"
+    return f"{what} of {of} is {how} {measured} {at}{to}"
 
 
 def _no_figure(asked: Requests, layers: Layers, phase: Phase, lacking: Sequence[str]) -> str:

@@ -72,6 +72,11 @@ def speed_ratio(
     return Ratio(stats.exp(log), low, high, tuple(sorted({*ours.sources, *theirs.sources})))
 
 
+def uncertainty(machine: Machine, weights: Weights) -> float:
+    """Return half the 95 % interval of the logarithm of a weighted sum of a machine's cells, for any card of it."""
+    return math.hypot(_log_sum(machine, weights).half, of_cards((machine.pool, weights)))
+
+
 def equal_weights(keys: Collection[Key]) -> Weights:
     """Return the weights of a geometric mean."""
     return dict.fromkeys(keys, 1 / len(keys)) if keys else {}

@@ -1,0 +1,299 @@
+"""What a machine gives when it serves a whole model, as sentences, tables, a plot and data for other programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attnbench.analysis.compare.answer import answer as answer_of_attention
+from attnbench.analysis.compare.answer import price_text, ratio_text
+from attnbench.analysis.compare.findings import Comparison
+from attnbench.analysis.compare.money import worth_below
+from attnbench.core.formats import digits, duration, share
+from attnbench.core.sizes import format_size
+from attnbench.core.text import capitalized, count, listed
+from attnbench.render.document import Column, Curve, Dot, Paragraphs, Plot, Section, Span, Table
+from attnbench.results.case_names import NOTHING
+from attnbench.results.disturbed import doubt
+
+if TYPE_CHECKING:
+    from attnbench.analysis.compare.serving import PhaseTime, Served, Serving
+
+LEFT_OUT = "norms, sampling, the host, and waiting for a place in the batch"
+INTERPOLATED, BEYOND, LIMIT = "~", "?", "!"
+NOTE = (
+    "A user: once the answer begins. A GPU: generated tokens, with the time in which it fills the prompts. "
+    f"{INTERPOLATED}: attention of decode is interpolated, or of other heads; {BEYOND}: scaled from batches or lengths "
+    f"that are all smaller, or all larger; {LIMIT}: a limit, as no step was measured. A batch is left out where "
+    "nothing near was measured, or where the memory does not hold it."
+)
+
+
+def sentences(c: Comparison) -> list[str]:
+    """Return what a buyer wants to know of a whole model, in a sentence each; none without requests in words."""
+    found = c.serving
+    if not found:
+        return []
+    if not found.found:
+        return [f"{capitalized(text)}." for text in found.reasons]
+    return [*filter(None, [_speed(c, found), _made_of(found), _money(c, found), _energy(found)])]
+
+
+def _speed(c: Comparison, found: Serving) -> str:
+    asked = found.asked
+    each = [_of_machine(c, found, label) for label in found.found]
+    on = f" on {count(asked.tp, 'device')}" if asked.tp > 1 else ""
+    size = f"{format_size(asked.seqlen_in)} in, {format_size(asked.seqlen_out)} out, batch {asked.batch}"
+    without = "".join(f"; {text}" for text in found.reasons)
+    return f"The whole of {asked.model.name}{on} ({size}) gives {'; '.join(each)}{without}."
+
+
+def _of_machine(c: Comparison, found: Serving, label: str) -> str:
+    one, ratio = found.found[label], found.ratio(label, c.reference.label)
+    than = "" if label == c.reference.label or not ratio else f", {ratio_text(ratio)} of {c.reference.label}"
+    ends, most, least = ("", "at most ", "at least ") if one.at_most else (f" ({_ends(one)})", "", "")
+    return (
+        f"{most}{_rate(one.tokens_a_second)} tokens/s{ends} on {label}{than}, with {least}{duration(one.first_token)} "
+        f"to the first token and {duration(one.decode.seconds)} for each more"
+    )
+
+
+def _made_of(found: Serving) -> str:
+    """Return which measured cases and steps the figures are made of, and what they leave out."""
+    attention = ", ".join(f"{share(one.attention)} on {label}" for label, one in found.found.items())
+    said = [f"Attention is {attention}"]
+    said += _by_machine({label: "; ".join(_stand_ins(one)) for label, one in found.found.items()})
+    rest = [f"on {label} {_rest(one)}" for label, one in found.found.items()]
+    said.append(f"what is not attention is known {'; '.join(rest)}")
+    devices = f"what the {found.asked.tp} devices send each other, " if found.asked.tp > 1 else ""
+    return f"{'; '.join(said)}. Left out: {devices}{LEFT_OUT}."
+
+
+def _rest(one: Served) -> str:
+    """Return how the time of what is not attention is known on a machine, in each phase."""
+    return " and ".join(f"in {phase} by {_phase(one, phase).rate.said}" for phase in ("prefill", "decode"))
+
+
+def _by_machine(each: dict[str, str]) -> list[str]:
+    """Return texts of machines once each, with the machines where they have unlike ones; without empty ones."""
+    texts = dict.fromkeys(filter(None, each.values()))
+    if len(texts) == 1 and all(each.values()):
+        return [*texts]
+    return [f"{text} (on {listed(label for label, own in each.items() if own == text)})" for text in texts]
+
+
+def _stand_ins(one: Served) -> tuple[str, ...]:
+    return (*one.prefill.stands_in, *one.decode.stands_in)
+
+
+def _phase(one: Served, phase: str) -> PhaseTime:
+    return one.prefill if phase == "prefill" else one.decode
+
+
+def _money(c: Comparison, found: Serving) -> str:
+    """Return what a million tokens cost, and below which price a machine is worth it; "" without prices of time."""
+    costs = [f"{text} on {label}" for label in found.found if (text := _cost(c, found.found[label]))]
+    if not costs:
+        return ""
+    energy = ", with energy at the power limit where power was not measured" if c.energy else ""
+    said = [f"A million generated tokens cost {listed(costs)}{energy}"]
+    home = c.offer(c.reference.label)
+    for label in found.found:
+        ratio, offer = found.ratio(label, c.reference.label), c.offer(label)
+        if ratio and home and offer and label != c.reference.label:
+            worth = worth_below(ratio, home, offer)
+            price = price_text(offer.price, worth)
+            said.append(f"{label} is worth it below {price}, if {c.reference.label} costs {home.price}")
+    return f"{'; '.join(said)}."
+
+
+def _cost(c: Comparison, one: Served) -> str:
+    """Return what a million tokens cost on a machine, with the interval; "" without a price of time."""
+    offer = c.offer(one.machine.label)
+    cost = offer.million_tokens(one.device_seconds) if offer else None
+    if not offer or cost is None:
+        return ""
+    ends = one.interval(cost)
+    return (
+        f"{offer.price.money(cost)} ({' to '.join(map(offer.price.money, ends))})"
+        if ends
+        else f"at least {offer.price.money(cost)}"
+    )
+
+
+def _energy(found: Serving) -> str:
+    each = [(label, text) for label, one in found.found.items() if (text := _kilowatt_hours(one))]
+    if not each:
+        return ""
+    texts = listed(f"{text} kWh on {label}" for label, text in each)
+    powers = [(label, _powers(found.found[label])) for label, _ in each]
+    known = [f"on {label} {text}" for label, text in powers if text]
+    low = f"the lower figure by the power of attention without pauses ({'; '.join(known)}), the upper "
+    return f"A million generated tokens take {texts}: {low if known else ''}by the power limit."
+
+
+def _powers(one: Served) -> str:
+    """Return the power of attention in each phase: "667 W in 43 prefills and 239 W in 1 decode"; "" where unknown."""
+    if one.kilowatt_hours()[0] is None:
+        return ""
+    each = ((phase, one.watts(phase)) for phase in ("prefill", "decode"))
+    return listed(f"{sorted(found)[len(found) // 2]:.0f} W in {count(len(found), phase)}" for phase, found in each)
+
+
+def _kilowatt_hours(one: Served) -> str:
+    low, high = one.kilowatt_hours()
+    if high is None:
+        return ""
+    return f"{digits(low)} to {digits(high)}" if low else f"at most {digits(high)}"
+
+
+def _rate(tokens: float) -> str:
+    return f"{float(f'{tokens:.3g}'):,.0f}" if tokens >= 100 else digits(tokens)
+
+
+def _ends(one: Served) -> str:
+    ends = one.interval(one.tokens_a_second)
+    return " to ".join(map(_rate, ends)) if ends else NOTHING
+
+
+# ---- Tables.
+
+
+def tables(c: Comparison) -> list[Table]:
+    """Return the whole model by machine, and the batch against interactivity; none without requests in words."""
+    found = c.serving
+    if not found or not found.curves:
+        return []
+    return [*([_by_figure(c, found)] if found.found else []), _curve(c, found)]
+
+
+def _by_figure(c: Comparison, found: Serving) -> Table:
+    """Return the figures of the requests, a row for each machine."""
+    headings = ["tokens/s", "95 %", "first token", "per token"]
+    if any(_cost(c, one) for one in found.found.values()):
+        headings.append("a million tokens")
+    headings.append("kWh")
+    rows = []
+    for label, one in found.found.items():
+        texts = [_rate(one.tokens_a_second), _ends(one), duration(one.first_token), duration(one.decode.seconds)]
+        if "a million tokens" in headings:
+            texts.append(_cost_alone(c, one) or NOTHING)
+        rows.append((label, *texts, _kilowatt_hours(one) or NOTHING))
+    columns = (Column("machine"), *(Column(heading, "right", wrap=False) for heading in headings))
+    note = "Time per token: of generation at the mean length. kWh: of a million generated tokens."
+    return Table("serving", columns, tuple(rows), title=f"Whole model: {found.asked.name}", note=note)
+
+
+def _curve(c: Comparison, found: Serving) -> Table:
+    """Return tokens a second of a user and of a GPU, by batch, a column for each machine."""
+    labels = [*found.curves]
+    by_batch = {label: {one.asked.batch: one for one in found.curves[label]} for label in labels}
+    batches = sorted({batch for own in by_batch.values() for batch in own})
+    priced = any(_cost_alone(c, one) for own in by_batch.values() for one in own.values())
+    what = "Tokens/s a user / a GPU" + (" / cost of a million tokens" if priced else "")
+    rows = tuple((str(batch), *(_point(c, by_batch[label].get(batch)) for label in labels)) for batch in batches)
+    columns = (Column("batch", "right"), *(Column(label, "right", wrap=False) for label in labels))
+    return Table("interactivity", columns, rows, title="Batch against interactivity", note=f"{what}. {NOTE}")
+
+
+def _point(c: Comparison, one: Served | None) -> str:
+    if one is None:
+        return NOTHING
+    texts = [_rate(one.of_a_user), _rate(one.of_a_gpu), _cost_alone(c, one)]
+    return " / ".join(filter(None, texts)) + _mark(one)
+
+
+def _mark(one: Served) -> str:
+    return LIMIT if one.at_most else BEYOND if one.decode.beyond else "" if one.decode.measured else INTERPOLATED
+
+
+def _cost_alone(c: Comparison, one: Served) -> str:
+    offer = c.offer(one.machine.label)
+    cost = offer.million_tokens(one.device_seconds) if offer else None
+    return offer.price.money(cost) if offer and cost is not None else ""
+
+
+# ---- A page, and other programs.
+
+
+def sections(c: Comparison) -> tuple[Section, ...]:
+    """Return the plot of tokens a second of a GPU over those of a user, a curve for each machine."""
+    found = c.serving
+    if not found or not found.curves:
+        return ()
+    every = [one for own in found.curves.values() for one in own]
+    widest = max(one.of_a_user for one in every)
+    highest = max(max(one.interval(one.of_a_gpu) or (one.of_a_gpu,)) for one in every)
+
+    def at(one: Served) -> tuple[float, float]:
+        return one.of_a_user / widest, one.of_a_gpu / highest
+
+    dots, curves = [], []
+    for group, (label, own) in enumerate(found.curves.items()):
+        curves.append(Curve(label, tuple(map(at, own)), group))
+        for one in own:
+            x, y = at(one)
+            low, high = one.interval(y) or (None, None)
+            tip = f"{label}, batch {one.asked.batch}: {_rate(one.of_a_user)} tokens/s a user, {_rate(one.of_a_gpu)}"
+            dots.append(Dot(x, y, low, high, group, f"{tip} a GPU {_mark(one)}".strip()))
+    title = f"Generated tokens/s a GPU over tokens/s a user, {_asked(found)}, by batch"
+    x_labels = ((0.0, "0 tokens/s a user"), *((n / 4, _rate(widest * n / 4)) for n in (2, 3, 4)))
+    y_labels = tuple((n / 4, _rate(highest * n / 4)) for n in range(5))
+    text = Paragraphs(((Span(f"{title}. Above and to the right is better. {NOTE}"),),))
+    plot = Plot(title, tuple(dots), x_labels=x_labels, y_labels=y_labels, curves=tuple(curves))
+    return (Section("interactivity-plot", "Batch against interactivity, drawn", (text, plot)),)
+
+
+def _asked(found: Serving) -> str:
+    tp = f", tp {found.asked.tp}" if found.asked.tp > 1 else ""
+    return f"{found.asked.model.name}{tp}, {format_size(found.asked.seqlen_in)} in, {found.asked.seqlen_out} out"
+
+
+def data(c: Comparison) -> dict[str, Any] | None:
+    """Return the figures for JSON: seconds, tokens a second of all devices, kWh and prices of a million tokens."""
+    found = c.serving
+    if not found:
+        return None
+    return {
+        "model": found.asked.model.name,
+        "tp": found.asked.tp,
+        "machines": [_row(c, one) for one in found.found.values()],
+        "without": dict(found.without),
+        "curve": [_row(c, one) for own in found.curves.values() for one in own],
+        "steps": [*found.shares],
+    }
+
+
+def _row(c: Comparison, one: Served) -> dict[str, Any]:
+    offer, (low, high) = c.offer(one.machine.label), one.interval(one.tokens_a_second) or (None, None)
+    least, most = one.kilowatt_hours()
+    return {
+        "name": one.machine.label,
+        "batch": one.asked.batch,
+        "tokens_a_second": one.tokens_a_second,
+        "tokens_a_second_low": low,
+        "tokens_a_second_high": high,
+        "first_token": one.first_token,
+        "token": one.decode.seconds,
+        "tokens_a_second_of_a_user": one.of_a_user,
+        "tokens_a_second_of_a_gpu": one.of_a_gpu,
+        "attention": one.attention,
+        "million_tokens": offer.million_tokens(one.device_seconds) if offer else None,
+        "kwh_of_attention_power": least,
+        "kwh_at_power_limit": most,
+        "interpolated": not one.decode.measured,
+        "beyond": one.decode.beyond,
+        "at_most": one.at_most,
+        "backends": {"prefill": one.prefill.backends, "decode": one.decode.backends},
+        "products": {phase: _phase(one, phase).rate.said for phase in ("prefill", "decode")},
+        "stands_in": _stand_ins(one),
+    }
+
+
+def answer(c: Comparison) -> list[str]:
+    """Return the answer of a comparison; of requests in words that of the whole model, and beside it of attention."""
+    if not c.serving or not c.serving.found:
+        return [*answer_of_attention(c), *sentences(c)]
+    ratios = [f"{of.label} {ratio_text(c.main.ratio(of.label))}" for of in c.others if c.main.ratio(of.label)]
+    alone = f"Attention alone, {c.main.pace}: {', '.join(ratios)} as fast as {c.reference.label}."
+    disturbed = doubt([file.run for machine in c.machines for file in machine.files])
+    return [*disturbed, *sentences(c), *([alone] if ratios else [])]

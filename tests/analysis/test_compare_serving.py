@@ -1,0 +1,290 @@
+"""Requests to a whole model: figures by hand arithmetic, what they are made of, and what is left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import builders
+from attnbench.analysis.compare import requests
+from attnbench.analysis.compare.document import document
+from attnbench.analysis.compare.findings import Comparison, compare
+from attnbench.analysis.compare.machines import Machine, machines
+from attnbench.analysis.compare.serving import Served
+from attnbench.core.case import Case, Shape
+from attnbench.core.machine import Device
+from attnbench.core.record import Record
+from attnbench.results import run_file
+from attnbench.run.suite import load_suite, parse_options, resolve
+from builders import H200
+
+CHAT = "chat: 2k in, 300 out, llama-3.1-8b, batch 32"
+H100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory=85 * 10**9, free=84 * 10**9)
+PEAK, BANDWIDTH = 989.4e12, {"H200": 4.8e12, "H100 80GB HBM3": 3.35e12}  # of both datasheets, and of each
+LAYER = 4096 * (32 + 2 * 8) * 128 + 32 * 128 * 4096 + 3 * 4096 * 14336  # weights of q, k, v; of the output; of the MLP
+LAYERS, LOGITS = 32 * LAYER, 4096 * 128256
+SIZES = "arch=llama hidden=4096 intermediate=14336 vocab=128256"
+FILL, STEP = 1e-3, 1e-4  # seconds of a layer's attention: of 4 prompts of 2k, and of a decode of 32 x 2k keys
+
+
+def cases(model: str, phase: str, tp: int = 1, **axes: str) -> tuple[Case, ...]:
+    options = parse_options({"models": model, "phase": phase, "tp": tp, "axes": axes})
+    return resolve(load_suite("quick"), "cuda", options).cases
+
+
+PREFILL = cases("llama-3.1-8b", "prefill", seqlen="2k", batch="4")
+DECODE = cases("llama-3.1-8b", "decode", seqlen="2k,8k", batch="4,32", page_size="16")
+
+
+def attention(which: Iterable[Case] = (*PREFILL, *DECODE), watts: float | None = None) -> list[Record]:
+    """Return records of attention: a prefill takes time by its prompts, a decode by its keys."""
+    found = []
+    for case in which:
+        s = case.shape
+        seconds = STEP * s.seqlen_k * s.batch / 2**16 if case.is_decode else FILL * s.seqlen_k * s.batch / 2**13
+        taken = {"time": builders.times(seconds)}
+        if watts:
+            taken |= builders.measurements(sustained=seconds, sustained_power=watts)
+        found.append(Record(case, "triton", 0, "ok", measurements=taken))
+    return found
+
+
+def step(phase: str, share: float, model: str = "llama-3.1-8b", device: Device = H200) -> Record:
+    """Return a step of 4 of 32 layers whose products reach a share of the datasheet's rate.
+
+    Its attention takes 1 ms, and the device waits for 2 ms.
+    """
+    decodes = phase == "decode"
+    shape = Shape(1, 1 if decodes else 4096, 4096, 32, 8, 128, 128)
+    flops, nbytes = 2 * (4 * LAYER * 4096 + LOGITS), 2 * (4 * LAYER + LOGITS)
+    bandwidth = BANDWIDTH["H200" if device is H200 else "H100 80GB HBM3"]
+    rest = nbytes / (share * bandwidth) if decodes else flops / (share * PEAK)
+    taken = builders.measurements(time=[rest + 3e-3] * 10, attention=1e-3, step_traced=rest + 1e-3)
+    case = Case(shape, "bf16", "fwd", True, step=f"{phase} {model} 4/32 {SIZES}")
+    return Record(case, "step-sdpa", 0, "ok", measurements=taken, timer="events", l2="cold")
+
+
+def compared(
+    text: str = CHAT,
+    ours: Sequence[Record] = (),
+    steps: Sequence[tuple[Device, Record]] = ((H200, step("prefill", 0.5)), (H200, step("decode", 0.6))),
+    devices: Sequence[Device] = (H200, H100),
+    **options: Any,
+) -> Comparison:
+    measured = list(ours) or attention()
+    runs = [builders.run(measured, device=device) for device in devices]
+    runs += [builders.run([record], device=device) for device, record in steps]
+    return compare([Path(f"{i}") for i in range(len(runs))], runs, workload=text, **options)
+
+
+def served(c: Comparison, label: str = "H200") -> Served:
+    assert c.serving
+    return c.serving.found[label]
+
+
+def high_end(one: Served) -> float:
+    """Return the upper end of the interval of a figure over the figure."""
+    ends = one.interval(1.0)
+    assert ends
+    return ends[1]
+
+
+def said(c: Comparison) -> str:
+    return " ".join(document(c).answer)
+
+
+def test_the_figures_are_those_by_hand() -> None:
+    """The H200 by its own steps; the H100 by the same shares of its own peak and bandwidth."""
+    got = compared()
+    for label in ("H200", "H100 80GB HBM3"):
+        one = served(got, label)
+        first = 32 * FILL / 4 + 2 * (LAYERS * 2048 + LOGITS) / (0.5 * PEAK)
+        token = 32 * STEP * 2198 / 2048 + 2 * (LAYERS + LOGITS) / (0.6 * BANDWIDTH[label])
+        assert one.first_token == pytest.approx(first, rel=1e-3)
+        assert one.decode.seconds == pytest.approx(token, rel=1e-3)
+        assert one.tokens_a_second == pytest.approx(32 * 300 / (32 * first + 300 * token), rel=1e-3)
+        assert one.of_a_user == pytest.approx(1 / token, rel=1e-3)
+        parts = 32 * 32 * FILL / 4 + 300 * 32 * STEP * 2198 / 2048
+        assert one.attention == pytest.approx(parts / (32 * first + 300 * token), rel=1e-3)
+    assert "on H200 in prefill by the measured step of llama-3.1-8b on it (50% of the peak)" in said(got)
+    assert "by its roofline (60% of the bandwidth, as in the measured step of llama-3.1-8b on H200)" in said(got)
+
+
+def test_products_of_a_large_batch_compute_longer_than_they_read() -> None:
+    """Of a weight 2 FLOPs a sequence at half of the peak against 2 bytes at 0.6 of the bandwidth: from 172 on."""
+    measured = attention((*PREFILL, *cases("llama-3.1-8b", "decode", seqlen="2k", batch="128,256", page_size="16")))
+    for batch, seconds in (
+        (128, 2 * (LAYERS + LOGITS) / (0.6 * 4.8e12)),
+        (256, 2 * 256 * (LAYERS + LOGITS) / (0.5 * PEAK)),
+    ):
+        got = compared(
+            f"2k in, 2 out, llama-3.1-8b, batch {batch}",
+            measured,
+            devices=(H200, replace(H100, free=10**12)),
+        )
+        assert served(got).decode.products == pytest.approx(seconds, rel=1e-3), batch
+
+
+def test_rent_and_energy_of_a_million_tokens() -> None:
+    measured = attention((*PREFILL, *DECODE), watts=500.0)
+    got = compared(ours=measured, prices=("h200=3.60/h", "h100=1.80/h"))
+    one = served(got)
+    seconds = 1 / one.tokens_a_second
+    assert f"cost ${seconds * 1e6 * 3.60 / 3600:.3f} ($" in said(got)
+    low, high = one.kilowatt_hours()
+    assert (low, high) == (pytest.approx(seconds * 500 / 3.6), pytest.approx(seconds * 700 / 3.6))
+    assert "the lower figure by the power of attention without pauses (on H200 500 W in 1 prefill and 500 W" in said(
+        got
+    )
+    ratio = served(got, "H100 80GB HBM3").tokens_a_second / one.tokens_a_second
+    assert f"H100 80GB HBM3 is worth it below ${3.60 * ratio:.2f}/h ($" in said(got)
+    bought = compared(prices=("h200=32000/4y", "h100=25000/4y"), energy_price=0.2, pue=1.5)
+    assert bought.offer("H200")
+    cost = 32000 / (4 * 8766) + 0.7 * 1.5 * 0.2  # of an hour, at the power limit
+    assert document(bought).data["serving"]["machines"][0]["million_tokens"] == pytest.approx(
+        seconds * 1e6 * cost / 3600
+    )
+    assert "with energy at the power limit where power was not measured" in said(bought)
+    assert "take at most" in said(bought)
+
+
+def test_tensor_parallel_has_its_share_of_everything_and_pays_each_device() -> None:
+    halves = (
+        *cases("llama-3.1-8b", "prefill", tp=2, seqlen="2k", batch="4"),
+        *cases("llama-3.1-8b", "decode", tp=2, seqlen="2k,8k", batch="32", page_size="16"),
+    )
+    one, got = served(compared()), compared(f"{CHAT}, tp 2", attention(halves), prices=("h200=3.60/h", "h100=1.80/h"))
+    two = served(got)
+    assert two.prefill.products == pytest.approx(one.prefill.products / 2)
+    assert two.decode.products == pytest.approx(one.decode.products / 2)
+    assert two.of_a_gpu == pytest.approx(two.tokens_a_second / 2)
+    assert f"cost ${2 / two.tokens_a_second * 1e6 * 3.60 / 3600:.3f} ($" in said(got)
+    assert "Left out: what the 2 devices send each other, norms" in said(got)
+
+
+def test_other_heads_stand_in_by_flops_and_by_bytes() -> None:
+    """Of 16 and 4 heads a prefill has half of the FLOPs, and 64 sequences have the keys of 32 of the model's."""
+    other = [
+        replace(case, shape=replace(case.shape, nheads=16, nheads_k=4, batch=batch or case.shape.batch))
+        for case, batch in (
+            (PREFILL[0], 0),
+            (DECODE[0], 64),
+            (replace(DECODE[0], shape=replace(DECODE[0].shape, seqlen_k=8192)), 64),
+        )
+    ]
+    got = compared(ours=attention(other))
+    one = served(got)
+    assert one.prefill.attention == pytest.approx(32 * 2 * FILL / 4, rel=1e-3)
+    assert one.decode.attention == pytest.approx(32 * STEP * 2 * 2198 / 2048, rel=2e-3), "of these records, by batch"
+    assert "prefill counts as measured at batch 4, of 2k of 16 and 4 heads instead of 32 and 8, to some 29%" in said(
+        got
+    )
+    doubt = one.prefill.doubts["prefill", "interpolation", "H200"]
+    assert doubt == pytest.approx(0.29 * one.prefill.attention / one.first_token)
+
+
+def test_without_steps_the_products_are_as_fast_as_a_matmul_and_a_copy_at_most() -> None:
+    devices = [replace(device, matmul={"bf16": 600e12}, copy=3e12) for device in (H200, H100)]
+    got = compared(steps=(), devices=devices)
+    assert served(got).decode.products == pytest.approx(2 * (LAYERS + LOGITS) / 3e12)
+    assert served(got).prefill.products == pytest.approx(2 * (LAYERS * 2048 + LOGITS) / 600e12)
+    assert "batch 32) gives at most " in said(got)
+    assert "with at least " in said(got)
+    assert got.serving
+    assert got.serving.ratio("H100 80GB HBM3", "H200") is None
+    assert "kWh" not in said(got)
+    assert "by its roofline (at most, as a copy before the run)" in said(got)
+    nothing = compared(steps=())
+    assert nothing.serving
+    assert not nothing.serving.found
+    assert "No figure of the whole model on H200 and H100 80GB HBM3: its rates of products are not known." in said(
+        nothing
+    )
+
+
+def test_a_share_is_as_sure_as_steps_agree_and_one_of_another_machine_less() -> None:
+    steps = [(H200, step("prefill", 0.5)), (H200, step("prefill", 0.55, "qwen3-8b")), (H100, step("prefill", 0.44))]
+    got = compared(steps=[*steps, (H200, step("decode", 0.6))])
+    one, other = served(got), served(got, "H100 80GB HBM3")
+    assert max(one.prefill.rate.doubts.values()) == pytest.approx(math.log(0.55 / 0.44))
+    assert [*other.decode.rate.doubts.values()] == pytest.approx([math.log(1 / 0.6), math.log(0.5 / 0.44)])
+    assert one.prefill.rate.value == pytest.approx(0.5 * PEAK, rel=1e-3), "of the model's own step, not of another"
+
+
+def test_what_two_machines_are_unsure_by_together_cancels_in_their_ratio() -> None:
+    """Both have the bandwidth's share of one step, unsure by a factor of 1 / 0.6: each by its time in products."""
+    steps = [(H200, step("prefill", 0.5)), (H100, step("prefill", 0.5)), (H200, step("decode", 0.6))]
+    got = compared(steps=steps)
+    assert got.serving
+    ratio = got.serving.ratio("H100 80GB HBM3", "H200")
+    each = [served(got, label) for label in got.labels]
+    parts = [300 * one.decode.products / (32 * one.first_token + 300 * one.decode.seconds) for one in each]
+    assert math.log(high_end(each[0])) == pytest.approx(math.log(1 / 0.6) * parts[0], rel=0.05)
+    assert ratio
+    assert ratio.high
+    rest = [half for one in each for name, half in one.doubts.items() if "cells" in name or "interpolation" in name]  # type: ignore[operator]
+    expected = math.hypot(math.log(1 / 0.6) * (parts[1] - parts[0]), *rest)
+    assert math.log(ratio.high / ratio.value) == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_curve_ends_where_nothing_was_measured_or_the_memory_is_full() -> None:
+    """Batches of 4 and 32 were measured: those a factor of 8 apart, and 40 by its neighbour, if it is asked for."""
+    got = compared()
+    assert got.serving
+    batches = {label: [one.asked.batch for one in own] for label, own in got.serving.curves.items()}
+    assert batches == {"H200": [4, 8, 16, 32], "H100 80GB HBM3": [4, 8, 16, 32]}
+    rates = [(one.of_a_user, one.of_a_gpu) for one in got.serving.curves["H200"]]
+    assert rates == sorted(rates, key=lambda pair: -pair[0])
+    assert [gpu for _, gpu in rates] == sorted(gpu for _, gpu in rates)
+    beyond = compared(CHAT.replace("batch 32", "batch 40"))
+    (table,) = (block for block in document(beyond).blocks if getattr(block, "name", "") == "interactivity")
+    marks = {str(row[0]): str(row[1])[-1] for row in table.rows}  # type: ignore[union-attr]
+    assert (marks["8"], marks["40"]) == ("~", "?")
+    small = replace(H100, free=19 * 10**9)  # 16 GB of weights, and 0.31 GB for each sequence
+    full = compared(CHAT.replace("batch 32", "batch 4"), devices=(H200, small))
+    assert full.serving
+    assert [one.asked.batch for one in full.serving.curves["H100 80GB HBM3"]] == [4, 8]
+
+
+def test_models_whose_products_are_not_known_have_attention_alone() -> None:
+    for model, why in (("llama-3.1-405b", "has no sizes of"), ("gpt-oss-20b", "products of experts are not computed")):
+        found = (
+            *cases(model, "prefill", seqlen="2k", batch="1"),
+            *cases(model, "decode", seqlen="2k", batch="32", page_size="16"),
+        )
+        got = compared(f"2k in, 4 out, {model}, batch 32", attention(found))
+        assert why in said(got), model
+        assert "attention alone gives" in said(got)
+
+
+def test_heads_that_stand_in_are_within_what_is_stated() -> None:
+    """Each prefill of llama's kind on real machines, as if its heads had not been measured: by the best stand-in."""
+    results = Path(__file__).parents[2] / "results"
+    kinds = ("default", "libraries", "models", "serving", "claims")
+    paths = sorted(path for kind in kinds for path in results.glob(f"*-{kind}-nvidia-h?00.jsonl.gz"))
+    llama, errors = requests.parse(CHAT), []
+    for machine in machines(paths, [run_file.read(path)[0] for path in paths]):
+
+        def families(asked: requests.Requests, machine: Machine = machine) -> list[list[Case]]:
+            return requests.families(asked, asked.model.layers[0], "prefill", machine.fastest)
+
+        for case in (case for family in families(llama) for case in family if case.dtype == "bf16"):
+            s = case.shape
+            model = replace(llama.model, nheads=s.nheads, nheads_k=s.nheads_k)
+            asked = replace(llama, model=model, batch=s.batch, seqlen_in=s.seqlen_k)
+            sums = [total for one in families(asked) if (total := requests.interpolated(asked, "prefill", one))]
+            others = sorted((one for one in sums if one.other_heads and not one.doublings), key=lambda one: one.rank)
+            cells = requests.fastest_sum(machine, others[0].times, None) if others else {}
+            if cells:
+                seconds = sum(times * machine.latency(key) for key, times in cells.items())
+                errors.append(math.log(seconds * s.batch / machine.latency(machine.fastest[case])))
+    typical = math.sqrt(sum(error**2 for error in errors) / len(errors))
+    print(f"1.96 x {typical:.3f} = {1.96 * typical:.3f}, largest {max(map(abs, errors)):.3f}, of {len(errors)}")
+    assert len(errors) >= 10
+    assert 1.96 * typical <= requests.STAND_IN
+    assert sum(abs(error) <= requests.STAND_IN for error in errors) / len(errors) >= 0.93
