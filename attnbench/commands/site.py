@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from attnbench.render.document import Document
 
 LIST = "site.json"  # the names of the files of a site: what a later one may replace and remove
-_OURS = re.compile(r"(assets/)?[A-Za-z0-9.-]+")
+ASSETS = "assets"  # its folder of style sheet and scripts
+_OURS = re.compile(rf"[a-z0-9.-]+\.html|{ASSETS}/[A-Za-z0-9.-]+")
+_PAGE = b"<title>attnbench: "  # is near the beginning of each page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +120,24 @@ def _written_before(folder: Path) -> list[str]:
     return []
 
 
+def _is_ours(path: Path) -> bool:
+    """Return whether a file is one that a site has: an asset, or a page of attnbench."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return path.parent.name == ASSETS or _PAGE in file.read(4096)
+
+
 def _write(folder: Path, texts: Sequence[tuple[str, str]], before: Iterable[str]) -> int:
     """Write the files of a site, the index last and each whole, then remove those of the earlier one; return its bytes.
 
     The list of files comes first, so that what was interrupted can be written again.
     """
     names = [name for name, _ in texts]
-    stale = [name for name in before if name not in names]
+    for name in (ASSETS, LIST, *names):
+        if (folder / name).is_symlink():  # a checkout may bring it, to have a file elsewhere overwritten
+            raise UserError(f"--out: {folder / name} is a link; remove it, or give a new folder")
+    stale = [name for name in before if name not in names and _is_ours(folder / name)]
     listed = {"attnbench": __version__, "files": sorted({*names, *stale})}
     write_file(folder / LIST, json.dumps(listed, indent=1))
     for name, text in sorted(texts, key=lambda pair: pair[0] == "index.html"):
