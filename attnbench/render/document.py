@@ -78,6 +78,7 @@ class Bar:
     end: float
     group: int = 0
     interval: tuple[float, float] | None = None  # how sure its end is: a thin line, where a page draws it
+    hatched: bool = False  # what was not measured
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,11 @@ def available_backends() -> dict[str, str]:
     return backends.available()
 
 
+def is_approximate(name: str) -> bool:
+    """Whether a backend that ships computes something near attention only."""
+    return name in backends.APPROXIMATE
+
+
 def is_user_code(spec: str) -> bool:
     """Whether a "module:object" is neither a backend that ships with attnbench nor one of an installed package."""
     return not spec.startswith(f"{backends.__name__}.") and spec not in backends.available().values()

@@ -17,6 +17,7 @@ from attnbench.analysis.compare.common_cells import NOT_PLANNED
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.compare.published import published_rows, published_tables
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import is_brief, tables
 from attnbench.core.documents import with_addresses
@@ -49,7 +50,7 @@ def document(c: Comparison, every: bool = False) -> Document:
         title=f"{' and '.join(c.labels)}, compared",
         answer=tuple(answer(c)),
         machines=tuple(report.Machine(machine.label, _description(machine, brief)) for machine in c.machines),
-        blocks=tuple(tables(c, every)),
+        blocks=(*tables(c, every), *published_tables(c, brief)),
         cautions=doubted,
         facts=known,
         notes=tuple((Span(note, "quiet"),) for note in notes),
@@ -114,6 +115,7 @@ def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, A
         "untried": [case.key for case in c.untried],
         "missing": c.missing,
         "longest": [{"cases": of.cases, "backend": of.backend, "machines": [*of.fits.values()]} for of in c.longest],
+        "published": published_rows(c),
         "left_out": {path.name: why for path, why in c.left_out.items()},
         "machines_left_out": c.machines_left_out,
         "warnings": warnings,

@@ -37,6 +37,7 @@ from attnbench.results import case_names
 from attnbench.results.cells import Key
 
 if TYPE_CHECKING:
+    from attnbench.analysis.claims.published import Published
     from attnbench.analysis.compare.requests import Requests
     from attnbench.analysis.compare.workload import MeasuredWorkload, Workload
 
@@ -56,6 +57,7 @@ class Comparison:
     longest_of_any: tuple[LongestSequence, ...]  # with any backend
     left_out: Mapping[Path, str]  # files that say nothing for a comparison, with why
     machines_left_out: Mapping[str, str]  # those that have no case in common with those that are compared, with why
+    published: tuple[Published, ...] = ()  # figures of GPUs that none of the files measured, apart from all others
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -261,9 +263,19 @@ def compare(
         longest_of_any=tuple(longest_sequences(found, by_backend=False)),
         left_out=left_out(paths, runs, bool(names)),
         machines_left_out=without,
+        published=_published(found, runs),
     )
     watts = {label: compared.powered.watts(label) for label in compared.labels}
     return replace(compared, energy=energy_costs(costs, watts, energy_price, pue))
+
+
+def _published(machines: Sequence[Machine], runs: Sequence[Run]) -> tuple[Published, ...]:
+    """Return the published figures of GPUs that no run measured, where GPUs of several models are compared."""
+    if len({machine.model for machine in machines}) == 1 or not all(machine.is_gpu for machine in machines):
+        return ()
+    from attnbench.analysis.claims.published import published  # for the same reason as below
+
+    return tuple(published(run.environment.device for run in runs))
 
 
 def _workload(text: str) -> Workload | Requests:
