@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from attnbench.analysis.compare.findings import Comparison
@@ -16,6 +17,16 @@ def published_tables(c: Comparison, brief: bool) -> list[Table]:
 
     more = "attnbench compare --all has each figure with its source."
     return [published.summary(c.published, more, bars=False) if brief else published.table(c.published)]
+
+
+def published_summary(c: Comparison, most: int) -> list[Table]:
+    """Return the table of the first GPUs, a row for each; none where there are no published figures."""
+    if not c.published:
+        return []
+    from attnbench.analysis.claims import published
+
+    found = published.summary(c.published, "", bars=False)
+    return [replace(found, rows=found.rows[-most:])]
 
 
 def published_rows(c: Comparison) -> list[dict[str, Any]]:
