@@ -10,6 +10,7 @@ from attnbench.render.document import BandLine, Column, Entry, LineChart, Table
 from attnbench.results.case_names import NOTHING
 
 STEPS = (0.5, 1.0, 1.5, 2.0)  # of the given price of the reference: columns of the table, and the axis of the chart
+MOST_LINES = 6  # of the chart; the table has all
 POINTS = 21  # of a line of the chart
 
 
@@ -49,7 +50,7 @@ def costs(of: BreakEven) -> str:
 
 def charts(c: Comparison) -> list[LineChart]:
     """Return the break-even price over the price of the reference as a chart; none without the reference's price."""
-    found = [of for of in break_even(c) if of.home and of.other]
+    found = [of for of in break_even(c) if of.home and of.other][:MOST_LINES]
     if not found:
         return []
     home, several = found[0].home, len(c.others) > 1
