@@ -156,21 +156,20 @@ def table(found: Sequence[Published]) -> Table:
 def summary(found: Sequence[Published], more: str, bars: bool = True) -> Table:
     """Return a row for each GPU: the highest published rate of each kind of work and dtype, and the sources.
 
-    `more` says where each figure stands. `bars`: with a hatched bar of the highest TFLOP/s of each GPU.
+    `more` says where each figure stands. `bars`: with a hatched bar of the highest TFLOP/s of each GPU, but in fp8.
     """
-    most = _most(found)
+    of_bars = [one for one in found if one.unit == RATES["tflops"] and one.dtype != "fp8"]
+    most = _most(of_bars)
     entries: list[tuple[Entry, ...]] = []
     for gpu, of_gpu in grouped(found, lambda one: one.gpu).items():
         known = grouped((one for one in of_gpu if one.rate), lambda one: (one.work, one.dtype, one.unit))
         best = [max(of, key=lambda one: one.rate or 0.0) for of in known.values()]
         said = (" ".join(filter(None, (one.work, one.dtype, "to", _rate_text(one)))) for one in best)
-        highest = max(
-            (one for one in best if one.unit == RATES["tflops"]), key=lambda one: one.rate or 0.0, default=None
-        )
+        highest = max((one for one in of_gpu if one in of_bars), key=lambda one: one.rate or 0.0, default=None)
         bar = (_bar(highest, most) if highest else "",) if bars else ()
         sources = dict.fromkeys(one.source for one in best)
         entries.append((gpu, ", ".join(said) or count(len(of_gpu), "time"), *bar, "; ".join(sources)))
-    bar_column = (Column("TFLOP/s", optional=1),) if bars else ()
+    bar_column = (Column("TFLOP/s, not fp8", optional=1),) if bars else ()
     columns = (Column("GPU", wrap=False), Column("published"), *bar_column, Column("source"))
     return Table(NAME, columns, tuple(entries), TITLE, f"{APART}. {more}".strip())
 

@@ -33,7 +33,7 @@ from attnbench.render.html.plots import plot
 
 SERIES_OF_BARS = 3  # the number of the colour of the bars of group 0: blue
 _LEAST_BAR = 0.004  # of the axis, so that a bar can be seen however short it is
-_HATCH = 25.0  # between the slanted lines of a hatched bar, in thousandths of the axis
+_HATCH = 50.0  # between the slanted lines of a hatched bar, in thousandths of the axis
 
 
 def block_part(found: Block, number: int) -> Part:
