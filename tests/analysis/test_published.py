@@ -93,7 +93,8 @@ def test_a_comparison_shows_them_apart_in_every_format() -> None:
     assert {one["gpu"] for one in data["published"]} >= {"B200", "MI300X"}
     assert not any(one["measured"] for one in data["published"])
     assert {machine["name"] for machine in data["machines"]} == {"H200", "H100 80GB HBM3"}, "no published GPU is priced"
-    texts = [terminal.text(brief), terminal.text(whole), markdown.render(whole), html_page.render(whole)]
+    assert "Published, not measured: " in terminal.text(brief)
+    texts = [terminal.text(whole), markdown.render(whole), html_page.render(whole)]
     for text in texts:
         after = text[text.index("Published, not measured") :]
         assert "MI300X" in after

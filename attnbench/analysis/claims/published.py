@@ -125,7 +125,8 @@ def rows(found: Iterable[Published]) -> list[dict[str, Any]]:
 
 
 def table(found: Sequence[Published]) -> Table:
-    """Return every published figure with its source; bars of TFLOP/s are hatched, and measured ones never are."""
+    """Return the fastest published kernel of each claim with its source; bars are hatched, and measured ones never."""
+    found = [max(of, key=lambda one: one.rate or 0.0) for of in grouped(found, lambda one: one.claim).values()]
     sources = {one.source: one for one in found}
     numbers = {source: number for number, source in enumerate(sources, 1)}
     most = _most(found)
@@ -149,7 +150,8 @@ def table(found: Sequence[Published]) -> Table:
         Column("TFLOP/s", optional=1),
         Column("source"),
     )
-    note = f"{APART}. Hatched: not measured. A rate in brackets is computed from the printed time and the setting."
+    note = f"{APART}. Hatched: not measured. Of each claim the fastest kernel; JSON has all. A rate in brackets is computed "
+    note += "from the printed time and the setting."
     return Table(NAME, columns, tuple(entries), TITLE, note, tuple(map(_source, sources.values())))
 
 

@@ -20,7 +20,7 @@ from attnbench.analysis.compare.common_cells import NOT_PLANNED
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine
-from attnbench.analysis.compare.published import published_rows, published_tables
+from attnbench.analysis.compare.published import published_blocks, published_rows
 from attnbench.analysis.compare.sheet import sheet
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import is_brief, tables
@@ -28,7 +28,7 @@ from attnbench.core.documents import with_addresses
 from attnbench.core.formats import size
 from attnbench.core.text import count, one_line, some
 from attnbench.render import document as report
-from attnbench.render.document import Caution, Document, Span, Table
+from attnbench.render.document import Block, Caution, Document, Span
 from attnbench.results.export_rows import MadeRows, case_columns
 from attnbench.results.run_setup import setup_texts
 
@@ -66,11 +66,11 @@ def document(c: Comparison, every: bool = False) -> Document:
     )
 
 
-def _blocks(c: Comparison, every: bool, brief: bool) -> tuple[Table, ...]:
+def _blocks(c: Comparison, every: bool, brief: bool) -> tuple[Block, ...]:
     """Return the tables; the break-even and what is published stand after the figures of machines, before cases."""
     found = tables(c, every)
     first = next((i for i, table in enumerate(found) if table.name not in OF_MACHINES), len(found))
-    return (*found[:first], *break_even_tables(c, brief), *published_tables(c, brief), *found[first:])
+    return (*found[:first], *break_even_tables(c, brief), *published_blocks(c, every), *found[first:])
 
 
 def _description(machine: Machine, brief: bool = False) -> str:

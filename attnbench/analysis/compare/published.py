@@ -6,17 +6,21 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.analysis.compare.findings import Comparison
-from attnbench.render.document import Table
+from attnbench.render.document import Paragraphs, Span, Table
 
 
-def published_tables(c: Comparison, brief: bool) -> list[Table]:
-    """Return the table of published figures; `brief`: a row for each GPU. None where there are none."""
+def published_blocks(c: Comparison, every: bool) -> list[Table | Paragraphs]:
+    """Return the table of published figures; without `every` a sentence that names their GPUs. None without any."""
     if not c.published:
         return []
     from attnbench.analysis.claims import published  # its claims need pydantic, which takes long to import
 
-    more = "attnbench compare --all has each figure with its source."
-    return [published.summary(c.published, more, bars=False) if brief else published.table(c.published)]
+    if every:
+        return [published.table(c.published)]
+    names = ", ".join(dict.fromkeys(one.gpu for one in c.published))
+    return [
+        Paragraphs(((Span(f"{published.TITLE}: {names}. attnbench compare --all has figures and sources.", "quiet"),),))
+    ]
 
 
 def published_summary(c: Comparison, most: int) -> list[Table]:
