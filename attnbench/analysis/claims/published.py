@@ -21,7 +21,7 @@ from attnbench.core.formats import digits
 from attnbench.core.groups import grouped
 from attnbench.core.machine import Device
 from attnbench.core.text import count
-from attnbench.render.document import Bar, Column, Entry, Table
+from attnbench.render.document import Bar, Column, Entry, Paragraphs, Span, Table
 from attnbench.run.axes import expand
 from attnbench.run.select import is_approximate
 
@@ -135,7 +135,7 @@ def table(found: Sequence[Published]) -> Table:
             "" if i else f"{gpu}, published",
             one.setting,
             one.backend,
-            one.printed if one.is_printed or not one.rate else f"{one.printed} ({_rate_text(one)})",
+            _published_text(one),
             _bar(one, most),
             f"[{numbers[one.source]}]",
         )
@@ -150,9 +150,23 @@ def table(found: Sequence[Published]) -> Table:
         Column("TFLOP/s", optional=1),
         Column("source"),
     )
-    note = f"{APART}. Hatched: not measured. Of each claim the fastest kernel; JSON has all. A rate in brackets is computed "
-    note += "from the printed time and the setting."
-    return Table(NAME, columns, tuple(entries), TITLE, note, tuple(map(_source, sources.values())))
+    note = f"{APART}. Hatched: not measured. Of each claim the fastest kernel; JSON has all. A rate in brackets is "
+    note += "computed from the printed time and the setting."
+    footnotes = tuple(map(_source, sources.values()))
+    return Table(NAME, columns, tuple(entries), TITLE, note, footnotes, narrow=_narrow(found))
+
+
+def _narrow(found: Sequence[Published]) -> Paragraphs:
+    """Return the figures below each other, for a terminal or a page that is too narrow for their table."""
+    lines: list[tuple[Span, ...]] = []
+    for (gpu, source, address), own in grouped(found, lambda one: (one.gpu, one.source, one.address)).items():
+        lines.append((Span(f"{gpu}, published", "strong"), Span(f": {source}, {address}")))
+        lines += [(Span(f"{_published_text(one)}, {one.backend}: {one.setting}"),) for one in own]
+    return Paragraphs(tuple(lines), TITLE)
+
+
+def _published_text(one: Published) -> str:
+    return one.printed if one.is_printed or not one.rate else f"{one.printed} ({_rate_text(one)})"
 
 
 def summary(found: Sequence[Published], more: str, bars: bool = True) -> Table:
