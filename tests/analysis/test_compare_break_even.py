@@ -21,7 +21,7 @@ from builders import H200, case, decode, ok, run
 H100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory=80 << 30)
 
 
-def compared(*prices: str, others: tuple[Any, ...] = (H100,)) -> Comparison:
+def compared(*prices: str, others: tuple[Any, ...] = (H100,), workload: str | None = None) -> Comparison:
     """H200 against others, 0.9 times as fast in prefill and 0.5 times in decode, in five rounds each."""
 
     def of(device: Any, prefill: float, decoding: float) -> Any:
@@ -33,7 +33,7 @@ def compared(*prices: str, others: tuple[Any, ...] = (H100,)) -> Comparison:
         return run(records, device=device)
 
     runs = [of(H200, 1, 1), *(of(device, 0.9, 0.5) for device in others)]
-    return compare([Path(f"{i}") for i in range(len(runs))], runs, prices=prices)
+    return compare([Path(f"{i}") for i in range(len(runs))], runs, prices=prices, workload=workload)
 
 
 def by_kind(c: Comparison) -> dict[str, BreakEven]:
@@ -121,3 +121,16 @@ def test_a_sheet_has_few_rows_and_short_sentences_whatever_is_compared() -> None
     assert len(sheet.machines) == 4
     assert sum(map(len, sheet.answer)) <= 1800
     assert len(sheet.cautions) <= 4
+
+
+def test_each_part_of_a_workload_has_its_own_price(tmp_path: Path) -> None:
+    path = tmp_path / "mix.yaml"
+    path.write_text(
+        "parts:\n  - {name: reading, weight: 50%, seqlen: 1k, seqlen_q: 1k}\n"
+        "  - {name: writing, weight: 50%, seqlen: 8k, seqlen_q: 1}\n"
+    )
+    found = by_kind(compared("h200=4/h", "h100=2.50/h", workload=str(path)))
+    assert {*found} == {ALL, "reading", "writing"}
+    assert found["reading"].at(4).value == pytest.approx(3.6)
+    assert found["writing"].at(4).value == pytest.approx(2.0)
+    assert found[ALL].at(4).value == pytest.approx(4 / (0.5 / 0.9 + 0.5 / 0.5)), "half of the reference's time each"

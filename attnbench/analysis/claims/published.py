@@ -183,7 +183,7 @@ def summary(found: Sequence[Published], more: str, bars: bool = True) -> Table:
         said = (" ".join(filter(None, (one.work, one.dtype, "to", _rate_text(one)))) for one in best)
         highest = max((one for one in of_gpu if one in of_bars), key=lambda one: one.rate or 0.0, default=None)
         bar = (_bar(highest, most) if highest else "",) if bars else ()
-        sources = dict.fromkeys(one.source for one in best)
+        sources = dict.fromkeys(map(_findable, best))
         entries.append((gpu, ", ".join(said) or count(len(of_gpu), "time"), *bar, "; ".join(sources)))
     bar_column = (Column("TFLOP/s, not fp8", optional=1),) if bars else ()
     columns = (Column("GPU", wrap=False), Column("published"), *bar_column, Column("source"))
@@ -201,6 +201,11 @@ def _bar(one: Published, most: float) -> Entry:
 
 def _rate_text(one: Published) -> str:
     return f"{digits(one.rate)} {one.unit}" if one.rate else ""
+
+
+def _findable(one: Published) -> str:
+    """Return a source by which it can be found: a paper by its number, another one with its address."""
+    return one.source if "arXiv" in one.source else f"{one.source}, {one.address}"
 
 
 def _source(one: Published) -> str:

@@ -2,7 +2,8 @@
 
 With r, how many times as much a device does as one of the reference in the same time, and the costs of an hour of
 money.py, both cost the same where c = r c_reference. So the price is a line over the reference's price, through the
-origin where no energy is added; its band is the 95 % interval of r. Prices are those of one device.
+origin where no energy is added; its band is the 95 % interval of r. Prices are those of one device. The energy of an
+hour is that of all the work that is compared, for each kind of work alike.
 """
 
 from __future__ import annotations

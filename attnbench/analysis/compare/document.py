@@ -55,7 +55,7 @@ def document(c: Comparison, every: bool = False) -> Document:
         title=f"{' and '.join(c.labels)}, compared",
         answer=tuple(answer(c)),
         machines=tuple(report.Machine(machine.label, _description(machine, brief)) for machine in c.machines),
-        blocks=_blocks(c, every, brief),
+        blocks=_blocks(c, every),
         charts=tuple(charts(c)) if every else (),
         sheet=sheet(c, answer(c), doubted) if every else None,
         cautions=doubted,
@@ -66,11 +66,11 @@ def document(c: Comparison, every: bool = False) -> Document:
     )
 
 
-def _blocks(c: Comparison, every: bool, brief: bool) -> tuple[Block, ...]:
+def _blocks(c: Comparison, every: bool) -> tuple[Block, ...]:
     """Return the tables; the break-even and what is published stand after the figures of machines, before cases."""
     found = tables(c, every)
     first = next((i for i, table in enumerate(found) if table.name not in OF_MACHINES), len(found))
-    return (*found[:first], *break_even_tables(c, brief), *published_blocks(c, every), *found[first:])
+    return (*found[:first], *break_even_tables(c, not every), *published_blocks(c, every), *found[first:])
 
 
 def _description(machine: Machine, brief: bool = False) -> str:

@@ -87,7 +87,7 @@ def _by_work(c: Comparison) -> Table:
     columns = (
         Column("machine" if several else "work", wrap=False),
         Column("cases", "right"),
-        Column(f"speed / {home}", "right", wrap=False),
+        Column(f"{'a device' if unlike else 'speed'} / {home}", "right", wrap=False),
         Column(home, "right", wrap=False),
         Column("the machine" if several else c.others[0].label, "right", wrap=False),
         *axis,
