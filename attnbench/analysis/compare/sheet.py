@@ -84,6 +84,7 @@ def _by_work(c: Comparison) -> Table:
         if priced
         else (Column(f"{least:.2f}x to {most:.2f}x", wrap=False),)
     )
+    unlike = c.workload and c.workload.devices != (1,)  # then the ratio is of the work that a device does
     columns = (
         Column("machine" if several else "work", wrap=False),
         Column("cases", "right"),
