@@ -176,6 +176,7 @@ def summary(found: Sequence[Published], more: str, bars: bool = True) -> Table:
     """
     of_bars = [one for one in found if one.unit == RATES["tflops"] and one.dtype != "fp8"]
     most = _most(of_bars)
+    numbers: dict[str, int] = {}
     entries: list[tuple[Entry, ...]] = []
     for gpu, of_gpu in grouped(found, lambda one: one.gpu).items():
         known = grouped((one for one in of_gpu if one.rate), lambda one: (one.work, one.dtype, one.unit))
@@ -183,11 +184,11 @@ def summary(found: Sequence[Published], more: str, bars: bool = True) -> Table:
         said = (" ".join(filter(None, (one.work, one.dtype, "to", _rate_text(one)))) for one in best)
         highest = max((one for one in of_gpu if one in of_bars), key=lambda one: one.rate or 0.0, default=None)
         bar = (_bar(highest, most) if highest else "",) if bars else ()
-        sources = dict.fromkeys(map(_findable, best))
-        entries.append((gpu, ", ".join(said) or count(len(of_gpu), "time"), *bar, "; ".join(sources)))
+        marks = (f"[{numbers.setdefault(_findable(one), len(numbers) + 1)}]" for one in best)
+        entries.append((gpu, ", ".join(said) or count(len(of_gpu), "time"), *bar, " ".join(dict.fromkeys(marks))))
     bar_column = (Column("TFLOP/s, not fp8", optional=1),) if bars else ()
     columns = (Column("GPU", wrap=False), Column("published"), *bar_column, Column("source"))
-    return Table(NAME, columns, tuple(entries), TITLE, f"{APART}. {more}".strip())
+    return Table(NAME, columns, tuple(entries), TITLE, f"{APART}. {more}".strip(), tuple(numbers))
 
 
 def _most(found: Iterable[Published]) -> float:

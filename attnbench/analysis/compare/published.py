@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from attnbench.analysis.compare.findings import Comparison
@@ -24,13 +23,13 @@ def published_blocks(c: Comparison, every: bool) -> list[Table | Paragraphs]:
 
 
 def published_summary(c: Comparison, most: int) -> list[Table]:
-    """Return the table of the first GPUs, a row for each; none where there are no published figures."""
+    """Return the table of the last GPUs, a row for each; none where there are no published figures."""
     if not c.published:
         return []
     from attnbench.analysis.claims import published
 
-    found = published.summary(c.published, "", bars=False)
-    return [replace(found, rows=found.rows[-most:])]
+    shown = {*[*dict.fromkeys(one.gpu for one in c.published)][-most:]}
+    return [published.summary([one for one in c.published if one.gpu in shown], "", bars=False)]
 
 
 def published_rows(c: Comparison) -> list[dict[str, Any]]:

@@ -21,8 +21,8 @@ from attnbench.render.document import Bar, Caution, Column, Document, Entry, Mac
 from attnbench.results.case_names import NOTHING
 from attnbench.results.run_setup import setup_texts
 
-MOST_ROWS, MOST_MACHINES, MOST_CAUTIONS, MOST_NAMED = 8, 4, 3, 3
-MOST_LETTERS, MOST_LETTERS_IN_ALL, MOST_LETTERS_OF_CAUTION = 620, 1700, 220  # of a sentence, the answer, a caution
+MOST_ROWS, MOST_GPUS, MOST_MACHINES, MOST_CAUTIONS, MOST_NAMED = 7, 8, 3, 3, 3
+MOST_LETTERS, MOST_LETTERS_IN_ALL, MOST_LETTERS_OF_CAUTION = 620, 1700, 180  # of a sentence, the answer, a caution
 MORE = with_addresses("The page on the screen has every case, caution and file. What the figures are: docs/compare.md.")
 
 
@@ -38,7 +38,7 @@ def sheet(c: Comparison, answer: Sequence[str], cautions: Sequence[Caution]) -> 
         answer=tuple(_answer(answer)),
         machines=tuple(_machines(c)),
         charts=tuple(charts(c)),
-        blocks=(_by_work(c), *published_summary(c, MOST_ROWS)),
+        blocks=(_by_work(c), *published_summary(c, MOST_GPUS)),
         cautions=(*doubts, *([Caution(f"{count(more, 'more caution')} on the page.")] if more > 0 else ())),
         notes=tuple((Span(note),) for note in _notes(c)),
     )
@@ -66,7 +66,7 @@ def _short(sentence: str, most: int) -> str:
 
 def _by_work(c: Comparison) -> Table:
     """Return the ratio, the rates and the break-even by kind of work, or by machine; without prices a bar of each."""
-    found = break_even(c)[: MOST_ROWS + 1]
+    found = break_even(c)[:MOST_ROWS]
     home, several = c.reference.label, len(c.others) > 1
     priced = any(of.home and of.other for of in found)
     ends = [end for of in found for end in (1.0, of.ratio.value, of.ratio.low, of.ratio.high) if end is not None]
@@ -133,7 +133,6 @@ def _machines(c: Comparison) -> Iterator[Machine]:
             size(environment.device.memory),
             texts["power_limit_w"],
             str(price) if price else "",
-            texts["torch"],
             count(len(machine.cards), "card"),
             count(len(machine.files), "run file"),
         )
