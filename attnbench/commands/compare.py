@@ -69,6 +69,10 @@ def compare(given: Options) -> None:
     does in bursts. Files of one model with one power limit are one machine, by the newest of what they measured; where
     all are of one model, each file stands for itself and no price is compared.
 
+    With --price of the machine that others are compared with, it says at which price each costs the same for the same
+    work; --all and --html show that over the price. The page of --html prints as one side of A4. GPUs that no file
+    measured stand apart, with what is published of them.
+
     attnbench compare h200.jsonl h100.jsonl
     attnbench compare h200.jsonl h100.jsonl --price h200=3.40/h --price h100=2.20/h
     attnbench compare h200-sustained.jsonl h100-sustained.jsonl --price h200=32000/4y --energy-price 0.15 --pue 1.3

@@ -24,9 +24,14 @@ def drawing(entry: Drawing, width: int, *, utf: bool) -> str:
 
 
 def bar(entry: Bar, width: int, *, utf: bool) -> str:
-    """Return a bar on an axis of `width` characters. Its ends are exact to half a character, or to one in ASCII."""
+    """Return a bar on an axis of `width` characters. Its ends are exact to half a character, or to one in ASCII.
+
+    Those of a hatched bar are exact to one character.
+    """
     first = min(2 * width - 1, round(2 * width * entry.start))
     last = max(first + 1, min(2 * width, round(2 * width * entry.end)))
+    if entry.hatched:
+        return (" " * (first // 2) + ("░" if utf else "/") * max(1, -(-last // 2) - first // 2)).ljust(width)
     if not utf:
         return (" " * (first // 2) + "=" * max(1, -(-last // 2) - first // 2)).ljust(width)
     cells = (((2 * i >= first) and (2 * i < last), (2 * i + 1 >= first) and (2 * i + 1 < last)) for i in range(width))

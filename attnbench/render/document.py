@@ -1,8 +1,8 @@
 """A document: what a command shows, whatever the format. Each question builds one; each format has one renderer.
 
 Everything in it is plain text and typed marks. Escaping, wrapping, colours and signs are the renderers' (terminal.py,
-markdown.py, html/, json_and_csv.py); nothing here is written for one format alone but `page` and `appendix`, which
-only a page has room for.
+markdown.py, html/, json_and_csv.py); nothing here is written for one format alone but `page`, `charts`,
+`sheet` and `appendix`, which only a page has room for.
 """
 
 from __future__ import annotations
@@ -78,6 +78,7 @@ class Bar:
     end: float
     group: int = 0
     interval: tuple[float, float] | None = None  # uncertainty of its end: a page draws it as a thin line
+    hatched: bool = False  # what was not measured
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,28 @@ class Plot:
 
 
 @dataclass(frozen=True)
+class BandLine:
+    """A line of a chart: its label, and its points as (x, y, low, high), where low and high are the ends of a band."""
+
+    label: str
+    points: tuple[tuple[float, float, float, float], ...]
+
+
+@dataclass(frozen=True)
+class LineChart:
+    """Lines with bands over one axis: a chart of a page. A table of the document has the same figures."""
+
+    name: str
+    title: str
+    caption: str
+    x_title: str
+    y_title: str
+    lines: tuple[BandLine, ...]
+    marks: tuple[tuple[float, float, str], ...] = ()  # points: (x, y, label)
+    level: float | None = None  # a dashed line upwards from here
+
+
+@dataclass(frozen=True)
 class Code:
     """Lines that are shown as they are, such as a traceback."""
 
@@ -290,6 +313,8 @@ class Document:
     notes: tuple[Line, ...] = ()  # the last lines
     verdict: Verdict | None = None
     page: Charts | None = None  # figures, and a table to sort and filter, for a page
+    charts: tuple[LineChart, ...] = ()  # charts of a page
+    sheet: Document | None = None  # what paper shows in place of the page, on one side of A4
     appendix: tuple[Section, ...] = ()
     data: Any = None  # the same for programs, as JSON has it
     rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # of CSV: mappings with equal keys

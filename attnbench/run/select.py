@@ -126,6 +126,11 @@ def available_backends() -> dict[str, str]:
     return backends.available()
 
 
+def is_approximate(name: str) -> bool:
+    """Whether a backend that ships computes something near attention only."""
+    return name in backends.APPROXIMATE
+
+
 def is_user_code(spec: str) -> bool:
     """Return whether a "module:object" is neither a shipped backend nor one of an installed package."""
     return not spec.startswith(f"{backends.__name__}.") and spec not in backends.available().values()

@@ -46,7 +46,7 @@ def listing(settings: Sequence[Setting]) -> Document:
             "claim": setting.claim.id,
             "what": setting.claim.what,
             "gpu": setting.gpu,
-            "printed": "; ".join(f"{figure.name} {_printed(figure)}" for figure in setting.figures),
+            "printed": "; ".join(f"{figure.name} {printed_text(figure)}" for figure in setting.figures),
             "cannot": setting.claim.cannot or "",
         }
         for setting in settings
@@ -61,7 +61,7 @@ def listing(settings: Sequence[Setting]) -> Document:
                 f"claims-{name}",
                 (Column("claim", wrap=False), Column("what"), Column("printed")),
                 tuple(
-                    (row["claim"], row["what"], row["printed"] or Span(f"cannot be tried: {row['cannot']}", "quiet"))
+                    (row["claim"], row["what"], _listed(row["printed"], row["cannot"]))
                     for row in rows
                     if row["paper"] == name
                 ),
@@ -74,6 +74,12 @@ def listing(settings: Sequence[Setting]) -> Document:
         rows=rows,
         columns=tuple(rows[0]),
     )
+
+
+def _listed(printed: str, cannot: str) -> Entry:
+    """Return what a claim prints, and why it cannot be tried."""
+    why = Span(f"cannot be tried: {cannot}", "quiet")
+    return (Span(f"{printed}; "), why) if printed and cannot else why if cannot else printed
 
 
 def _source(file: ClaimFile) -> str:
@@ -158,7 +164,7 @@ def _rows(setting: Setting, judged: dict[str, dict[str, list[Finding]]]) -> Iter
             continue
         name = ("", "") if of_gpu else (setting.claim.id, setting.claim.what)
         of_gpu = setting.gpu
-        printed = _printed(figure) + ("" if figure.is_ratio or of_gpu == ANY_GPU else f" ({of_gpu})")
+        printed = printed_text(figure) + ("" if figure.is_ratio or of_gpu == ANY_GPU else f" ({of_gpu})")
         entries: list[Entry] = [*name, figure.name, printed]
         for finding in findings:
             entries += [_measured(figure, finding.bursts), _measured(figure, finding.sustained), _verdict(finding)]
@@ -174,7 +180,7 @@ def _verdict(finding: Finding) -> Entry:
     return (Span(outcome + off, style), Span(f"; {finding.why}" if finding.why else "", "quiet"))
 
 
-def _printed(figure: Figure) -> str:
+def printed_text(figure: Figure) -> str:
     """Return the printed figure, with the unit of the metric where the text has none."""
     text, unit = figure.printed.text, METRICS[figure.metric].unit
     if figure.is_ratio:

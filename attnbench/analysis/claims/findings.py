@@ -21,6 +21,7 @@ from attnbench.results.metrics import METRICS
 
 Outcome = Literal["reproduced", "not reproduced", "cannot be tried here"]
 NOT_THERE = "not among these results; attnbench claims measures it, given the time"
+SPOKEN_WITH_A_VOWEL = "AEFHILMNORSX"  # letters: an H200, a B200
 SUSTAINED = {"latency": "sustained_latency", "tflops": "sustained_tflops"}  # metric -> the same without pauses
 
 
@@ -91,7 +92,7 @@ def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding
         return Finding(setting, figure, gpu, None, None, "cannot be tried here", why)
 
     if not figure.is_ratio and setting.gpu not in (ANY_GPU, gpu):
-        return cannot(f"printed of an {setting.gpu}")
+        return cannot(f"printed of {'an' if setting.gpu[0] in SPOKEN_WITH_A_VOWEL else 'a'} {setting.gpu}")
     sides = [_side(setting.cases, names, cells) for names in (figure.backends, figure.over) if names]
     if missing := [side for side in sides if isinstance(side, str)]:
         return cannot("; ".join(filter(None, dict.fromkeys(missing))) or NOT_THERE)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from attnbench.analysis.compare.break_even import ALL, BreakEven, break_even, device_price
 from attnbench.analysis.compare.common_cells import kinds_of_work
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
@@ -199,6 +201,7 @@ def _money(c: Comparison) -> str:
     said = [_bought(c), _worth(c), _tokens(c)]
     if not any(said) and len(c.others) == 1 and (ratio := c.main.ratio_of_device(c.others[0].label)):
         said = [f"{c.others[0].label} is worth it below {ratio_text(ratio)} of the price of {c.reference.label}"]
+        said[0] += _worth_by_kind(c)
         if c.prices:
             said.append(f"{c.reference.label} has no price: --price {c.reference.label.lower()}=...")
     of = c.powered
@@ -235,7 +238,25 @@ def _worth(c: Comparison) -> str:
                 found.append(f"{machine.label} is worth it at no price, as its power alone costs more")
             else:
                 found.append(f"{machine.label} is worth it below {price_text(worth.price, price)}")
-    return ", ".join(found) + (f", if {c.reference.label} costs {c.prices[c.reference.label]}" if found else "")
+    by_kind = _worth_by_kind(c) if found else ""
+    return (
+        ", ".join(found) + (f", if {c.reference.label} costs {c.prices[c.reference.label]}" if found else "") + by_kind
+    )
+
+
+def _worth_by_kind(c: Comparison) -> str:
+    """Return ", from 0.800x in decode to 1.005x in prefill": the ends of the break-even over the kinds of work."""
+    kinds = sorted((of for of in break_even(c) if of.kind != ALL), key=lambda of: of.ratio.value)
+    if not kinds:
+        return ""
+    least, most = (f"{_worth_of(of)} in {of.kind}" for of in (kinds[0], kinds[-1]))
+    return f", from {least} to {most}"
+
+
+def _worth_of(of: BreakEven) -> str:
+    if not of.home or not of.other:
+        return f"{ratio_digits(of.ratio.value)}x"
+    return price_text(of.other.price, replace(of.at(device_price(of.home)), low=None, high=None))
 
 
 def price_text(of: Price, ratio: Ratio) -> str:

@@ -11,25 +11,31 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from attnbench.analysis.compare.break_even import BreakEven, break_even, device_price
+from attnbench.analysis.compare.break_even_tables import charts
+from attnbench.analysis.compare.break_even_tables import tables as break_even_tables
 from attnbench.analysis.compare.cautions import cautions, facts
 from attnbench.analysis.compare.common_cells import NOT_PLANNED
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.compare.published import published_blocks, published_rows
 from attnbench.analysis.compare.serving_document import answer, sections
 from attnbench.analysis.compare.serving_document import data as serving_data
 from attnbench.analysis.compare.serving_document import tables as serving_tables
+from attnbench.analysis.compare.sheet import sheet
 from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.compare.tables import is_brief, tables
 from attnbench.core.documents import with_addresses
 from attnbench.core.formats import size
 from attnbench.core.text import count, one_line, some
 from attnbench.render import document as report
-from attnbench.render.document import Caution, Document, Span
+from attnbench.render.document import Block, Caution, Document, Span
 from attnbench.results.export_rows import MadeRows, case_columns
 from attnbench.results.run_setup import setup_texts
 
 MOST_CAUTIONS = 3  # shown where a comparison is brief
+OF_MACHINES = ("machines", "money", "workload", "groups", "rates")  # tables of all cases together
 MOST_FILES = 4  # named in the description of a machine
 MORE = with_addresses(
     "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
@@ -51,7 +57,9 @@ def document(c: Comparison, every: bool = False) -> Document:
         title=f"{' and '.join(c.labels)}, compared",
         answer=tuple(answer(c)),
         machines=tuple(report.Machine(machine.label, _description(machine, brief)) for machine in c.machines),
-        blocks=(*serving_tables(c), *tables(c, every)),
+        blocks=_blocks(c, every),
+        charts=tuple(charts(c)) if every else (),
+        sheet=sheet(c, answer(c), doubted) if every else None,
         cautions=doubted,
         facts=known,
         notes=tuple((Span(note, "quiet"),) for note in notes),
@@ -59,6 +67,13 @@ def document(c: Comparison, every: bool = False) -> Document:
         data=_data(c, warnings, rows),
         rows=rows,
     )
+
+
+def _blocks(c: Comparison, every: bool) -> tuple[Block, ...]:
+    """Return the tables; the break-even and what is published stand after the figures of machines, before cases."""
+    found = (*serving_tables(c), *tables(c, every))
+    first = next((i for i, table in enumerate(found) if table.name not in OF_MACHINES), len(found))
+    return (*found[:first], *break_even_tables(c, not every), *published_blocks(c, every), *found[first:])
 
 
 def _description(machine: Machine, brief: bool = False) -> str:
@@ -118,6 +133,8 @@ def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, A
         "untried": [case.key for case in c.untried],
         "missing": c.missing,
         "longest": [{"cases": of.cases, "backend": of.backend, "machines": [*of.fits.values()]} for of in c.longest],
+        "break_even": [_break_even(of) for of in break_even(c)],
+        "published": published_rows(c),
         "left_out": {path.name: why for path, why in c.left_out.items()},
         "machines_left_out": c.machines_left_out,
         "warnings": warnings,
@@ -171,6 +188,19 @@ def _machine_figures(c: Comparison, figures: Figures, label: str) -> dict[str, A
         **_ratio(figures.per_watt(label), "per_watt_ratio"),
         **_ratio(c.for_the_money(figures, label), "money_ratio"),
         **_ratio(c.worth_below(figures, label), "worth_below"),
+    }
+
+
+def _break_even(of: BreakEven) -> dict[str, Any]:
+    """Return the break-even of a machine for a kind of work; `price` is at the reference's given price."""
+    price = of.at(device_price(of.home)) if of.home else None
+    return {
+        "machine": of.machine,
+        "work": of.kind,
+        **_ratio(of.ratio),
+        **_ratio(price, "price"),
+        "given": of.given,
+        "costs": of.verdict,
     }
 
 

@@ -38,6 +38,7 @@ from attnbench.results import case_names
 from attnbench.results.cells import Key
 
 if TYPE_CHECKING:
+    from attnbench.analysis.claims.published import Published
     from attnbench.analysis.compare.requests import Requests
     from attnbench.analysis.compare.serving import Serving
     from attnbench.analysis.compare.workload import MeasuredWorkload, Workload
@@ -59,6 +60,7 @@ class Comparison:
     left_out: Mapping[Path, str]  # files that say nothing for a comparison, with why
     machines_left_out: Mapping[str, str]  # those that have no case in common with those that are compared, with why
     serving: Serving | None = None  # the requests of a workload in words to a whole model
+    published: tuple[Published, ...] = ()  # figures of GPUs that none of the files measured, apart from all others
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -268,6 +270,7 @@ def compare(
         left_out={path: why for path, why in unused.items() if not served or why != STEPS},
         machines_left_out=without,
         serving=served,
+        published=_published(found, runs),
     )
     limits = {of.label: of.environment.power_limit_w if compared.serving else None for of in found}
     watts = {label: compared.powered.watts(label) or limits[label] for label in compared.labels}
@@ -281,6 +284,15 @@ def _serving(asked: Workload | Requests | None, machines: Sequence[Machine], run
     from attnbench.analysis.compare import requests, serving  # as in _workload
 
     return serving.serving(asked, machines, runs) if isinstance(asked, requests.Requests) else None
+
+
+def _published(machines: Sequence[Machine], runs: Sequence[Run]) -> tuple[Published, ...]:
+    """Return the published figures of GPUs that no run measured, where GPUs of several models are compared."""
+    if len({machine.model for machine in machines}) == 1 or not all(machine.is_gpu for machine in machines):
+        return ()
+    from attnbench.analysis.claims.published import published  # for the same reason as below
+
+    return tuple(published(run.environment.device for run in runs))
 
 
 def _workload(text: str) -> Workload | Requests:

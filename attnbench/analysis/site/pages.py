@@ -10,6 +10,7 @@ from functools import partial
 from attnbench.analysis.compare.answer import ratio_text
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.site.findings import Findings, Pair, RunFile, word
+from attnbench.analysis.site.published import published_table
 from attnbench.analysis.site.tables import (
     backend_table,
     cases_table,
@@ -94,6 +95,7 @@ def _index(site: Findings, given: Sequence[str]) -> Document:
         blocks=(
             *([summary(site)] if site.machines else []),
             *(pair_chart(site, pair) for pair in site.pairs[:MOST_PAIRS]),
+            *published_table(site),
         ),
         notes=((Span(of_all, "quiet"),),) if site.pairs else (),
         appendix=_command("site", *given, "--out", "site"),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from attnbench.core.formats import percent
@@ -32,6 +33,7 @@ from attnbench.render.html.plots import plot
 
 SERIES_OF_BARS = 3  # the number of the colour of the bars of group 0: blue
 _LEAST_BAR = 0.004  # of the axis, so that a bar can be seen however short it is
+_HATCH = 50.0  # between the slanted lines of a hatched bar, in thousandths of the axis
 
 
 def block_part(found: Block, number: int) -> Part:
@@ -134,6 +136,8 @@ def _bar(bar: Bar) -> Markup:
     start = min(bar.start, 1 - width)
     shape = element("rect", x=_thousandths(start), y=0, width=_thousandths(width), height=10, fill=_color(bar.group))
     label = f"{percent(bar.start)} to {percent(bar.end)} of the axis"
+    if bar.hatched:
+        return _drawing(_hatched(1000 * start, 1000 * (start + width)), "0 0 1000 10", "bar", f"{label}, hatched")
     if bar.interval is None:
         return _drawing(shape, "0 0 1000 10", "bar", label)
     low, high = bar.interval
@@ -141,6 +145,17 @@ def _bar(bar: Bar) -> Markup:
         "rect", x=_thousandths(low), y=4, width=_thousandths(max(high - low, _LEAST_BAR)), height=2, fill=color("ink")
     )
     return _drawing(joined(shape, whisker), "0 0 1000 10", "bar", f"{label}, {percent(low)} to {percent(high)}")
+
+
+def _hatched(start: float, end: float) -> Markup:
+    """Return the outline of a bar from `start` to `end` of 1000 with slanted lines."""
+    slants = "".join(
+        f"M{x:.4g} 10L{min(x + _HATCH, end):.4g} {10 - 10 * (min(x + _HATCH, end) - x) / _HATCH:.3g}"
+        for x in (start + i * _HATCH for i in range(math.ceil((end - start) / _HATCH)))
+    )
+    outline = f"M{start:.4g} 0H{end:.4g}V10H{start:.4g}Z"
+    style: Mapping[str, str] = {"vector-effect": "non-scaling-stroke", "fill": "none", "stroke": color("quiet")}
+    return joined(element("path", d=outline, **style), element("path", d=slants, **style))
 
 
 def _steps(found: Steps) -> Markup:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from attnbench import __version__
 from attnbench.core.errors import UserError
 from attnbench.core.text import count
-from attnbench.render.document import Caution, Document, Grids, Machine, Section
-from attnbench.render.html import interactive, palette
+from attnbench.render.document import Block, Caution, Document, Grids, Machine, Section
+from attnbench.render.html import interactive, line_charts, palette
 from attnbench.render.html.blocks import block_part, content, spans
 from attnbench.render.html.elements import Markup, Part, asset, element, filled, items, joined, lines, section
 
@@ -23,6 +23,7 @@ FEWEST_LINKS, FEWEST_OF_SITE = 3, 5  # of a table of contents; with fewer a page
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 POLICY_WITH_SCRIPTS = f"{POLICY}; script-src 'unsafe-inline' 'unsafe-eval'; img-src data:"  # Vega compiles expressions
 POLICY_OF_SITE = "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-eval'; img-src data:"
+SHEET_CHART = (300, 150)  # pixels: width and height of a chart on a sheet of A4
 TABLES = "tables.js"  # the script of every page of a site
 
 
@@ -80,16 +81,56 @@ def render(document: Document, frame: Frame | None = None) -> str:
             ),
             class_=None if beside else "alone",
         ),
+        _sheet(document.sheet) if document.sheet else "",
         interactive.scripts(charts, frame.assets if frame else "") if charts else "",
+        line_charts.data(document.charts) if document.charts else "",
+        *_line_scripts(document, frame),
         element("script", src=f"{frame.assets}/{TABLES}") if frame else "",
     )
     head = _head(document, frame)
     return "<!doctype html>\n" + element("html", lines(head, element("body", body)), lang="en") + "\n"
 
 
+def _line_scripts(document: Document, frame: Frame | None) -> list[Markup]:
+    """Return the scripts that draw line charts, without those that the charts of the page bring along."""
+    names = [name for name in line_charts.SCRIPTS if not (document.page and name in interactive.SCRIPTS)]
+    if not document.charts:
+        return []
+    if frame:
+        return [element("script", src=f"{frame.assets}/{name}") for name in names]
+    return [element("script", interactive.script(name)) for name in names]
+
+
+def _sheet(sheet: Document) -> Markup:
+    """Return what paper shows in place of the page: one side of A4, without ids, as the page has them already."""
+    first, *others = sheet.blocks
+    doubts = joined(filled("h2", "To doubt" if sheet.cautions else ""), items(map(_caution, sheet.cautions)))
+    machines = filled("dl", *map(_machine, sheet.machines), class_="machines")
+    drawn = (
+        element("div", element("h2", one.title), line_charts.drawing(one, place, SHEET_CHART))
+        for place, one in enumerate(sheet.charts)
+    )
+    return element(
+        "article",
+        element("p", f"attnbench {sheet.command}, version {__version__}", class_="brand"),
+        element("h1", sheet.title),
+        *(element("p", sentence, class_="answer") for sentence in sheet.answer),
+        _block(first),
+        element("div", *drawn, element("div", doubts, element("h2", "Machines"), machines), class_="beside"),
+        *map(_block, others),
+        *(element("p", spans(line), class_="quiet") for line in sheet.notes),
+        class_="sheet",
+    )
+
+
+def _block(block: Block) -> Markup:
+    heading = block.heading if isinstance(block, Grids) else block.title
+    return joined(filled("h2", heading), content(block))
+
+
 def fragment(document: Document) -> str:
     """Return a document as a part of another page, such as a notebook: text and tables, without figures."""
-    bare = replace(document, page=None, appendix=(), reproduce=())
+    bare = replace(document, page=None, charts=(), sheet=None, appendix=(), reproduce=())
     body = lines(_header(bare), *(part.content for part in _parts(bare)))
     return f"{element('style', asset('fragment.css'))}\n{element('div', body, class_='attnbench')}\n"
 
@@ -109,7 +150,7 @@ def _site_links(frame: Frame) -> Markup:
 
 
 def _head(document: Document, frame: Frame | None) -> Markup:
-    policy = POLICY_WITH_SCRIPTS if document.page else POLICY
+    policy = POLICY_WITH_SCRIPTS if document.page or document.charts else POLICY
     style = element("style", style_sheet())
     if frame:
         policy = POLICY_OF_SITE
@@ -160,6 +201,7 @@ def _parts(document: Document) -> list[Part]:
     blocks = [block_part(block, number) for number, block in enumerate((*document.lead, *after))]
     found = blocks[: len(document.lead)]
     found += interactive.parts(charts) if charts else []
+    found += line_charts.parts(document.charts)
     found += blocks[len(document.lead) :]
     if document.cautions or charts:
         found.append(section("warnings", "Warnings", items(map(_caution, document.cautions)) or element("p", "None.")))

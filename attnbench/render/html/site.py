@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from attnbench.render.document import Document
-from attnbench.render.html import html_page, interactive
+from attnbench.render.html import html_page, interactive, line_charts
 from attnbench.render.html.elements import asset
 
 ASSETS = "assets"
@@ -17,7 +17,7 @@ def render(pages: Iterable[tuple[str, Document]], links: Iterable[tuple[str, str
     `pages` are addresses with documents, `links` the texts and addresses that each page has at its top.
     """
     yield f"{ASSETS}/page.css", html_page.style_sheet()
-    for name in (*interactive.SCRIPTS, html_page.TABLES):
+    for name in dict.fromkeys((*interactive.SCRIPTS, *line_charts.SCRIPTS, html_page.TABLES)):
         yield f"{ASSETS}/{name}", interactive.script(name)
     yield f"{ASSETS}/LICENSE-vega", asset("LICENSE-vega")
     named = tuple(links)

@@ -1,0 +1,96 @@
+"""The page of a comparison prints as exactly one side of A4, and draws its chart without an error."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import Browser
+
+from attnbench.analysis.compare import sheet
+from attnbench.analysis.compare.break_even_tables import MOST_LINES
+from attnbench.analysis.compare.document import document
+from attnbench.analysis.compare.findings import compare
+from attnbench.render.document import Caution, Table
+from attnbench.render.html import html_page
+from attnbench.results import run_file
+
+RESULTS = Path(__file__).parents[2] / "results"
+PAIR = ("20261123-141732-sustained-nvidia-h200", "20261123-141048-sustained-nvidia-h100")
+A4 = (595, 842)  # points
+WIDTH = 703  # pixels: of A4 within its margins
+
+
+def page_of(paths: list[Path], runs: list[Any], to: Path, *prices: str) -> Path:
+    to.write_text(html_page.render(document(compare(paths, runs, prices=prices), every=True)))
+    return to
+
+
+def real(folder: Path, *prices: str) -> Path:
+    paths = [RESULTS / f"{name}.jsonl.gz" for name in PAIR]
+    return page_of(paths, [run_file.read(path)[0] for path in paths], folder / "page.html", *prices)
+
+
+def full(folder: Path) -> Path:
+    """Return a page whose sheet holds as much as it may: rows, lines of the chart, sentences and cautions."""
+    paths = [RESULTS / f"{name}.jsonl.gz" for name in PAIR]
+    c = compare(paths, [run_file.read(path)[0] for path in paths], prices=("h200=3.40/h", "h100=2.20/h"))
+    shown = document(c, every=True)
+    assert shown.sheet
+    by_work, *others = shown.sheet.blocks
+    assert isinstance(by_work, Table)
+    assert by_work.rows
+    (chart,) = shown.charts
+    longest = [f"{word}{' many words' * 80}" for word in ("First", "Second", "Third", "Fourth")]
+    filled = sheet.sheet(c, longest, [Caution(f"What{' is doubtful' * 40}")] * 9)
+    assert filled
+    chart = replace(chart, lines=tuple(replace(chart.lines[0], label=f"a kind of work {i}") for i in range(MOST_LINES)))
+    blocks = (replace(by_work, rows=(by_work.rows * 9)[: sheet.MOST_ROWS]), *others)
+    machines = (shown.sheet.machines * 4)[: sheet.MOST_MACHINES]
+    shown = replace(shown, charts=(chart,), sheet=replace(filled, charts=(chart,), blocks=blocks, machines=machines))
+    (folder / "page.html").write_text(html_page.render(shown))
+    return folder / "page.html"
+
+
+@pytest.mark.parametrize("kind", ["priced", "without prices", "full"])
+def test_it_prints_as_one_side_of_a4(browser: Browser, tmp_path: Path, kind: str) -> None:
+    prices = ("h200=3.40/h", "h100=2.20/h") if kind == "priced" else ()
+    browser.load(full(tmp_path) if kind == "full" else real(tmp_path, *prices))
+    pdf = base64.b64decode(browser.cdp("Page.printToPDF", preferCSSPageSize=True)["data"])
+    sizes = re.findall(rb"/MediaBox\s*\[\s*0 0 ([\d.]+) ([\d.]+)\s*\]", pdf)
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) == 1
+    assert {tuple(round(float(side)) for side in size) for size in sizes} == {A4}
+    browser.cdp("Emulation.setDeviceMetricsOverride", width=WIDTH, height=1000, deviceScaleFactor=1, mobile=False)
+    browser.cdp("Emulation.setEmulatedMedia", media="print")
+    try:
+        left = "['.sheet'].map((name) => document.querySelector(name)).map((e) => e.clientHeight - e.scrollHeight)[0]"
+        assert browser.js(left) >= 0, "the side is too small for what stands on it"
+        assert browser.js("document.documentElement.scrollWidth") <= WIDTH
+    finally:
+        browser.cdp("Emulation.setEmulatedMedia", media="")
+        browser.cdp("Emulation.clearDeviceMetricsOverride")
+
+
+def test_the_chart_is_drawn_on_screen_and_on_paper_alone_stands_the_sheet(browser: Browser, tmp_path: Path) -> None:
+    browser.cdp("Emulation.setDeviceMetricsOverride", width=390, height=800, deviceScaleFactor=1, mobile=False)
+    try:
+        browser.load(real(tmp_path, "h200=3.40/h", "h100=2.20/h"))
+        assert browser.js(
+            "[...document.querySelectorAll('.chart svg')].every((e) => e.querySelectorAll('path').length > 10)"
+        )
+        assert len(browser.all(".chart svg")) == 2
+        assert browser.js("document.documentElement.scrollWidth") <= 390
+    finally:
+        browser.cdp("Emulation.clearDeviceMetricsOverride")
+    shown = "['main', '.sheet'].map((name) => getComputedStyle(document.querySelector(name)).display)"
+    assert browser.js(shown) == ["grid", "none"]
+    browser.cdp("Emulation.setEmulatedMedia", media="print")
+    try:
+        assert browser.js(shown) == ["none", "block"]
+    finally:
+        browser.cdp("Emulation.setEmulatedMedia", media="")
+    assert browser.complaints() == []
