@@ -84,7 +84,7 @@ def test_values_of_axes_are_those_of_python(axes: dict[str, Any], count: int, wi
         ({"seqlen": 1024, "causal": "False"}, "^causal: 'False' is neither True nor False"),
         ({"seqlen": 1024, "rounds": "2"}, "^rounds: '2' is not a whole number"),
         ({"seqlen": 1024, "model": [3]}, "^model: 3 is not a text"),
-        ({"seqlen": 1024, "tp": 2}, "--tp is of a model"),
+        ({"seqlen": 1024, "tp": 2}, "--tp needs a model"),
         ({"seqlen": 1024, "policy": {1: 2}}, "^policy: 1 is not a text"),
         ({"seqlen": 1024, "policy": {"max_seconds": "x"}}, "max.seconds: 'x'"),
         ({"seqlen": 1024, "python": ["fake=x"]}, r"^python: \['fake=x'\] is not a dict or None"),
