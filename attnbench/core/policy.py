@@ -31,9 +31,7 @@ class Policy:
     timer: Instrument = "events"  # CUDA events, a CUDA graph or CUPTI; on a CPU perf_counter_ns is used instead
     l2: Literal["cold", "warm"] = "cold"  # whether L2 is flushed before each call
     warmup_s: float = 0.015  # least seconds of calls before the first sample; more while calls get faster
-    min_samples: int = (
-        10  # least samples of a call under 15 ms (6 that agree from 5 ms on); above it 6, and 3 over 50 ms
-    )
+    min_samples: int = 10  # least samples of a call under 15 ms (6 that agree from 5 ms on); else 6, over 50 ms 3
     max_samples: int = 1000  # most samples of one cell
     target: float = 0.005  # stop when half the 95 % interval of the median is within this fraction of the median
     min_seconds: float = 0.02  # least seconds of sampling one cell, pauses included
