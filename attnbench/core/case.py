@@ -54,7 +54,7 @@ class Shape:
 
     strict: ClassVar[bool] = True  # an unknown field would make it another shape: core/json.py
 
-    batch: int
+    batch: int  # sequences
     seqlen_q: int  # tokens
     seqlen_k: int  # tokens
     nheads: int  # query heads
@@ -126,7 +126,7 @@ class Case:
     shape: Shape
     dtype: Dtype  # dtype of q, k, v and results; results of fp8 are bf16
     direction: Direction  # the work of one timed call: forward, backward, or both in turn
-    causal: bool = False
+    causal: bool = False  # a query sees no key after its position
     window_size: tuple[int | None, int | None] = (None, None)  # keys to the left and right; None: no limit
     softcap: float = 0.0  # scores become softcap * tanh(score / softcap); 0: off
     dropout_p: float = 0.0  # probability that an attention weight is dropped; 0: off

@@ -17,12 +17,12 @@ class Device:
     """
 
     kind: Literal["cuda", "cpu", "fake"]  # "cuda" also for ROCm, as in torch; "fake" for the simulated backend
-    index: int
+    index: int  # of torch, as in cuda:1
     name: str  # as the driver reports it
     memory: int  # total bytes
     free: int  # bytes free when the device was described
     capability: tuple[int, int] | None = None  # CUDA compute capability; on AMD the gfx number
-    multiprocessors: int | None = None
+    multiprocessors: int | None = None  # enabled SMs, compute units on AMD
     l2: int | None = None  # bytes of L2 cache, on a CPU of last-level cache
     threads: int | None = None  # torch's intra-op threads; CPU only
     instructions: str | None = None  # the instruction set that torch uses, such as "AVX512"; CPU only
@@ -53,15 +53,15 @@ class Environment:
     """The machine and the software of a run: facts that must match in comparable runs, and facts for a reader."""
 
     device: Device
-    python: str
-    platform: str
-    torch: str | None
-    cpu: str
-    driver: str | None = None
+    python: str  # the version of Python
+    platform: str  # the operating system
+    torch: str | None  # the version of torch
+    cpu: str  # the model of the CPU
+    driver: str | None = None  # the version of the GPU's driver
     cuda: str | None = None  # the CUDA or ROCm version for which torch was built
-    power_limit_w: float | None = None  # watts
+    power_limit_w: float | None = None  # the power cap in watts
     clock_max_hz: float | None = None  # the highest SM clock
-    attnbench: str = ""
+    attnbench: str = ""  # the version of attnbench
     git: str | None = None  # commit of the working directory, with "+dirty" where files were changed
     packages: Mapping[str, str] = field(default_factory=dict)  # attention library -> version
     variables: Mapping[str, str] = field(default_factory=dict)  # environment variables that change figures

@@ -31,8 +31,8 @@ class Policy:
     timer: Instrument = "events"  # CUDA events, a CUDA graph or CUPTI; on a CPU perf_counter_ns is used instead
     l2: Literal["cold", "warm"] = "cold"  # whether L2 is flushed before each call
     warmup_s: float = 0.015  # least seconds of calls before the first sample; more while calls get faster
-    min_samples: int = 10  # for calls under 15 ms (6 that agree from 5 ms on); 6 for longer calls, 3 over 50 ms
-    max_samples: int = 1000
+    min_samples: int = 10  # least samples of a call under 15 ms (6 that agree from 5 ms on); else 6, over 50 ms 3
+    max_samples: int = 1000  # most samples of one cell
     target: float = 0.005  # stop when half the 95 % interval of the median is within this fraction of the median
     min_seconds: float = 0.02  # least seconds of sampling one cell, pauses included
     max_seconds: float = 0.2  # most seconds of sampling one cell, once there are min_samples
@@ -42,4 +42,4 @@ class Policy:
     isolate_power: bool = False  # wait before each cell until the power has fallen and the clock is back
     caches: Literal["kept", "fresh"] = "kept"  # fresh: each cell in a new process with empty compile caches
     timeout_s: float = 120.0  # seconds until a job is killed; more where its forecast is long or it starts a compiler
-    seed: int = 0  # for the random inputs and the order of the jobs
+    seed: int = 0  # of the random inputs and the order of the jobs

@@ -36,7 +36,7 @@ class Approximation:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What the plan expects of a job."""
+    """The forecast of a job in the plan."""
 
     seconds: float  # wall time of the whole job
     call: float  # seconds of one call
@@ -48,11 +48,11 @@ class Job:
     """One planned measurement: one case on one backend in one round."""
 
     case: Case
-    backend: str
-    round: int
+    backend: str  # name of the backend
+    round: int  # number of the round, from 0
     forecast: Forecast
     skip: str | None = None  # why the job will not run; None for a job that runs
-    resumable: bool = False  # it is skipped for lack of time only, so --resume may run it
+    resumable: bool = False  # skipped for lack of time only, so --resume may run it
 
     @property
     def id(self) -> str:
@@ -168,9 +168,9 @@ class Record:
     """
 
     case: Case
-    backend: str
-    round: int
-    status: Status
+    backend: str  # name of the backend
+    round: int  # number of the round, from 0
+    status: Status  # how the job ended
     reason: str | None = None  # why the status is not "ok", in one line
     measurements: Mapping[str, Measurement] = field(default_factory=dict)
     accuracy: Accuracy | None = None
@@ -205,7 +205,7 @@ class Record:
 class Search:
     """The search of an `attnbench capacity` and its limits."""
 
-    of: Literal["seqlen", "batch"]
+    of: Literal["seqlen", "batch"]  # the searched size
     call_limit: float  # seconds of one call above which a size is too slow
     memory: int | None = None  # bytes that a step may take; None: the device's
     what: str = ""  # the answer's name of model and phase; "" where none was given
@@ -220,7 +220,7 @@ class Run:
     policy: Policy
     plan: Sequence[Job]
     records: Sequence[Record] = ()  # the last record of each job, in order of their ends
-    started: str = ""  # ISO 8601, UTC
+    started: str = ""  # time of the start, ISO 8601, UTC
     argv: tuple[str, ...] = ()  # the command line
     versions: Mapping[str, str] = field(default_factory=dict)  # backend -> version of its library
     specs: Mapping[str, str] = field(default_factory=dict)  # backend -> "module:object" that it was loaded from
@@ -229,7 +229,7 @@ class Run:
     reduced: bool = False  # a baseline: each measurement holds one value, for the gate
     method: int = 1  # number of the measuring method (core/policy.py); unlike methods are not comparable
     check: int = 1  # number of the check (core/policy.py); results that an old check calls wrong may be right
-    search: Search | None = None  # of `attnbench capacity`, whose plan holds each search's first step
+    search: Search | None = None  # the search of `attnbench capacity`; the plan holds each search's first step
     turns: str = ""  # identity of an A/B whose two runs took turns by round; a plan holds the first round
     replaced: Sequence[Record] = ()  # earlier records of jobs that were measured again
 

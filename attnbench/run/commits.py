@@ -48,7 +48,7 @@ def commits(text: str) -> list[Commit]:
     [(start, _)] = _listed("--no-walk", first)
     oldest = found[-1][1]
     if first not in oldest[:1]:
-        line = f"; {oldest[0][:12]}, before the first commit of the range, is" if oldest else ""
+        line = f"; {oldest[0][:12]} is one of them, before the first commit of the range" if oldest else ""
         where = f"{good} is not among the first parents of {bad or 'HEAD'}, along which bisect goes{line}"
         raise UserError(where + _cut_off())
     return [start, *(commit for commit, _ in reversed(found))]

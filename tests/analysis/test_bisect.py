@@ -255,7 +255,9 @@ def test_the_commits_of_a_side_branch_are_one_step_of_the_line() -> None:
     git("merge", "--quiet", "--no-ff", "-m", "merged", "side")
     found = run_bisect.commits("good..HEAD")
     assert [commit.subject for commit in found] == [*(f"change {i}" for i in range(COMMITS + 1)), "merged"]
-    with pytest.raises(UserError, match=r"side is not among the first parents of HEAD.*; [0-9a-f]{12} is, before"):
+    with pytest.raises(
+        UserError, match=r"side is not among the first parents of HEAD.*; [0-9a-f]{12} is one of them, before"
+    ):
         run_bisect.commits("side..HEAD")
 
 

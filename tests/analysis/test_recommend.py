@@ -228,7 +228,7 @@ def test_what_is_asked_for_of_run_files() -> None:
     of_model = {"models": "gemma-2-9b"}
     for options, number in ((of_model, 4), ({**of_model, "phase": "prefill"}, 2), ({"axes": {"window": "4095/0"}}, 2)):
         assert len(asked_for(every, parse_options(options))) == number
-    for options, said in (({**of_model, "phase": "decode"}, "no case of"), ({"phase": "decode"}, "is of a model")):
+    for options, said in (({**of_model, "phase": "decode"}, "no case of"), ({"phase": "decode"}, "needs a model")):
         with pytest.raises(UserError, match=said):
             asked_for(every, parse_options(options))
 

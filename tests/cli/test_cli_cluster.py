@@ -115,7 +115,7 @@ def one_comes_back_and_one_stays_away(tool: Tool, cluster: Nodes, at: tuple[str,
     assert files[0].read_text().startswith(before[0])
     assert sorted(statuses(files[0])) == ["ok"] * 3, err
     assert files[1].read_text() == before[1]
-    assert "beta: retried: goes on after" in err
+    assert "beta: retried: continues after" in err
     assert "gamma: LOST: the node died; it did not come back; " in err
     assert "attnbench run --resume gamma.jsonl" in err
 

@@ -94,7 +94,7 @@ def test_ab_refuses_ranks(tool: Tool) -> None:
         (("--ranks", "2", "--lengths", "longtail"), "ranks: lengths with several devices cannot be measured"),
         (("--ranks", "2", "--dtype", "fp8"), "ranks: fp8 with several devices cannot be measured"),
         (("--ranks", "128", "--seqlen", "4k"), "at most 64"),
-        (("--device", "cuda:1-0"), "no range of devices"),
+        (("--device", "cuda:1-0"), "not a range of devices"),
         (("--device", "cuda:0,0"), "names a device twice"),
     ],
 )

@@ -83,7 +83,7 @@ def test_on_a_cpu_a_range_takes_the_time_between_its_marks() -> None:
 
 def test_marks_that_are_no_pairs_are_told() -> None:
     events = trace(("forward", "flash_fwd_kernel", 100))
-    with pytest.raises(ValueError, match="no pairs"):
+    with pytest.raises(ValueError, match="not pairs"):
         split(events[:-2], on_gpu=True)
 
 
