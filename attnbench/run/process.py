@@ -25,6 +25,7 @@ SLICE = 1.0  # seconds of one wait for an answer; longer waits count as this
 QUESTION = b'{"ask":'  # the beginning of a line with a worker's question, not an answer
 MOST_QUESTIONS = 10_000  # of one request
 MOST_OF_ANSWER = 2**28  # bytes
+MOST_OF_STDERR = 2**30  # bytes, of one request
 AFTER_QUESTION = 5.0  # least seconds left to a worker after the answer to its question
 TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
@@ -195,9 +196,11 @@ class WorkerProcess:
                     self._buffer += chunk
                     whole = b"\n" in chunk
                     if len(self._buffer) > MOST_OF_ANSWER and not whole:
-                        raise self._flood(f"it printed {MOST_OF_ANSWER >> 20} MiB without a line break")
+                        raise self._flood(f"it printed {MOST_OF_ANSWER >> 20:,} MiB without a line break")
                 elif not self.alive:  # a child of the worker may hold the pipe open
                     raise self._death()
+                if os.fstat(self._stderr.fileno()).st_size - self._mark > MOST_OF_STDERR:  # before it fills the disk
+                    raise self._flood(f"it printed {MOST_OF_STDERR >> 20:,} MiB")
                 left -= min(longest, time.monotonic() - began)
                 if left <= 0 and not whole:
                     return False

@@ -159,15 +159,20 @@ def test_a_forged_answer_is_no_answer(text: str) -> None:
 
 
 def test_a_flood_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker is ended by its time, by bytes without a line break, and by questions without an answer."""
-    flood = "import os\nwhile True: os.write(1, {!r})"
-    hangs = WorkerProcess(program=["-c", flood.format(b"x" * 100)])
+    """A worker is ended by its time, by bytes without a line break or on stderr, and by questions."""
+    flood = "import os\nwhile True: os.write({}, {!r})"
+    hangs = WorkerProcess(program=["-c", flood.format(1, b"x" * 100)])
     with pytest.raises(WorkerHung):
         hangs.ask({}, 0.3)
     monkeypatch.setattr(process, "MOST_OF_ANSWER", 2**20)
     monkeypatch.setattr(process, "MOST_QUESTIONS", 20)
-    for text, why in ((b"x" * 2**16, "printed 1 MiB without a line break"), (b'{"ask": 1}\n', "asked 20 questions")):
-        worker = WorkerProcess(program=["-c", flood.format(text)])
+    monkeypatch.setattr(process, "MOST_OF_STDERR", 2**20)
+    for to, text, why in (
+        (1, b"x" * 2**16, "printed 1 MiB without a line break"),
+        (1, b'{"ask": 1}\n', "asked 20 questions"),
+        (2, b"x" * 2**16, "printed 1 MiB and gave no answer"),
+    ):
+        worker = WorkerProcess(program=["-c", flood.format(to, text)])
         worker.on_question = lambda *_: {}
         with pytest.raises(WorkerDied, match=why):
             worker.ask({}, 20.0)
