@@ -78,6 +78,7 @@ class Bar:
     end: float
     group: int = 0
     interval: tuple[float, float] | None = None  # how sure its end is: a thin line, where a page draws it
+    label: str = ""  # what it says, for those who do not see it; else its ends in percent of the axis
 
 
 @dataclass(frozen=True)

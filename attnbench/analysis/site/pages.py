@@ -15,6 +15,7 @@ from attnbench.analysis.site.tables import (
     cases_table,
     fastest_table,
     files_table,
+    joined,
     link,
     often,
     pair_chart,
@@ -64,7 +65,10 @@ def pages(site: Findings, given: Sequence[str], report_of: ReportOf) -> list[Pag
         *_subjects(site, given),
         *([Page(BACKENDS, "Backends", partial(_backends, site))] if site.backends else []),
         Page(RUNS, "Run files", partial(_runs, site)),
-        *(Page(site.backend_address(name), "", partial(_backend, site, name, given)) for name in site.backends),
+        *(
+            Page(site.backend_address(name), "", partial(_backend, site, name, given))
+            for name in (*site.backends, *site.own_code)
+        ),
         *(Page(file.address, "", partial(_run, file, report_of)) for file in site.files),
     ]
     return [Page(INDEX, "Overview", partial(_index, site, given)), *found]
@@ -179,26 +183,36 @@ def _backends(site: Findings) -> Document:
         command="site",
         title="Backends",
         answer=(f"{count(len(site.backends), 'backend')} with a figure.",),
-        blocks=(Table("backends", columns, tuple(rows), "Backends", note),),
+        blocks=(Table("backends", columns, tuple(rows), "Backends", note), *_own_code(site)),
     )
 
 
+def _own_code(site: Findings) -> Iterator[Block]:
+    """Yield a paragraph that names the own code, with links to its pages, if there is any."""
+    if site.own_code:
+        names = joined([link(name, site.backend_address(name))] for name in site.own_code)
+        why = ". Named by file or module when it was measured, so it is no implementation to take: it is in no ranking."
+        yield Paragraphs(((*names, Span(why)),), title="Own code")
+
+
 def _backend(site: Findings, name: str, given: Sequence[str]) -> Document:
-    own = [machine for machine in site.machines if any(backend == name for _, backend in machine.log_rounds)]
+    every = site.machines if name in site.backends else site.of_own_code
+    own = [machine for machine in every if any(backend == name for _, backend in machine.log_rounds)]
     said = []
     for machine in own:
-        first = sum(wins(site.of_work(machine, work))[name] for work in site.works(machine))
+        first = sum(wins(site.of_work(machine, work))[name] for work in WORKS.values()) if every is site.machines else 0
         number = sum(key[1] == name for key in machine.log_rounds)
         version = machine.run.versions.get(name, "")
-        said.append(
-            f"{machine.label}: the fastest, or alike with it, in {first} of {count(number, 'case')}"
-            + (f"; {version}." if version else ".")
-        )
+        told = f"the fastest, or alike with it, in {first} of " if every is site.machines else "own code, "
+        said.append(f"{machine.label}: {told}{count(number, 'case')}" + (f"; {version}." if version else "."))
+    works = (
+        work for work in WORKS.values() if any(work_of(c) == work for m in own for c, b in m.log_rounds if b == name)
+    )
     return Document(
         command="site",
         title=name,
         answer=tuple(said),
-        blocks=tuple(backend_table(site, machine, name) for machine in own),
+        blocks=tuple(backend_table(site, name, work, own) for work in works),
         appendix=_by_command(site, given),
     )
 

@@ -11,10 +11,10 @@ from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.site.findings import Findings, Pair, RunFile, Standing, rate
 from attnbench.analysis.site.work import WORKS, Work, work_of
 from attnbench.core.case import Case
-from attnbench.core.formats import digits, percent, share
+from attnbench.core.formats import digits, duration, percent, share
 from attnbench.core.text import count
 from attnbench.render.document import Bar, Column, Entry, Span, Table
-from attnbench.results import metrics
+from attnbench.results import case_names, metrics
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Key
 
@@ -72,6 +72,17 @@ def figure(machine: Machine, key: Key, work: Work) -> str:
 def interval(machine: Machine, key: Key) -> str:
     half = machine.cells[key].half_interval("latency")
     return percent(half) if half is not None else "?"
+
+
+def gpu_link(site: Findings, machine: Machine, work: Work) -> tuple[Span, ...]:
+    """Return the short name of a machine with a link to its figures of a kind of work."""
+    return (link(site.short(machine.label), f"{site.gpu_address(machine.label)}#table-{work.name}"),)
+
+
+def gpu_bar(site: Findings, machine: Machine, part: float, text: str) -> Bar:
+    """Return the bar of a machine, of its colour, as long as its speed is of the fastest machine's in the row."""
+    place = next(i for i, of in enumerate(site.machines) if of.label == machine.label)
+    return Bar(0.0, part, place, label=f"{machine.label}: {text}, {percent(part)} of the best")
 
 
 def standing_entry(site: Findings, standing: Standing) -> Entry:
@@ -264,12 +275,14 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
                 ratio = _ratio(pair, machine, first, case) if pair else ""
                 if ratio and best[1] != known[0][1][1]:
                     ratio = f"{ratio} {UNLIKE}"
-            place = site.machines.index(machine)
-            bar = Bar(0.0, rates[machine.label] / most, place) if best and most and len(known) > 1 else ""
+            bar: Entry = ""
+            if best and most and len(known) > 1:
+                told = f"{figure(machine, best, work)} {work.unit} with {best[1]}"
+                bar = gpu_bar(site, machine, rates[machine.label] / most, told)
             rows.append(
                 (
                     "" if i else site.names[case],
-                    (link(machine.label, f"{site.gpu_address(machine.label)}#table-{work.name}"),),
+                    gpu_link(site, machine, work),
                     standing_entry(site, standing),
                     figure(machine, best, work) if best else NOTHING,
                     bar,
@@ -279,7 +292,7 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
             )
     columns = (
         Column("case"),
-        Column("GPU"),
+        Column("GPU", wrap=False),
         Column("fastest"),
         Column(work.unit, "right"),
         Column("of the best GPU", optional=2),
@@ -302,43 +315,60 @@ def _ratio(pair: Pair, machine: Machine, first: Machine, case: Case) -> str:
     return ratio_text(c.fastest_ratio(ours, [case]))
 
 
-def backend_table(site: Findings, machine: Machine, backend: str) -> Table:
-    """Return the figures of a backend on a machine, beside the fastest of each case."""
+def backend_table(site: Findings, backend: str, work: Work, machines: Sequence[Machine]) -> Table:
+    """Return the figures of a backend in a kind of work, beside the fastest of each case; machines are bars by case."""
     rows: list[tuple[Entry, ...]] = []
-    for key in (key for key in machine.log_rounds if key[1] == backend):
-        work = work_of(key[0])
-        if work is None:
-            continue
-        standing = site.standings[machine.label].get(key[0])
-        best = standing and standing.fastest
-        first = best and standing and key in (best, *standing.alike)
-        name = site.names.get(key[0])
-        rows.append(
-            (
-                name or machine.cells[key].name,
-                work.title,
-                f"{figure(machine, key, work)} {work.unit}" if machine.cells[key].is_exact else NOTHING,
-                f"±{interval(machine, key)}",
-                share_of_limit(machine, key, work) if machine.cells[key].is_exact else NOTHING,
-                ("=" if standing and standing.alike else "fastest")
-                if first
-                else percent(machine.latency(best) / machine.latency(key))
-                if best
-                else NOTHING,
-                sources(site, machine, key),
+    exact = all(machine.cells[key].is_exact for machine in machines for key in _keys(machine, backend, work))
+    cases = dict.fromkeys(key[0] for machine in machines for key in _keys(machine, backend, work))
+    for case in sorted(cases, key=case_names.case_rank):
+        key = case, backend
+        own = [machine for machine in machines if key in machine.log_rounds]
+        most = min(machine.latency(key) for machine in own)
+        for i, machine in enumerate(own):
+            standing = site.standings[machine.label].get(case) if machine.label in site.standings else None
+            text = figure(machine, key, work) if exact else duration(machine.latency(key))
+            unit = f" {work.unit}" if exact else ""
+            part = most / machine.latency(key)
+            rows.append(
+                (
+                    "" if i else site.names.get(case) or case_names.full_name("", case).strip(),
+                    gpu_link(site, machine, work),
+                    text,
+                    gpu_bar(site, machine, part, f"{text}{unit}") if len(own) > 1 else "",
+                    f"±{interval(machine, key)}",
+                    share_of_limit(machine, key, work) if exact else NOTHING,
+                    _beside_the_fastest(site, machine, key, standing),
+                    sources(site, machine, key),
+                )
             )
-        )
     columns = (
         Column("case"),
-        Column("work", optional=2, wrap=False),
-        Column("rate", "right", wrap=False),
+        Column("GPU", wrap=False),
+        Column(work.unit if exact else "latency", "right", wrap=False),
+        Column("of the best GPU", optional=2),
         Column("±", "right", optional=1),
         Column("of limit", "right", optional=1),
         Column("of the fastest", "right"),
         Column("run files", optional=1),
     )
     note = "Of the fastest: the speed over that of the fastest backend of the case; = is alike with it. In bursts."
-    return Table(site.gpu(machine.label), columns, tuple(rows), f"On {machine.label}, {count(len(rows), 'case')}", note)
+    note += "" if exact else " An approximation does other work, so it has no rate."
+    return Table(work.name, columns, tuple(rows), f"{work.title}, {count(len(cases), 'case')}", note)
+
+
+def _keys(machine: Machine, backend: str, work: Work) -> list[Key]:
+    return [key for key in machine.log_rounds if key[1] == backend and work_of(key[0]) == work]
+
+
+def _beside_the_fastest(site: Findings, machine: Machine, key: Key, standing: Standing | None) -> str:
+    """Return the speed of a cell over that of the fastest backend of its case, or that it is the fastest or alike."""
+    best = standing and standing.fastest
+    if not standing or not best:
+        return NOTHING
+    if key in (best, *standing.alike):
+        return "=" if standing.alike else "fastest"
+    of = next(of for of in site.machines if of.label == machine.label)  # without own code
+    return percent(of.latency(best) / machine.latency(key))
 
 
 def files_table(files: Sequence[RunFile], title: str = "Run files") -> Table:

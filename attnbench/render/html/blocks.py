@@ -133,14 +133,15 @@ def _bar(bar: Bar) -> Markup:
     width = max(bar.end - bar.start, _LEAST_BAR)
     start = min(bar.start, 1 - width)
     shape = element("rect", x=_thousandths(start), y=0, width=_thousandths(width), height=10, fill=_color(bar.group))
-    label = f"{percent(bar.start)} to {percent(bar.end)} of the axis"
     if bar.interval is None:
+        label = bar.label or f"{percent(bar.start)} to {percent(bar.end)} of the axis"
         return _drawing(shape, "0 0 1000 10", "bar", label)
     low, high = bar.interval
+    label = f"{percent(bar.start)} to {percent(bar.end)} of the axis, {percent(low)} to {percent(high)}"
     whisker = element(
         "rect", x=_thousandths(low), y=4, width=_thousandths(max(high - low, _LEAST_BAR)), height=2, fill=color("ink")
     )
-    return _drawing(joined(shape, whisker), "0 0 1000 10", "bar", f"{label}, {percent(low)} to {percent(high)}")
+    return _drawing(joined(shape, whisker), "0 0 1000 10", "bar", bar.label or label)
 
 
 def _steps(found: Steps) -> Markup:
