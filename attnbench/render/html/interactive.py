@@ -130,7 +130,7 @@ def finding(figure: VegaFigure, charts: Charts) -> str:
     least, most = (end(found, key=lambda row: row[figure.field]) for end in (min, max))
     unit = f" {figure.y['title']}" if figure.field in _IN_UNITS else ""
     each = (
-        f"{end}: {write(row[figure.field])}{unit or _unit(figure, row)} with {row['backend']}, {row['shape']}."
+        f"{end}: {write(row[figure.field])}{unit or _unit(figure, row)} with {row['bar']}, {row['shape']}."
         for end, row in (("Least", least), ("Most", most))
     )
     return " ".join(each)

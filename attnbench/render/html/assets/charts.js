@@ -98,7 +98,8 @@
     const panels = new Map();
     let best;
     for (const [shape, of] of shapes) {
-      panels.set(of[0].panel, [...(panels.get(of[0].panel) || []), shape]);
+      const kind = shape.replace(/ \S+$/, ""); // without its length
+      panels.set(kind, [...(panels.get(kind) || []), shape]);
       if (!best || better(rank(of), rank(shapes.get(best)))) best = shape;
     }
     const option = (shape) => `<option${shape === (shapes.has(wished) ? wished : best) ? " selected" : ""}>${escape(shape)}</option>`;
@@ -212,7 +213,7 @@
     width ||= $(".drawing", figure.section).clientWidth;
     if (ranks(figure)) {
       const atEnd = rowsOf(figure).some((row) => row.limit) ? 110 : 175; // pixels of what stands after the longest bar
-      const names = Math.max(...[...backends.keys()].map((name) => name.length)) * 6.5 + 12;
+      const names = Math.max(...rows.map((row) => row.bar.length)) * 6.5 + 12;
       return { ...figure.spec, spec: { ...figure.spec.spec, width: Math.min(800, Math.max(80, width - names - atEnd)) } };
     }
     const most = Math.max(1, Math.min(number, 4, Math.floor((width - AXIS + GAP) / (least + GAP))));
