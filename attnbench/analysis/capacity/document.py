@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.analysis.capacity.findings import Finding, findings, memory
+from attnbench.analysis.sources import Sources, with_sources
 from attnbench.core.errors import EXIT_DONE, EXIT_WRONG_RESULT
 from attnbench.core.groups import grouped
 from attnbench.core.record import LEAVES, Run, Search
@@ -42,8 +43,11 @@ NOTE = (
 BEYOND = "Sizes beyond it do not count as fitting."
 
 
-def document(runs: Sequence[Run], allow_wrong: bool = False) -> Document:
-    """Return what the searches of some run files found. Raises UserError for run files of something else."""
+def document(runs: Sequence[Run], allow_wrong: bool = False, sources: Sources | None = None) -> Document:
+    """Return what the searches of some run files found, with links to them where `sources` gives such.
+
+    Raises UserError for run files of something else.
+    """
     found = findings(runs)
     devices = list(dict.fromkeys(run.environment.device.name for run in runs))
     plots = tuple(plot for plot in map(_plot, found) if plot)
@@ -54,7 +58,7 @@ def document(runs: Sequence[Run], allow_wrong: bool = False) -> Document:
         title=f"What fits: {', '.join(devices)}",
         answer=(*disturbed.doubt(runs), *_answers(found)),
         machines=tuple(Machine(name, "") for name in devices),
-        blocks=tuple(_tables(found)),
+        blocks=tuple(_tables(found, sources)),
         reasons=tuple(_reasons(found)),
         cautions=(
             *(Caution(f"{_stopped(of)} is WRONG: {of.reason}", BEYOND) for of in wrong),
@@ -122,13 +126,15 @@ def _by_limits(found: Sequence[Finding]) -> list[list[Finding]]:
     return [*grouped(found, lambda of: (of.search.of, of.search.memory, of.search.call_limit)).values()]
 
 
-def _tables(found: Sequence[Finding]) -> Iterator[Table]:
+def _tables(found: Sequence[Finding], sources: Sources | None) -> Iterator[Table]:
     """Yield a table for each of the limits, then those of several ranks."""
     several_devices = len({of.run.environment.device.name for of in found}) > 1
     groups = [(f"-{i}" if i > 1 else "", alike) for i, alike in enumerate(_by_limits(found), start=1)]
-    yield from (_table(f"capacity{number}", alike, several_devices) for number, alike in groups)
     for number, alike in groups:
-        yield from _over_ranks(f"ranks{number}", alike, several_devices)
+        table = _table(f"capacity{number}", alike, several_devices)
+        yield with_sources(table, [[of.run] for of in alike], sources)
+    for number, alike in groups:
+        yield from _over_ranks(f"ranks{number}", alike, several_devices, sources)
 
 
 def _table(name: str, found: Sequence[Finding], several_devices: bool) -> Table:
@@ -183,7 +189,7 @@ def _figures(of: Finding) -> tuple[Entry, ...]:
     )
 
 
-def _over_ranks(name: str, found: Sequence[Finding], several_devices: bool) -> Iterator[Table]:
+def _over_ranks(name: str, found: Sequence[Finding], several_devices: bool, sources: Sources | None) -> Iterator[Table]:
     """Yield the table of how the largest size grows with the ranks, where a search is of several."""
     methods: dict[tuple[Any, ...], dict[int, Finding]] = {}
     for of in found:
@@ -204,7 +210,8 @@ def _over_ranks(name: str, found: Sequence[Finding], several_devices: bool) -> I
     note = "The largest size that fits, over that of the fewest ranks where memory stops both."
     device = [next(iter(several))[0]] if several_devices and 0 not in told else []
     title = ", ".join(("Over several devices", *device, _limits(found)))
-    yield Table(name, columns, tuple(rows), title=title, note=note)
+    table = Table(name, columns, tuple(rows), title=title, note=note)
+    yield with_sources(table, [[of.run for of in members.values()] for members in several.values()], sources)
 
 
 def _limits(found: Sequence[Finding]) -> str:

@@ -152,6 +152,20 @@ class Findings:
         found = {file.address: file for row in cell.ok if (file := self._file_of.get(id(row.record.measurements)))}
         return sorted(found.values(), key=lambda file: file.run.started, reverse=True)
 
+    def files_of(self, runs: Iterable[Run]) -> list[RunFile]:
+        """Return the run files of some runs, the newest first."""
+        wanted = {id(run) for run in runs}
+        found = [file for file in self.files if id(file.run) in wanted]
+        return sorted(found, key=lambda file: file.run.started, reverse=True)
+
+    def label(self, run: Run) -> str:
+        """Return the label of the machine that a run was measured on; the name of its device where it is none."""
+        return self._labels.get(model(run)) or short_name(run)
+
+    @cached_property
+    def _labels(self) -> Mapping[object, str]:
+        return {machine.model: machine.label for machine in self.machines}
+
     def cards(self, machine: Machine, keys: Iterable[Key]) -> int:
         """Return how many cards of a machine measured some cells; cards that no file names count as one."""
         return len({machine.card_of_round[number] for key in keys for number in machine.log_rounds[key]})

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from attnbench.analysis.compare.answer import ratio_text
 from attnbench.analysis.compare.machines import Machine
-from attnbench.analysis.site.findings import Findings, Pair, RunFile, word
+from attnbench.analysis.site.findings import Findings, Pair, RunFile
 from attnbench.analysis.site.tables import (
     backend_table,
     cases_table,
@@ -19,13 +19,13 @@ from attnbench.analysis.site.tables import (
     link,
     often,
     pair_chart,
+    run_links,
     summary,
     wins,
     work_address,
 )
 from attnbench.analysis.site.work import WORKS, Work, work_of
 from attnbench.core.errors import EXIT_DONE, UserError
-from attnbench.core.models import MODELS
 from attnbench.core.text import count, listed
 from attnbench.render.document import Block, Column, Document, Entry, Paragraphs, Section, Span, Table
 from attnbench.results.cells import cells as cells_of
@@ -165,7 +165,7 @@ def _over_gpus(site: Findings) -> tuple[Block, ...]:
 
     files = [file for file in site.files if any(record.case.ranks > 1 for record in file.run.records)]
     found = [cell for cell in cells_of([file.run for file in files]) if work_of(cell.case) == WORKS["several-gpus"]]
-    return (*scaling.tables(found), files_table(files))
+    return (*scaling.tables(found, partial(run_links, site)), files_table(files))
 
 
 def _backends(site: Findings) -> Document:
@@ -236,16 +236,18 @@ def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
 
 def _subjects(site: Findings, given: Sequence[str]) -> Iterator[Page]:
     """Yield the pages of models, steps, capacity, claims and history, of the runs that have such records."""
-    if models := _models(site):
-        yield Page("models.html", "Models", partial(_list_of_models, models))
+    from attnbench.analysis.site import whole_models
+
+    if models := whole_models.models(site):
+        yield Page("models.html", "Models", partial(whole_models.list_of_models, site, models))
     for model, files in models.items():
-        yield Page(_model_address(model), "", partial(_model, model, files))
+        yield Page(whole_models.model_address(model), "", partial(_model, site, model, files))
     steps = [file for file in site.files if any(record.case.step for record in file.run.records)]
     if steps:
-        yield Page("steps.html", "Steps", partial(_steps, steps))
+        yield Page("steps.html", "Steps", partial(_steps, site, steps))
     searches = [file for file in site.files if file.run.search]
     if searches:
-        yield Page("capacity.html", "Capacity", partial(_capacity, searches))
+        yield Page("capacity.html", "Capacity", partial(_capacity, site, searches))
     if (claims := _claims(site, given)).exit_code == EXIT_DONE:  # some figure could be judged
         yield Page("claims.html", "Claims", lambda: claims)
     if len(site.files) > 1:
@@ -258,64 +260,24 @@ def _with_files(shown: Document, files: Sequence[RunFile], *command: str) -> Doc
     return replace(shown, blocks=(*shown.blocks, files_table(files)), appendix=(*shown.appendix, *_command(*words)))
 
 
-def _models(site: Findings) -> dict[str, list[RunFile]]:
-    """Return model -> the run files of `run --model` or of the suite of models that have a whole step of it."""
-    from attnbench.analysis.models.findings import step_times
+def _model(site: Findings, name: str, files: Sequence[RunFile]) -> Document:
+    from attnbench.analysis.site.whole_models import model_page
 
-    files = [file for file in site.files if file.run.suite == "models" or _names_a_model(file.run.argv)]
-    found = cells_of([file.run for file in files])
-    own: dict[str, list[RunFile]] = {}
-    for model in MODELS.values():
-        runs = {id(cell.run) for time in step_times(found, model, 1) for _, cell in time.parts}
-        if runs:
-            own[model.name] = [file for file in files if id(file.run) in runs]
-    return own
-
-
-def _names_a_model(argv: Sequence[str]) -> bool:
-    return any(word.partition("=")[0] == "--model" for word in argv)
-
-
-def _model_address(name: str) -> str:
-    return f"model-{word(name)}.html"
-
-
-def _list_of_models(models: Mapping[str, Sequence[RunFile]]) -> Document:
-    """Return what the attention of each model takes in one step, with links to their pages."""
-    rows: list[tuple[Entry, ...]] = []
-    for name, files in models.items():
-        said = _model(name, files).answer
-        rows += [
-            ((link(name, _model_address(name)),) if i == 0 else "", one.removeprefix(f"{name}, "))
-            for i, one in enumerate(said)
-        ]
-    columns = (Column("model", wrap=False), Column("the largest step of each pass"))
-    return Document(
-        command="site",
-        title="Attention of models",
-        answer=(f"{count(len(models), 'model')} of which a whole step was measured, layer by layer.",),
-        blocks=(Table("models", columns, tuple(rows), "Models"),),
-    )
-
-
-def _model(name: str, files: Sequence[RunFile]) -> Document:
-    from attnbench.analysis.models.step_document import document
-
-    shown = document(cells_of([file.run for file in files]), MODELS[name], 1)
     paths = [str(file.path) for file in files]
-    return _with_files(replace(shown, title=f"Attention of {name}"), files, "report", *paths, "--model", name)
+    return _with_files(model_page(site, name, files), files, "report", *paths, "--model", name)
 
 
-def _steps(files: Sequence[RunFile]) -> Document:
-    from attnbench.analysis.step.document import document
+def _steps(site: Findings, files: Sequence[RunFile]) -> Document:
+    from attnbench.analysis.site.whole_models import steps_page
 
-    return _with_files(replace(document([file.run for file in files]), title="Steps of whole models"), files)
+    return _with_files(steps_page(site, files), files)
 
 
-def _capacity(files: Sequence[RunFile]) -> Document:
+def _capacity(site: Findings, files: Sequence[RunFile]) -> Document:
     from attnbench.analysis.capacity.document import document
 
-    return _with_files(replace(document([file.run for file in files]), title="What fits in memory"), files)
+    shown = document([file.run for file in files], sources=partial(run_links, site))
+    return _with_files(replace(shown, title="What fits in memory", machines=()), files)
 
 
 def _claims(site: Findings, given: Sequence[str]) -> Document:
@@ -323,7 +285,7 @@ def _claims(site: Findings, given: Sequence[str]) -> Document:
     from attnbench.analysis.claims.claim_file import load
     from attnbench.analysis.claims.document import document
 
-    shown = document(load(), [file.run for file in site.files])
+    shown = document(load(), [file.run for file in site.files], partial(run_links, site))
     claimed = [file for file in site.files if file.run.suite == SUITE]
     return _with_files(
         replace(shown, title="Published figures, measured again", machines=()), claimed, "claims", *given

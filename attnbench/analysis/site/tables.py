@@ -12,6 +12,7 @@ from attnbench.analysis.site.findings import Findings, Pair, RunFile, Standing, 
 from attnbench.analysis.site.work import WORKS, Work, work_of
 from attnbench.core.case import Case
 from attnbench.core.formats import digits, duration, percent, share
+from attnbench.core.record import Run
 from attnbench.core.text import count
 from attnbench.render.document import Bar, Column, Entry, Span, Table
 from attnbench.results import case_names, metrics
@@ -53,7 +54,15 @@ def _part(machine: Machine, key: Key, work: Work) -> float | None:
 
 def sources(site: Findings, machine: Machine, key: Key) -> tuple[Span, ...] | str:
     """Return links to the pages of the run files that a figure is from."""
-    found = site.sources(machine.cells[key])
+    return _links(site.sources(machine.cells[key]))
+
+
+def run_links(site: Findings, runs: Iterable[Run]) -> tuple[Span, ...] | str:
+    """Return links to the pages of the run files of some runs, as `sources` does."""
+    return _links(site.files_of(runs))
+
+
+def _links(found: Sequence[RunFile]) -> tuple[Span, ...] | str:
     links = joined([link(_day(file), file.address)] for file in found[:MOST_SOURCES])
     more = len(found) - MOST_SOURCES
     return (*links, Span(f" and {more} more")) if more > 0 else links or NOTHING
@@ -83,6 +92,13 @@ def gpu_bar(site: Findings, machine: Machine, part: float, text: str) -> Bar:
     """Return the bar of a machine, of its colour, as long as its speed is of the fastest machine's in the row."""
     place = next(i for i, of in enumerate(site.machines) if of.label == machine.label)
     return Bar(0.0, part, place, label=f"{machine.label}: {text}, {percent(part)} of the best")
+
+
+def device_bar(site: Findings, run: Run, part: float, text: str) -> Bar:
+    """Return the bar of the device of a run, of the colour of its machine."""
+    label = site.label(run)
+    place = next((i for i, of in enumerate(site.machines) if of.label == label), len(site.machines))
+    return Bar(0.0, part, place, label=f"{text} on {label}, {percent(part)} of the best")
 
 
 def standing_entry(site: Findings, standing: Standing) -> Entry:
