@@ -219,6 +219,7 @@ def _backend(site: Findings, name: str, given: Sequence[str]) -> Document:
 
 def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
     from attnbench.analysis.compare.document import document
+    from attnbench.analysis.site.pair_tables import linked
 
     shown = document(pair.comparison, every=True)
     paths = {file.path for machine in pair.comparison.machines for file in machine.files}
@@ -226,7 +227,7 @@ def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
     return replace(
         shown,
         title=pair.title,
-        blocks=(pair_chart(site, pair), *shown.blocks, files_table(both)),
+        blocks=(pair_chart(site, pair), *linked(site, pair.comparison, shown.blocks), files_table(both)),
         appendix=(*shown.appendix, *_command("compare", *given, "--to", pair.labels[1], "--all")),
     )
 

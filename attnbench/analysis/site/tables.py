@@ -17,7 +17,7 @@ from attnbench.core.text import count
 from attnbench.render.document import Bar, Column, Entry, Span, Table
 from attnbench.results import case_names, metrics
 from attnbench.results.case_names import NOTHING
-from attnbench.results.cells import Key
+from attnbench.results.cells import Cell, Key
 
 MOST_SOURCES = 2  # run files of a figure that are linked
 LEAST_AXIS = 0.02  # to both sides of 1x
@@ -55,6 +55,12 @@ def _part(machine: Machine, key: Key, work: Work) -> float | None:
 def sources(site: Findings, machine: Machine, key: Key) -> tuple[Span, ...] | str:
     """Return links to the pages of the run files that a figure is from."""
     return _links(site.sources(machine.cells[key]))
+
+
+def file_links(site: Findings, cells: Iterable[Cell]) -> tuple[Span, ...] | str:
+    """Return links to the pages of the run files that the figures of some cells are from, as `sources` does."""
+    found = {file.address: file for cell in cells for file in site.sources(cell)}
+    return _links(sorted(found.values(), key=lambda file: file.run.started, reverse=True))
 
 
 def run_links(site: Findings, runs: Iterable[Run]) -> tuple[Span, ...] | str:
@@ -127,7 +133,7 @@ def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
                 figure(machine, best, work) if standing.fastest else NOTHING,
                 f"±{interval(machine, best)}" if standing.fastest else NOTHING,
                 share_of_limit(machine, best, work) if standing.fastest else NOTHING,
-                Bar(0.0, min(1.0, part), site.machines.index(machine)) if (part := _part(machine, best, work)) else "",
+                _part_bar(site, machine, best, work) or "",
                 f"{then[1]}, {percent(apart)} slower" if then and standing.fastest else NOTHING,
                 str(site.cards(machine, [best])),
                 sources(site, machine, best),
@@ -151,6 +157,16 @@ def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
     if alone:
         note += f" {count(alone, 'case')} with one backend alone: on its page."
     return Table(work.name, columns, tuple(rows), f"{work.title}, {count(len(rows), 'case')}", note)
+
+
+def _part_bar(site: Findings, machine: Machine, key: Key, work: Work) -> Bar | None:
+    part = _part(machine, key, work)
+    label = (
+        f"{key[1]}: {figure(machine, key, work)} {work.unit}, {share(part)} of what the datasheet allows"
+        if part
+        else ""
+    )
+    return Bar(0.0, min(1.0, part), site.machines.index(machine), label=label) if part else None
 
 
 def wins(standings: Sequence[Standing]) -> Counter[str]:
@@ -251,7 +267,13 @@ def pair_chart(site: Findings, pair: Pair) -> Table:
                 (link(work.title, work_address(work)),),
                 name,
                 ratio_text(ratio),
-                Bar(at(first), at(last), group=0 if name == "same backend" else 3, interval=known),
+                Bar(
+                    at(first),
+                    at(last),
+                    group=0 if name == "same backend" else 3,
+                    interval=known,
+                    label=f"{work.title}, {name}: {other} is {ratio_text(ratio)} as fast as {home}",
+                ),
                 str(len(figures.cases)),
             )
         )

@@ -54,7 +54,7 @@ def list_of_models(site: Findings, found: Mapping[str, Sequence[RunFile]]) -> Do
     for model, files in found.items():
         first = True
         for what, own in _by_step(model, files).items():
-            for _, on_device in grouped(own, lambda time: time.device).items():
+            for on_device in grouped(own, lambda time: time.device).values():
                 winners = contest_of_steps(on_device).winners
                 best = min(winners or on_device, key=lambda time: time.seconds)
                 rows.append(
