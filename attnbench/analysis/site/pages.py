@@ -295,12 +295,18 @@ def _claims(site: Findings, given: Sequence[str]) -> Document:
 
 def _history(site: Findings, given: Sequence[str]) -> Document:
     from attnbench.analysis.history.document import document
+    from attnbench.analysis.site import over_time
 
+    found = over_time.changes(site)
+    versions = [over_time.table(site, found)] if found else []
+    said = [over_time.sentence(found)] if found else []
     try:
         shown = document([file.run for file in site.files])
     except UserError as error:  # of a library that it needs
         shown = Document("history", "", (f"{error}.",))
-    return _with_files(replace(shown, title="Over time"), site.files, "history", *given)
+    blocks = (*versions, *shown.blocks, *([over_time.cards(shown)] if shown.machines else []))
+    shown = replace(shown, title="Over time", answer=(*said, *shown.answer), machines=(), blocks=blocks)
+    return _with_files(shown, site.files, "history", *given)
 
 
 # ---- Run files.

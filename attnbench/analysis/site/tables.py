@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from attnbench.analysis.compare.answer import ratio_text
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.site.findings import Findings, Pair, RunFile, Standing, rate
 from attnbench.analysis.site.work import WORKS, Work, work_of
 from attnbench.core.case import Case
@@ -200,7 +201,7 @@ def summary(site: Findings) -> Table:
             newest = max((file.run.started[:10] for file in files), default=NOTHING)
             rows.append(
                 (
-                    "" if i else (link(machine.label, site.gpu_address(machine.label)),),
+                    "" if i else (link(site.short(machine.label), site.gpu_address(machine.label)),),
                     (link(work.title, f"{site.gpu_address(machine.label)}#table-{work.name}"),),
                     joined(
                         [link(name, site.backend_address(name)), Span(f" {number}")]
@@ -216,10 +217,10 @@ def summary(site: Findings) -> Table:
             )
     columns = (
         Column("GPU"),
-        Column("work"),
+        Column("work", wrap=False),
         Column("fastest most often"),
         Column("cases", "right", optional=1),
-        Column("most reached", "right", wrap=False),
+        Column("most reached", "right"),
         Column("with", optional=2),
         Column("cards", "right", optional=1),
         Column("newest", optional=1, wrap=False),
@@ -233,6 +234,23 @@ def _reached(site: Findings, machine: Machine, best: Key, work: Work) -> tuple[S
     of_limit = share_of_limit(machine, best, work)
     told = f"{figure(machine, best, work)} {work.unit}" + (f" ({of_limit})" if of_limit != NOTHING else "")
     return (link(told, found[0].address) if found else Span(told),)
+
+
+def axis_of(ratios: Iterable[Ratio]) -> tuple[float, float]:
+    """Return both ends of an axis that has 1x, all ratios and their intervals on it."""
+    ends = [end for ratio in ratios for end in (ratio.low, ratio.high, ratio.value) if end is not None]
+    return min([1 - LEAST_AXIS, *ends]), max([1 + LEAST_AXIS, *ends])
+
+
+def ratio_bar(ratio: Ratio, low: float, high: float, label: str, group: int = 0) -> Bar:
+    """Return the bar of a ratio from 1x on, with its interval, on an axis from `low` to `high`."""
+
+    def at(value: float) -> float:
+        return (value - low) / (high - low)
+
+    first, last = sorted((1.0, ratio.value))
+    known = (at(ratio.low), at(ratio.high)) if ratio.low is not None and ratio.high is not None else None
+    return Bar(at(first), at(last), group, known, label)
 
 
 def pair_chart(site: Findings, pair: Pair) -> Table:
@@ -250,37 +268,26 @@ def pair_chart(site: Findings, pair: Pair) -> Table:
             if figures and (cases := [case for case in figures.cases if work_of(case) == work]):
                 found.append((work, name, figures.of(cases)))
     ratios = [figures.ratio(other) for _, _, figures in found]
-    ends = [end for ratio in ratios if ratio for end in (ratio.low, ratio.high, ratio.value) if end is not None]
-    low, high = min([1 - LEAST_AXIS, *ends]), max([1 + LEAST_AXIS, *ends])
-
-    def at(value: float) -> float:
-        return (value - low) / (high - low)
-
+    low, high = axis_of([ratio for ratio in ratios if ratio])
     rows: list[tuple[Entry, ...]] = []
     for (work, name, figures), ratio in zip(found, ratios, strict=True):
         if ratio is None:
             continue
-        first, last = sorted((1.0, ratio.value))
-        known = (at(ratio.low), at(ratio.high)) if ratio.low is not None and ratio.high is not None else None
+        text = f"{work.title}, {name}: {other} is {ratio_text(ratio)} as fast as {home}"
+        bar = ratio_bar(ratio, low, high, text, 0 if name == "same backend" else 3)
         rows.append(
             (
                 (link(work.title, work_address(work)),),
                 name,
                 ratio_text(ratio),
-                Bar(
-                    at(first),
-                    at(last),
-                    group=0 if name == "same backend" else 3,
-                    interval=known,
-                    label=f"{work.title}, {name}: {other} is {ratio_text(ratio)} as fast as {home}",
-                ),
+                bar,
                 str(len(figures.cases)),
             )
         )
     columns = (
-        Column("work", wrap=False),
-        Column("with", wrap=False, optional=1),
-        Column(f"speed / {home}", wrap=False),
+        Column("work"),
+        Column("with"),
+        Column(f"speed / {home}"),
         Column(f"{low:.2f}x to {high:.2f}x"),
         Column("cases", "right", optional=1),
     )
