@@ -50,6 +50,9 @@ def document(runs: Sequence[Run], allow_wrong: bool = False, sources: Sources | 
     """
     found = findings(runs)
     devices = list(dict.fromkeys(run.environment.device.name for run in runs))
+    if len(devices) > 1:  # those of one backend stand together
+        passes = [*PASSES]
+        found.sort(key=lambda of: (passes.index(of.case.direction), case_names.backend_rank(of.backend)))
     plots = tuple(plot for plot in map(_plot, found) if plot)
     wrong = [of for of in found if of.limit == "wrong"]
     codes = {exit_code(run, allow_wrong) for run in runs}
@@ -153,10 +156,10 @@ def _table(name: str, found: Sequence[Finding], several_devices: bool) -> Table:
     told = _told(headings, named)
     columns = (
         *(Column(headings[i], "right" if headings[i] == "ranks" else "left", wrap=False) for i in told),
-        *(Column(name, "right") for name in ("fits", "next", "memory", "per token")),
+        *(Column(name, "right", wrap=False) for name in ("fits", "next", "memory", "per token")),
         Column("stopped by"),
         Column("growth"),
-        *(Column(name, "right") for name in ("forecast", "one call")),
+        *(Column(name, "right", wrap=False) for name in ("forecast", "one call")),
     )
     rows = tuple((*(name[i] for i in told), *_figures(of)) for name, of in zip(named, found, strict=True))
     note = "Forecast: the error of the forecast of memory at the size that fits, without copies of the inputs."

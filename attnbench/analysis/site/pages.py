@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -278,7 +278,18 @@ def _capacity(site: Findings, files: Sequence[RunFile]) -> Document:
     from attnbench.analysis.capacity.document import document
 
     shown = document([file.run for file in files], sources=partial(run_links, site))
+    shown = _narrowed(shown, ("case", "next", "memory", "per token", "growth", "forecast", "one call"))
     return _with_files(replace(shown, title="What fits in memory", machines=()), files)
+
+
+def _narrowed(shown: Document, hidden: Collection[str]) -> Document:
+    """Return a document whose tables leave columns out on a narrow screen, and may wrap the others that are text."""
+
+    def of(column: Column) -> Column:
+        return replace(column, optional=column.optional or int(column.heading in hidden), wrap=column.align == "left")
+
+    tables = (replace(b, columns=tuple(map(of, b.columns))) if isinstance(b, Table) else b for b in shown.blocks)
+    return replace(shown, blocks=tuple(tables))
 
 
 def _claims(site: Findings, given: Sequence[str]) -> Document:
@@ -286,7 +297,9 @@ def _claims(site: Findings, given: Sequence[str]) -> Document:
     from attnbench.analysis.claims.claim_file import load
     from attnbench.analysis.claims.document import document
 
-    shown = document(load(), [file.run for file in site.files], partial(run_links, site))
+    shown = _narrowed(
+        document(load(), [file.run for file in site.files], partial(run_links, site)), ("what", "without pauses")
+    )
     claimed = [file for file in site.files if file.run.suite == SUITE]
     return _with_files(
         replace(shown, title="Published figures, measured again", machines=()), claimed, "claims", *given

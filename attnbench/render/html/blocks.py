@@ -32,7 +32,7 @@ from attnbench.render.html.plots import plot
 
 SERIES_OF_BARS = 3  # the number of the colour of the bars of group 0: blue
 MOST_WHOLE = 40  # rows of a table that is shown whole; a longer one scrolls in a frame, so that a page can be read
-_LONG = 24  # letters of an entry that wraps, from which its column is not to become narrow
+_LONG = 20  # letters of an entry that wraps, from which its column is not to become narrow
 _LEAST_BAR = 0.004  # of the axis, so that a bar can be seen however short it is
 
 
