@@ -226,6 +226,8 @@ def _of_backends(files: Iterable[RunFile], *, own: bool) -> list[RunFile]:
 
 def _machines(files: Sequence[RunFile]) -> list[Machine]:
     """Return the machines: a model of device with its power limit each, also where all files are of one."""
+    if not files:
+        return []
     paths, runs = [file.path for file in files], [file.run for file in files]
     several = len({*map(model, runs)}) > 1
     try:
