@@ -12,7 +12,7 @@ from pathlib import Path
 from . import latency, page
 from .audit import Audit
 from .comparison import _share
-from .machines import Machine, alike, machines, shared_cells
+from .machines import Machine, machines, shared_cells
 from .ratios import Ratio, equal, speed_ratio
 from .raw import Case, Key
 
@@ -68,11 +68,8 @@ def duration(seconds: float) -> str:
 
 def ratio_text(ratio: Ratio) -> str:
     """Return a ratio with its interval as texts have it."""
-    return f"{times(ratio.value)} ({times(ratio.low or 0.0)[:-1]} to {times(ratio.high or 0.0)[:-1]})"
-
-
-def times(value: float) -> str:
-    return f"{value:.3f}x"
+    value, *ends = (f"{one:.3f}" if 0.9 <= one < 1.1 else digits(one) for one in ratio if one is not None)
+    return f"{value}x ({' to '.join(ends)})" if ends else f"{value}x"
 
 
 def share(fraction: float | None) -> str:
@@ -123,10 +120,25 @@ def _rivals(machine: Machine, work: str) -> dict[str, list[Key]]:
 
 def _winners(machine: Machine, keys: Iterable[Key]) -> list[Key]:
     """Return the fastest cell and those that tie with it; none where what reads fastest decides nothing."""
-    of = machine.figures["latency"]
+    of, keys = machine.figures["latency"], [*keys]
+    if not keys:
+        return []
     found = latency.fastest({key: (of[key].value, of[key].half) for key in keys})
     first = min(keys, key=lambda key: of[key].value)
-    return [] if not found or machine.decides_nothing("latency", first) else found
+    if not found or machine.decides_nothing("latency", first):
+        return []
+    best = min(keys, key=lambda key: machine.seconds("latency", key))
+    return [best, *(key for key in found if key != best)]
+
+
+def _named(winners: Sequence[Key]) -> str:
+    return _in_order(" = ".join(key[1] for key in winners))
+
+
+def _in_order(names: str) -> str:
+    """Return the names of a fastest backend and of those alike with it, which have no order, by the alphabet."""
+    first, *alike = names.split(" = ")
+    return " = ".join([first, *sorted(alike)])
 
 
 def _check_gpu(audit: Audit, where: str, rows: list[list[str]], machine: Machine, work: str) -> None:
@@ -135,10 +147,10 @@ def _check_gpu(audit: Audit, where: str, rows: list[list[str]], machine: Machine
         winners = _winners(machine, keys)
         if len(keys) > 1 and winners:
             best = winners[0]
-            names = " = ".join([best[1], *(key[1] for key in winners[1:])])
+            names = _named(winners)
             half = machine.figures["latency"][best].half
             expected[names, digits(_rate(machine, best, work)), f"±{percent(half or 0.0)}"] += 1
-    shown = Counter((row[1], row[2].rstrip("~"), row[3]) for row in rows if row[1] != "not known")
+    shown = Counter((_in_order(row[1]), row[2].rstrip("~"), row[3]) for row in rows if row[1] != "not known")
     audit.same(where, "cases", shown.total(), expected.total())
     for entry in {*shown, *expected}:
         audit.same(where, "fastest, rate and interval", str((entry, shown[entry])), str((entry, expected[entry])))
@@ -148,8 +160,9 @@ def _check_backend(audit: Audit, where: str, rows: list[list[str]], machine: Mac
     expected = Counter[tuple[str, ...]]()
     of = machine.figures["latency"]
     keys = [key for key in of if key[1] == backend and work_of(machine.cells[key].case) == work]
+    rivals = _rivals(machine, work)
     for key in (key for key in keys if not machine.cells[key].case.step):
-        winners = _winners(machine, _rivals(machine, work).get(key[0], [key]))
+        winners = _winners(machine, rivals.get(key[0], []))
         against = "-"
         if winners:
             against = percent(machine.seconds("latency", winners[0]) / machine.seconds("latency", key))
@@ -177,8 +190,8 @@ def _check_work(audit: Audit, work: str, path: Path, found: dict[str, Machine]) 
             if sum(len(of.get(case, ())) for of in rivals.values()) > 1:
                 winners = _winners(machine, keys)
                 rate = digits(_rate(machine, winners[0], work)) if winners else "-"
-                expected[" = ".join(key[1] for key in winners) or "not known", rate] += 1
-        shown = Counter((row[2], row[3].rstrip("~")) for row in rows if row[1] == short(label))
+                expected[_named(winners) if winners else "not known", rate] += 1
+        shown = Counter((_in_order(row[2]), row[3].rstrip("~")) for row in rows if row[1] == short(label))
         for entry in {*shown, *expected}:
             audit.same(f"{work} on {label}", "fastest", str((entry, shown[entry])), str((entry, expected[entry])))
 
@@ -186,15 +199,13 @@ def _check_work(audit: Audit, work: str, path: Path, found: dict[str, Machine]) 
 def _check_cells_of_pair(audit: Audit, text: str, found: dict[str, Machine]) -> None:
     """Compare the rates and the ratio of each cell that both machines ran by like kernels."""
     home, other = found.values()
-    common = {*home.figures["latency"]} & {*other.figures["latency"]}
     expected = Counter[tuple[str, ...]]()
-    for key in (key for key in common if alike(home, other, key)):
+    for key in shared_cells([home, other]):
         ratio = speed_ratio(home, {key: 1.0}, other, {key: 1.0}, "latency")
         work = work_of(home.cells[key].case)
-        unit = "GB/s" if work == "decode" else "TFLOP/s"
-        rates = (f"{digits(_rate(machine, key, work))} {unit}" for machine in (home, other))
+        rates = (digits(_rate(machine, key, work)) for machine in (home, other))
         expected[(*rates, ratio_text(ratio))] += 1
-    shown = Counter(tuple(row[1:4]) for row in table(text, "cells"))
+    shown = Counter((*(rate.split()[0] for rate in row[1:3]), row[3]) for row in table(text, "cells"))
     for entry in {*shown, *expected}:
         audit.same("pair", "cell of both", str((entry, shown[entry])), str((entry, expected[entry])))
 

@@ -16,7 +16,7 @@ from attnbench.core.formats import digits, duration, percent, share
 from attnbench.core.record import Run
 from attnbench.core.text import count
 from attnbench.render.document import Bar, Column, Entry, Span, Table
-from attnbench.results import case_names, metrics
+from attnbench.results import case_names
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell, Key
 
@@ -50,7 +50,10 @@ def share_of_limit(machine: Machine, key: Key, work: Work) -> str:
 
 
 def _part(machine: Machine, key: Key, work: Work) -> float | None:
-    return metrics.share_of_limit(work.metric, machine.cells[key].value, memory_bound=False)
+    if work.metric == "tflops":
+        return machine.utilization(key)
+    bandwidth, gbps = machine.cells[key].rates.bandwidth, machine.gbps(key)
+    return gbps * 1e9 / bandwidth if bandwidth and gbps else None
 
 
 def sources(site: Findings, machine: Machine, key: Key) -> tuple[Span, ...] | str:
