@@ -28,6 +28,7 @@ from attnbench.analysis.site.work import WORKS, Work, work_of
 from attnbench.core.errors import EXIT_DONE, UserError
 from attnbench.core.text import count, listed
 from attnbench.render.document import Block, Column, Document, Entry, Paragraphs, Section, Span, Table
+from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import cells as cells_of
 
 INDEX = "index.html"
@@ -165,7 +166,23 @@ def _over_gpus(site: Findings) -> tuple[Block, ...]:
 
     files = [file for file in site.files if any(record.case.ranks > 1 for record in file.run.records)]
     found = [cell for cell in cells_of([file.run for file in files]) if work_of(cell.case) == WORKS["several-gpus"]]
-    return (*scaling.tables(found, partial(run_links, site)), files_table(files))
+    tables = (_by_model(block) for block in scaling.tables(found, partial(run_links, site)))
+    hidden = ("latency", "weak", "exposed", "sent", "of the bus", "memory", "error")
+    return (*(_narrow(block, hidden) for block in tables), files_table(files))
+
+
+def _by_model(block: Block) -> Block:
+    """Return a table whose column "machine" names the model alone; its links say which runs it is of."""
+    if not isinstance(block, Table):
+        return block
+    place = next((i for i, column in enumerate(block.columns) if column.heading == "machine"), len(block.columns))
+    rows = (
+        tuple(
+            entry.partition(" (")[0] if i == place and isinstance(entry, str) else entry for i, entry in enumerate(row)
+        )
+        for row in block.rows
+    )
+    return replace(block, rows=tuple(rows))
 
 
 def _backends(site: Findings) -> Document:
@@ -173,7 +190,9 @@ def _backends(site: Findings) -> Document:
     counts = {m.label: [wins(site.of_work(m, work)) for work in site.works(m)] for m in site.machines}
     for name in site.backends:
         each = (
-            f"{sum(of[name] for of in counts[m.label])} / {sum(key[1] == name for key in m.log_rounds)}"
+            f"{sum(of[name] for of in counts[m.label])} / {number}"
+            if (number := sum(key[1] == name for key in m.log_rounds))
+            else NOTHING
             for m in site.machines
         )
         rows.append(((link(name, site.backend_address(name)),), *each))
@@ -283,13 +302,17 @@ def _capacity(site: Findings, files: Sequence[RunFile]) -> Document:
 
 
 def _narrowed(shown: Document, hidden: Collection[str]) -> Document:
-    """Return a document whose tables leave columns out on a narrow screen, and may wrap the others that are text."""
+    """Return a document whose tables leave columns out on a narrow screen, and may wrap the others."""
+    return replace(shown, blocks=tuple(_narrow(block, hidden) for block in shown.blocks))
 
-    def of(column: Column) -> Column:
-        return replace(column, optional=column.optional or int(column.heading in hidden), wrap=column.align == "left")
 
-    tables = (replace(b, columns=tuple(map(of, b.columns))) if isinstance(b, Table) else b for b in shown.blocks)
-    return replace(shown, blocks=tuple(tables))
+def _narrow(block: Block, hidden: Collection[str]) -> Block:
+    if not isinstance(block, Table):
+        return block
+    columns = (
+        replace(c, optional=c.optional or 1) if c.heading in hidden else replace(c, wrap=True) for c in block.columns
+    )
+    return replace(block, columns=tuple(columns))
 
 
 def _claims(site: Findings, given: Sequence[str]) -> Document:
