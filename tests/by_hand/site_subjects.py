@@ -83,7 +83,7 @@ def _steps(audit: Audit, text: str, files: Sequence[RunFile]) -> None:
     rows = []
     number = 0
     while found := table(text, f"step-{number}"):
-        rows += [(row[0], row[1], row[2], row[4], row[8]) for row in found]
+        rows += [(row[0], row[1], row[2], row[5], row[9]) for row in found]
         number += 1
     _same_rows(audit, "steps", "step of a model", rows, expected)
 

@@ -310,7 +310,8 @@ def _narrow(block: Block, hidden: Collection[str]) -> Block:
     if not isinstance(block, Table):
         return block
     columns = (
-        replace(c, optional=c.optional or 1) if c.heading in hidden else replace(c, wrap=True) for c in block.columns
+        replace(c, optional=c.optional or 1) if c.heading in hidden else replace(c, wrap=c.heading != "GPU")
+        for c in block.columns
     )
     return replace(block, columns=tuple(columns))
 
@@ -321,7 +322,8 @@ def _claims(site: Findings, given: Sequence[str]) -> Document:
     from attnbench.analysis.claims.document import document
 
     shown = _narrowed(
-        document(load(), [file.run for file in site.files], partial(run_links, site)), ("what", "without pauses")
+        document(load(), [file.run for file in site.files], partial(run_links, site)),
+        ("what", "printed", "without pauses"),
     )
     claimed = [file for file in site.files if file.run.suite == SUITE]
     return _with_files(

@@ -69,4 +69,5 @@ def _with_links(site: Findings, c: Comparison, table: Table, compared: Sequence[
     narrow = table.narrow
     if narrow and not isinstance(narrow, Paragraphs):
         narrow = _with_links(site, c, narrow, compared)
-    return replace(table, columns=(*table.columns, Column("run files", optional=1)), rows=tuple(rows), narrow=narrow)
+    named = (column if column.heading else replace(column, heading="of the most") for column in table.columns)
+    return replace(table, columns=(*named, Column("run files", optional=1)), rows=tuple(rows), narrow=narrow)

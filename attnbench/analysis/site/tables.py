@@ -223,7 +223,7 @@ def summary(site: Findings) -> Table:
         Column("work", wrap=False),
         Column("fastest most often"),
         Column("cases", "right", optional=1),
-        Column("most reached", "right"),
+        Column("most reached", "right", wrap=False),
         Column("with", optional=2),
         Column("cards", "right", optional=1),
         Column("newest", optional=1, wrap=False),

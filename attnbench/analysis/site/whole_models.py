@@ -173,7 +173,7 @@ def _table(site: Findings, number: int, what: str, of_devices: Sequence[Sequence
             label = f"{timed.cell.backend}: {latency}"
             bar = device_bar(site, timed.cell.run, least / timed.latency, label)
             gpu = site.short(site.label(timed.cell.run))
-            rows.append((backend, gpu, latency, bar, *rest, run_links(site, [timed.cell.run])))
+            rows.append((backend, gpu, latency, bar, run_links(site, [timed.cell.run]), *rest))
     first, *others = (Column(heading, "right", wrap=False, optional=i) for i, heading in enumerate(HEADINGS))
-    columns = (Column("implementation"), GPU, first, BAR, *others, RUN_FILES)
+    columns = (Column("implementation"), GPU, first, BAR, RUN_FILES, *others)
     return Table(f"step-{number}", columns, tuple(rows), what)
