@@ -109,7 +109,7 @@ def parts(charts: Charts) -> list[Part]:
 
 
 def _figure(figure: VegaFigure, charts: Charts) -> Part:
-    label = f"{figure.title}. {finding(figure, charts)} The table below has the same figures."
+    label = f"{figure.title}. {finding(figure, charts)} Arrow keys read its values, and the table below has them."
     shape = element("label", "Shape ", element("select", id="shape")) if figure.name == "ranking" else ""
     save = element("button", "Save SVG", type="button", data_save=figure.name)
     return section(
@@ -163,7 +163,7 @@ def scripts(charts: Charts, folder: str = "") -> Markup:
     each = (
         element("script", src=f"{folder}/{name}") if folder else element("script", script(name)) for name in SCRIPTS
     )
-    return lines(element("div", id="tip", role="tooltip", hidden=True), script_data("data", data(charts)), *each)
+    return lines(element("div", id="tip", role="status", hidden=True), script_data("data", data(charts)), *each)
 
 
 def script(name: str) -> Markup:

@@ -325,6 +325,29 @@
     box.style.top = `${Math.max(4, Math.min(event.clientY + 12, innerHeight - height - 8))}px`;
   };
 
+  // The arrow keys read a figure: each cell that it shows, in the order of the report or of the ranking.
+  const readByKeys = (figure) => {
+    const box = $(".drawing", figure.section);
+    let at = -1;
+    box.tabIndex = 0;
+    box.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const shown = rowsOf(figure).filter((row) => row[figure.field] !== null);
+      if (!shown.length) return;
+      at = (Math.max(at, step < 0 ? 0 : -1) + step + shown.length) % shown.length;
+      const { left, top } = box.getBoundingClientRect();
+      tip(null, { clientX: left, clientY: Math.max(0, top) }, null, shown[at]);
+      point(shown[at].backend);
+    });
+    box.addEventListener("blur", () => {
+      at = -1;
+      $("#tip").hidden = true;
+      point(null);
+    });
+  };
+
   const remark = (row) => (row.status !== "ok" ? `${row.status}: ${row.reason}` : row.held ? "clock held down" : "");
 
   // ---- The table.
@@ -448,6 +471,7 @@
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") $("#tip").hidden = true;
   });
+  figures.forEach(readByKeys);
   restore();
   refresh();
   if (pinned.size) standOut();
