@@ -53,7 +53,7 @@ def document(runs: Sequence[Run], allow_wrong: bool = False, sources: Sources | 
     if len(devices) > 1:  # those of one backend stand together
         passes = [*PASSES]
         found.sort(key=lambda of: (passes.index(of.case.direction), case_names.backend_rank(of.backend)))
-    plots = tuple(plot for plot in map(_plot, found) if plot)
+    plots = tuple(plot for of in found if (plot := _plot(of, several=len(devices) > 1)))
     wrong = [of for of in found if of.limit == "wrong"]
     codes = {exit_code(run, allow_wrong) for run in runs}
     return Document(
@@ -308,8 +308,8 @@ def _leak(of: Finding) -> str:
     return next((note for note in reversed(notes) if note.startswith(LEAVES)), "")
 
 
-def _plot(of: Finding) -> Plot | None:
-    """Return memory over size, both by logarithm; None for fewer than two sizes."""
+def _plot(of: Finding, *, several: bool) -> Plot | None:
+    """Return memory over size, both by logarithm; None for fewer than two sizes. `several`: there are other devices."""
     points = [(size, nbytes) for size, record in of.tried if record.status == "ok" and (nbytes := memory(record))]
     if len(points) < 2:
         return None
@@ -319,20 +319,21 @@ def _plot(of: Finding) -> Plot | None:
     def place(value: float, start: float, end: float) -> float:
         return math.log(value / start) / math.log(end / start) if end > start else 0.5
 
-    dots = [
+    measured = [
         Dot(place(size, left, right), place(nbytes, low, high), tip=f"{_size(of, size)}: {format_bytes(nbytes)}")
         for size, nbytes in points
     ]
+    fit: list[Dot] = []
     if of.growth:
         for step in range(33):
             size = left * (right / left) ** (step / 32)
             if low <= of.growth.at(size) <= high:
                 at = place(of.growth.at(size), low, high)
-                dots.append(Dot(step / 32, at, group=1, tip=f"fit, {of.growth.name}"))
+                fit.append(Dot(step / 32, at, group=1, tip=f"fit, {of.growth.name}"))
     x_labels = ((0.0, _size(of, left)), (1.0, _size(of, right)))
-    return Plot(
-        f"{_who(of)}{_in_memory(of)}", tuple(dots), (), x_labels, ((0.0, format_bytes(low)), (1.0, format_bytes(high)))
-    )
+    y_labels = ((0.0, format_bytes(low)), (1.0, format_bytes(high)))
+    where = f" on {of.run.environment.device.name}" if several else ""
+    return Plot(f"{_who(of)}{_in_memory(of)}{where}", (*fit, *measured), (), x_labels, y_labels)
 
 
 def _row(of: Finding) -> Mapping[str, Any]:

@@ -26,8 +26,14 @@ def plot(found: Plot) -> Markup:
         class_="plot",
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
-        aria_label=found.title,
+        aria_label=_finding(found),
     )
+
+
+def _finding(found: Plot) -> str:
+    """Return the title, and what the first and the last point are, for those who do not see them."""
+    told = sorted((dot for dot in found.dots if dot.tip and not dot.group), key=lambda dot: dot.x)
+    return f"{found.title}. First: {told[0].tip}. Last: {told[-1].tip}." if told else found.title
 
 
 def _dot(dot: Dot) -> Markup:
