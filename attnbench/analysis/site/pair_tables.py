@@ -9,7 +9,7 @@ from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.site.findings import Findings
 from attnbench.analysis.site.tables import file_links
 from attnbench.core.case import Case
-from attnbench.render.document import Block, Column, Entry, Paragraphs, Table
+from attnbench.render.document import Block, Column, Entry, Table
 from attnbench.results.cells import Key
 
 Cells = Mapping[str, Sequence[Key]]  # label of a machine -> the cells that a row is from
@@ -66,8 +66,5 @@ def _with_links(site: Findings, c: Comparison, table: Table, compared: Sequence[
     for row in table.rows:
         number += bool(row[0])
         rows.append((*row, links(compared[number], c.labels if place is None else [str(row[place])])))
-    narrow = table.narrow
-    if narrow and not isinstance(narrow, Paragraphs):
-        narrow = _with_links(site, c, narrow, compared)
     named = (column if column.heading else replace(column, heading="of the most") for column in table.columns)
-    return replace(table, columns=(*named, Column("run files", optional=1)), rows=tuple(rows), narrow=narrow)
+    return replace(table, columns=(*named, Column("run files", optional=1)), rows=tuple(rows))

@@ -175,6 +175,7 @@ def data(charts: Charts) -> dict[str, Any]:
     """Return what charts.js reads."""
     every = {name: [row[name] for row in charts.rows] for name in next(iter(charts.rows), ())}
     alike = {name: values[0] for name, values in every.items() if all(value == values[0] for value in values)}
+    coded = {name: _coded(values) for name, values in every.items() if name not in alike and _is_text(values)}
     marks = palette.backend_marks(charts.backends)
     drawn = drawable(charts)
     specs = [vega_spec.spec(figure, charts, PANEL, 1, legend=False) for figure in drawn]
@@ -182,7 +183,8 @@ def data(charts: Charts) -> dict[str, Any]:
     packed, parts = _shared(specs)
     return {
         "number": len(charts.rows),
-        "fields": {name: values for name, values in every.items() if name not in alike},
+        "fields": {name: values for name, values in every.items() if name not in alike and name not in coded},
+        "coded": coded,  # fields of text
         "alike": alike,  # the fields that are the same in all rows
         "lines": charts.lines,
         "panels": charts.panels,
@@ -210,6 +212,16 @@ def data(charts: Charts) -> dict[str, Any]:
         "parts": parts,
         "config": next(iter(configs), {}),
     }
+
+
+def _is_text(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, str) for value in values)
+
+
+def _coded(values: Sequence[str | None]) -> dict[str, list[Any]]:
+    """Return each value once, and for each row the place of its own: names of panels and cases recur."""
+    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    return {"of": [*places], "at": [places[value] for value in values]}
 
 
 def _shared(specs: Sequence[Spec]) -> tuple[list[Any], list[Any]]:

@@ -5,10 +5,11 @@
   const $ = (selector, within = document) => within.querySelector(selector);
   const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
   const data = JSON.parse($("#data").textContent);
-  const fields = [...Object.keys(data.fields), ...Object.keys(data.alike)];
+  const fields = [data.fields, data.coded, data.alike].flatMap(Object.keys);
   const rows = Array.from({ length: data.number }, (_, index) => {
     const row = { index, ...data.alike };
     for (const name in data.fields) row[name] = data.fields[name][index];
+    for (const name in data.coded) row[name] = data.coded[name].of[data.coded[name].at[index]];
     return row;
   });
   const whole = (value) => { // a specification, of which the parts that its layers share stand apart
