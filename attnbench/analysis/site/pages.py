@@ -144,7 +144,16 @@ def _gpu(site: Findings, machine: Machine, given: Sequence[str]) -> Document:
 
 def _by_command(site: Findings, given: Sequence[str]) -> tuple[Section, ...]:
     """Return the command that gives the figures of all machines as a table for programs."""
-    return _command("compare" if site.pairs else "report", *given, "-f", "csv")
+    return _compared(site, "compare" if site.pairs else "report", *given, "-f", "csv")
+
+
+def _compared(site: Findings, *words: str) -> tuple[Section, ...]:
+    """Return the part of a page with a command of `compare`, and what it has besides."""
+    (section,) = _command(*words)
+    if not site.own_code:
+        return (section,)
+    more = f"It takes own code as well ({listed(site.own_code)}), so that some figures differ a little."
+    return (replace(section, blocks=(Paragraphs(((Span(more, "quiet"),),)),)),)
 
 
 def _work(site: Findings, work: Work, given: Sequence[str]) -> Document:
@@ -247,7 +256,7 @@ def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
         shown,
         title=pair.title,
         blocks=(pair_chart(site, pair), *linked(site, pair.comparison, shown.blocks), files_table(both)),
-        appendix=(*shown.appendix, *_command("compare", *given, "--to", pair.labels[1], "--all")),
+        appendix=(*shown.appendix, *_compared(site, "compare", *given, "--to", pair.labels[1], "--all")),
     )
 
 
