@@ -85,7 +85,7 @@ def _command(*words: str) -> tuple[Section, ...]:
 
 def _index(site: Findings, given: Sequence[str]) -> Document:
     measured = sum(len(machine.log_rounds) for machine in site.machines)
-    cards = sum(len(machine.cards) for machine in site.machines)
+    cards = len({card for machine in (*site.machines, *site.of_own_code) for card in machine.cards})
     days = sorted(file.run.started[:10] for file in site.files if file.run.started)
     when = f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
     models = listed(machine.label for machine in site.machines)
