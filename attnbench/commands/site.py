@@ -53,8 +53,8 @@ def site(given: Options) -> None:
     """Make a web site of all that was measured: static pages that need no server and no network.
 
     The first page says what is fastest where, by GPU, and how two GPUs compare in each kind of work. Others are by GPU,
-    backend, kind of work, model and pair of GPUs, over time, and one a run file. Figures by GPU, backend and work
-    link to the run files that they are from; other pages list theirs. Open site/index.html, or publish the folder.
+    backend, kind of work, model and pair of GPUs, over time, and one a run file. Rows link to the run files that they
+    are from. Own code, named by its file, is in no ranking. Open site/index.html, or publish the folder.
 
     attnbench site results/ --out site/
     attnbench site nightly/ lab.jsonl --out /srv/www/attention

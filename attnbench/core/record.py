@@ -234,6 +234,16 @@ class Run:
     replaced: Sequence[Record] = ()  # earlier records of jobs that were measured again
 
     @cached_property
+    def own_code(self) -> frozenset[str]:
+        """The backends that are a person's own code, which the command line named by its file or module.
+
+        What ships, or what an installed package registers, is named by its name.
+        """
+        return frozenset(
+            name for name, spec in self.specs.items() if ".py:" in spec or any(spec in word for word in self.argv)
+        )
+
+    @cached_property
     def planned_rounds(self) -> int:
         """The number of planned rounds."""
         return 1 + max((job.round for job in self.plan), default=-1)

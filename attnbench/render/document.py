@@ -79,6 +79,7 @@ class Bar:
     group: int = 0
     interval: tuple[float, float] | None = None  # uncertainty of its end: a page draws it as a thin line
     hatched: bool = False  # what was not measured
+    label: str = ""  # the text for readers who do not see the bar; else its ends in percent of the axis
 
 
 @dataclass(frozen=True)

@@ -571,7 +571,8 @@ def ranking(browser: Browser) -> list[str]:
 
 def test_the_ranking_has_one_shape_the_best_first_with_intervals_and_marks(crowded: Browser) -> None:
     assert crowded.js("document.querySelector('#shape').value") == "bf16 d128 full fwd 4k"  # eager has no figure at 8k
-    by_field = crowded.js("JSON.parse(document.querySelector('#data').textContent).fields")
+    found = crowded.js("JSON.parse(document.querySelector('#data').textContent)")
+    by_field = found["fields"] | {name: [of["of"][i] for i in of["at"]] for name, of in found["coded"].items()}
     rows = [dict(zip(by_field, values, strict=True)) for values in zip(*by_field.values(), strict=True)]
     of_shape = [r for r in rows if r["shape"] == "bf16 d128 full fwd 4k"]
     best_first = sorted(of_shape, key=lambda r: -r["tflops"])

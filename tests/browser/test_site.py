@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from chromium import Browser
@@ -101,6 +102,11 @@ def test_rows_of_long_tables_are_found_and_saved(browser: Browser, folder: Path)
     browser.js("document.querySelector('#table-prefill button').click()")
     browser.wait("saved.length === 1")
     assert len(browser.js("saved[0]").splitlines()) == 1 + len(shown)
+    browser.js("document.querySelectorAll('#table-prefill button')[1].click()")
+    browser.wait("saved.length === 2")
+    bars = ElementTree.fromstring(browser.js("saved[1]"))
+    assert len(bars.findall("{*}svg")) == len(shown)
+    assert "var(--" not in browser.js("saved[1]")
     address = browser.js("location.href")
     browser.driver.get("about:blank")
     browser.driver.get(address)
@@ -120,6 +126,17 @@ def test_figures_and_table_can_be_saved(browser: Browser, folder: Path) -> None:
     assert len(rows) == browser.js("JSON.parse(document.querySelector('#data').textContent).number")
     assert svg.startswith("<svg")
     assert "var(--" not in svg, "colours stand for themselves"
+
+
+def test_a_figure_is_read_by_keys(browser: Browser, folder: Path) -> None:
+    browser.open(folder / f"run-{NAMES[0]}.html")
+    drawing = browser.all("#throughput .drawing")[0]
+    read = []
+    for _ in range(2):
+        drawing.send_keys("\ue014")  # arrow to the right
+        read.append(browser.texts("#tip b")[0])
+    assert len({*read}) == 2
+    assert "TFLOP/s" in browser.texts("#tip dl")[0]
 
 
 def test_a_figure_says_its_finding(browser: Browser, folder: Path) -> None:

@@ -92,7 +92,8 @@ def embedded(text: str, name: str) -> dict[str, list[Any]]:
     assert found, f"the page of {name} has no charts"
     data = json.loads(found[1])
     alike = {name: [value] * data["number"] for name, value in data["alike"].items()}
-    return {**data["fields"], **alike}
+    coded = {name: [found["of"][place] for place in found["at"]] for name, found in data["coded"].items()}
+    return {**data["fields"], **coded, **alike}
 
 
 def figures(page: Page, cell: Cell) -> Row:

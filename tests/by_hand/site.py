@@ -1,4 +1,4 @@
-"""The pages of `attnbench site`, recomputed from raw lines: by GPU, by backend, the pair on the index, and of a run."""
+"""The pages of `attnbench site`, recomputed from raw lines: by GPU, work and backend, of a pair, the index, a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from . import latency, page
 from .audit import Audit
 from .comparison import _share
 from .machines import Machine, machines, shared_cells
-from .ratios import equal, speed_ratio
+from .ratios import Ratio, equal, speed_ratio
 from .raw import Case, Key
 
 TITLES = {"prefill": "Prefill", "decode": "Decode", "training": "Training", "several-gpus": "Several GPUs"}
@@ -42,6 +42,11 @@ def word(label: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", label.lower())
 
 
+def short(label: str) -> str:
+    """Return the name of a GPU in a table; unlike ones begin with unlike words."""
+    return label.split()[0]
+
+
 def plain(markup: str) -> str:
     return unescape(re.sub(r"<[^>]*>", "", markup))
 
@@ -56,6 +61,17 @@ def percent(fraction: float) -> str:
     return f"{float(f'{100 * fraction:.2g}'):g}%" if abs(fraction) < 1 else f"{100 * fraction:.0f}%"
 
 
+def duration(seconds: float) -> str:
+    factor, unit = next((f, u) for f, u in ((1, "s"), (1e-3, "ms"), (1e-6, "us")) if float(f"{seconds / f:.3g}") >= 1)
+    return f"{digits(seconds / factor)} {unit}"
+
+
+def ratio_text(ratio: Ratio) -> str:
+    """Return a ratio with its interval as texts have it."""
+    value, *ends = (f"{one:.3f}" if 0.9 <= one < 1.1 else digits(one) for one in ratio if one is not None)
+    return f"{value}x ({' to '.join(ends)})" if ends else f"{value}x"
+
+
 def share(fraction: float | None) -> str:
     if fraction is None:
         return "-"
@@ -63,7 +79,7 @@ def share(fraction: float | None) -> str:
 
 
 def check(audit: Audit, folder: Path, paths: Sequence[Path], pages: dict[str, str]) -> None:
-    """Check the pages by GPU and by backend, and the chart of the index; `pages` maps machine labels to pages."""
+    """Check the pages by GPU, work and backend, and of the pair; `pages` maps machine labels to pages."""
     found = dict(zip(pages, machines(paths), strict=True))
     for label, name in pages.items():
         text = (folder / name).read_text()
@@ -72,10 +88,16 @@ def check(audit: Audit, folder: Path, paths: Sequence[Path], pages: dict[str, st
     backends = {backend for machine in found.values() for _, backend in machine.figures["latency"]}
     for backend in sorted(backends):
         text = (folder / f"backend-{backend}.html").read_text()
-        for label, machine in found.items():
-            rows = table(text, word(label))
-            _check_backend(audit, f"{backend} on {label}", rows, machine, backend)
+        for work in TITLES:
+            rows = table(text, work)
+            for label, machine in found.items():
+                of_gpu = [row for row in rows if row[1] == short(label)]
+                _check_backend(audit, f"{backend} on {label}: {work}", of_gpu, machine, backend, work)
+    for work in TITLES:
+        _check_work(audit, work, folder / f"work-{work}.html", found)
     _check_pair(audit, (folder / "index.html").read_text(), found)
+    (home, _), (other, _) = found.items()
+    _check_cells_of_pair(audit, (folder / f"pair-{word(other)}-against-{word(home)}.html").read_text(), found)
 
 
 def check_run(audit: Audit, folder: Path, path: Path, name: str) -> None:
@@ -98,10 +120,25 @@ def _rivals(machine: Machine, work: str) -> dict[str, list[Key]]:
 
 def _winners(machine: Machine, keys: Iterable[Key]) -> list[Key]:
     """Return the fastest cell and the cells that tie with it; none where the fastest figure decides nothing."""
-    of = machine.figures["latency"]
+    of, keys = machine.figures["latency"], [*keys]
+    if not keys:
+        return []
     found = latency.fastest({key: (of[key].value, of[key].half) for key in keys})
     first = min(keys, key=lambda key: of[key].value)
-    return [] if not found or machine.decides_nothing("latency", first) else found
+    if not found or machine.decides_nothing("latency", first):
+        return []
+    best = min(keys, key=lambda key: machine.seconds("latency", key))
+    return [best, *(key for key in found if key != best)]
+
+
+def _named(winners: Sequence[Key]) -> str:
+    return _in_order(" = ".join(key[1] for key in winners))
+
+
+def _in_order(names: str) -> str:
+    """Return the names of a fastest backend and of those alike with it, which have no order, by the alphabet."""
+    first, *alike = names.split(" = ")
+    return " = ".join([first, *sorted(alike)])
 
 
 def _check_gpu(audit: Audit, where: str, rows: list[list[str]], machine: Machine, work: str) -> None:
@@ -110,36 +147,67 @@ def _check_gpu(audit: Audit, where: str, rows: list[list[str]], machine: Machine
         winners = _winners(machine, keys)
         if len(keys) > 1 and winners:
             best = winners[0]
-            names = " = ".join([best[1], *(key[1] for key in winners[1:])])
+            names = _named(winners)
             half = machine.figures["latency"][best].half
             expected[names, digits(_rate(machine, best, work)), f"±{percent(half or 0.0)}"] += 1
-    shown = Counter((row[1], row[2].rstrip("~"), row[3]) for row in rows if row[1] != "not known")
+    shown = Counter((_in_order(row[1]), row[2].rstrip("~"), row[3]) for row in rows if row[1] != "not known")
     audit.same(where, "cases", shown.total(), expected.total())
     for entry in {*shown, *expected}:
         audit.same(where, "fastest, rate and interval", str((entry, shown[entry])), str((entry, expected[entry])))
 
 
-def _check_backend(audit: Audit, where: str, rows: list[list[str]], machine: Machine, backend: str) -> None:
+def _check_backend(audit: Audit, where: str, rows: list[list[str]], machine: Machine, backend: str, work: str) -> None:
     expected = Counter[tuple[str, ...]]()
-    for key in (key for key in machine.figures["latency"] if key[1] == backend):
-        case = machine.cells[key].case
-        if case.step:
-            continue
-        work = work_of(case)
-        unit = "GB/s" if work == "decode" else "TFLOP/s"
-        winners = _winners(machine, _rivals(machine, work).get(key[0], [key]))
-        of = machine.figures["latency"]
+    of = machine.figures["latency"]
+    keys = [key for key in of if key[1] == backend and work_of(machine.cells[key].case) == work]
+    rivals = _rivals(machine, work)
+    for key in (key for key in keys if not machine.cells[key].case.step):
+        winners = _winners(machine, rivals.get(key[0], []))
         against = "-"
         if winners:
-            against = percent(of[winners[0]].value / of[key].value)
+            against = percent(machine.seconds("latency", winners[0]) / machine.seconds("latency", key))
             if key in winners:
                 against = "=" if len(winners) > 1 else "fastest"
-        rate = f"{digits(_rate(machine, key, work))} {unit}" if backend not in machine.approximate else "-"
-        limit = share(_share(machine, key, "latency")) if work != "decode" else None
-        expected[TITLES[work], rate, limit or "", against] += 1
-    shown = Counter((row[1], row[2].replace("~", ""), "" if row[1] == "Decode" else row[4], row[5]) for row in rows)
+        exact = backend not in machine.approximate
+        rate = digits(_rate(machine, key, work)) if exact else duration(machine.seconds("latency", key))
+        limit = share(_share(machine, key, "latency")) if work != "decode" and exact else "-"
+        expected[rate, "" if work == "decode" else limit, against] += 1
+    shown = Counter((row[2].rstrip("~"), "" if work == "decode" else row[5], row[6]) for row in rows)
     for entry in {*shown, *expected}:
         audit.same(where, "rate beside the fastest", str((entry, shown[entry])), str((entry, expected[entry])))
+
+
+def _check_work(audit: Audit, work: str, path: Path, found: dict[str, Machine]) -> None:
+    """Compare the fastest of each case on each machine; a case that one backend of one machine has is not shown."""
+    rivals = {label: _rivals(machine, work) for label, machine in found.items()}
+    if not any(rivals.values()):
+        audit.same(work, "page", path.exists(), False)
+        return
+    rows = table(path.read_text(), work)
+    for label, machine in found.items():
+        expected = Counter[tuple[str, ...]]()
+        for case, keys in rivals[label].items():
+            if sum(len(of.get(case, ())) for of in rivals.values()) > 1:
+                winners = _winners(machine, keys)
+                rate = digits(_rate(machine, winners[0], work)) if winners else "-"
+                expected[_named(winners) if winners else "not known", rate] += 1
+        shown = Counter((_in_order(row[2]), row[3].rstrip("~")) for row in rows if row[1] == short(label))
+        for entry in {*shown, *expected}:
+            audit.same(f"{work} on {label}", "fastest", str((entry, shown[entry])), str((entry, expected[entry])))
+
+
+def _check_cells_of_pair(audit: Audit, text: str, found: dict[str, Machine]) -> None:
+    """Compare the rates and the ratio of each cell that both machines ran by like kernels."""
+    home, other = found.values()
+    expected = Counter[tuple[str, ...]]()
+    for key in shared_cells([home, other]):
+        ratio = speed_ratio(home, {key: 1.0}, other, {key: 1.0}, "latency")
+        work = work_of(home.cells[key].case)
+        rates = (digits(_rate(machine, key, work)) for machine in (home, other))
+        expected[(*rates, ratio_text(ratio))] += 1
+    shown = Counter((*(rate.split()[0] for rate in row[1:3]), row[3]) for row in table(text, "cells"))
+    for entry in {*shown, *expected}:
+        audit.same("pair", "cell of both", str((entry, shown[entry])), str((entry, expected[entry])))
 
 
 def _check_pair(audit: Audit, text: str, found: dict[str, Machine]) -> None:

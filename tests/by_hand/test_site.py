@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from by_hand import audit, recompute, site
+from by_hand import audit, recompute, site, site_subjects
 
 NAMES = (  # two machines, one with two cards; then runs without times of calls
     "20261123-141253-default-nvidia-h200",
@@ -17,7 +17,12 @@ NAMES = (  # two machines, one with two cards; then runs without times of calls
     "20261125-223921-paged-decode-nvidia-h100",
     "20261125-112017-capacity-nvidia-h100",
     "20261124-030229-step-nvidia-h100",
-    "20261126-135725-several-gpus-nvidia-h200",
+    "20261126-135647-several-gpus-nvidia-h200",
+    "20261125-230607-several-gpus-nvidia-h100",
+    "20261124-020208-claims-nvidia-h100",
+    "20261126-060213-step-nvidia-h200",
+    "20261126-091040-models-nvidia-h200",
+    "20261126-091952-models-nvidia-h100",
 )
 PAGES = {"H200": "gpu-h200.html", "H100 80GB HBM3": "gpu-h100-80gb-hbm3.html"}
 ADDRESS = re.compile(r'(?:href|src)="([^"]*)"')
@@ -35,11 +40,13 @@ def test_figures_by_hand(made: Path) -> None:
     found = audit.Audit()
     paths = [path for path in map(recompute.path_of, NAMES) if "-step-" not in path.name]
     site.check(found, made, paths, PAGES)
+    site_subjects.check(found, made, [*map(recompute.path_of, NAMES)])
     for name in NAMES[:3]:
         site.check_run(found, made, recompute.path_of(name), f"run-{name}.html")
     assert not found.differing
     kinds = ("fastest, rate and interval", "rate beside the fastest", "ratio", "latency", "tflops", "gbps")
-    assert all(found.compared[kind] for kind in kinds)
+    subjects = ("attention of a model", "step of a model", "what fits", "claim in bursts", "sequence on several GPUs")
+    assert all(found.compared[kind] for kind in (*kinds, *subjects, "fastest", "cell of both"))
 
 
 def test_every_link_leads_to_a_page_of_the_site(made: Path) -> None:

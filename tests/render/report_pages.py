@@ -46,5 +46,7 @@ def data(text: str) -> Any:
 
 def field(name: str, found: Any) -> list[Any]:
     """Return a field of all rows."""
+    if coded := found["coded"].get(name):
+        return [coded["of"][place] for place in coded["at"]]
     values: list[Any] = found["fields"].get(name) or [found["alike"][name]] * found["number"]
     return values

@@ -134,9 +134,16 @@ def test_no_two_rows_of_stored_runs_have_one_name() -> None:
     assert len(runs) > 20
     for of in (*([one] for one in runs), runs):
         rows = charts(cells(of)).rows
-        names = Counter((row["shape"], row["backend"]) for row in rows)
+        names = Counter((row["shape"], row["bar"]) for row in rows)
         assert [name for name, number in names.items() if number > 1] == [], of[0].started
         assert [row["case"] for row in rows if row["limit"] and (row["rate"] or 0) > 1.02 * row["limit"]] == []
+
+
+def test_two_devices_are_two_bars_of_one_shape() -> None:
+    h100 = run([ok(case(), "eager", 500)], device=replace(builders.H200, name="NVIDIA H100"))
+    rows = charts(cells([run([ok(case(), "eager", 400)]), h100])).rows
+    assert len({row["shape"] for row in rows}) == 1
+    assert [row["bar"] for row in rows] == ["eager, H200", "eager, H100"]
 
 
 DRAW = """

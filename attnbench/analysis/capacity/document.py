@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from attnbench.analysis.capacity.findings import Finding, findings, memory
+from attnbench.analysis.sources import Sources, with_sources
 from attnbench.core.errors import EXIT_DONE, EXIT_WRONG_RESULT
 from attnbench.core.groups import grouped
 from attnbench.core.record import LEAVES, Run, Search
@@ -42,11 +43,17 @@ NOTE = (
 BEYOND = "Sizes beyond it do not count as fitting."
 
 
-def document(runs: Sequence[Run], allow_wrong: bool = False) -> Document:
-    """Return the document of the searches in some run files. Raises UserError for run files of other commands."""
+def document(runs: Sequence[Run], allow_wrong: bool = False, sources: Sources | None = None) -> Document:
+    """Return the document of the searches in some run files, with links to them where `sources` is given.
+
+    Raises UserError for run files of other commands.
+    """
     found = findings(runs)
     devices = list(dict.fromkeys(run.environment.device.name for run in runs))
-    plots = tuple(plot for plot in map(_plot, found) if plot)
+    if len(devices) > 1:  # those of one backend stand together
+        passes = [*PASSES]
+        found.sort(key=lambda of: (passes.index(of.case.direction), case_names.backend_rank(of.backend)))
+    plots = tuple(plot for of in found if (plot := _plot(of, several=len(devices) > 1)))
     wrong = [of for of in found if of.limit == "wrong"]
     codes = {exit_code(run, allow_wrong) for run in runs}
     return Document(
@@ -54,7 +61,7 @@ def document(runs: Sequence[Run], allow_wrong: bool = False) -> Document:
         title=f"What fits: {', '.join(devices)}",
         answer=(*disturbed.doubt(runs), *_answers(found)),
         machines=tuple(Machine(name, "") for name in devices),
-        blocks=tuple(_tables(found)),
+        blocks=tuple(_tables(found, sources)),
         reasons=tuple(_reasons(found)),
         cautions=(
             *(Caution(f"{_stopped(of)} is WRONG: {of.reason}", BEYOND) for of in wrong),
@@ -122,13 +129,15 @@ def _by_limits(found: Sequence[Finding]) -> list[list[Finding]]:
     return [*grouped(found, lambda of: (of.search.of, of.search.memory, of.search.call_limit)).values()]
 
 
-def _tables(found: Sequence[Finding]) -> Iterator[Table]:
+def _tables(found: Sequence[Finding], sources: Sources | None) -> Iterator[Table]:
     """Yield a table for each set of limits, then the tables that compare numbers of ranks."""
     several_devices = len({of.run.environment.device.name for of in found}) > 1
     groups = [(f"-{i}" if i > 1 else "", alike) for i, alike in enumerate(_by_limits(found), start=1)]
-    yield from (_table(f"capacity{number}", alike, several_devices) for number, alike in groups)
     for number, alike in groups:
-        yield from _over_ranks(f"ranks{number}", alike, several_devices)
+        table = _table(f"capacity{number}", alike, several_devices)
+        yield with_sources(table, [[of.run] for of in alike], sources)
+    for number, alike in groups:
+        yield from _over_ranks(f"ranks{number}", alike, several_devices, sources)
 
 
 def _table(name: str, found: Sequence[Finding], several_devices: bool) -> Table:
@@ -147,10 +156,10 @@ def _table(name: str, found: Sequence[Finding], several_devices: bool) -> Table:
     told = _told(headings, named)
     columns = (
         *(Column(headings[i], "right" if headings[i] == "ranks" else "left", wrap=False) for i in told),
-        *(Column(name, "right") for name in ("fits", "next", "memory", "per token")),
+        *(Column(name, "right", wrap=False) for name in ("fits", "next", "memory", "per token")),
         Column("stopped by"),
         Column("growth"),
-        *(Column(name, "right") for name in ("forecast", "one call")),
+        *(Column(name, "right", wrap=False) for name in ("forecast", "one call")),
     )
     rows = tuple((*(name[i] for i in told), *_figures(of)) for name, of in zip(named, found, strict=True))
     note = "Forecast: the error of the forecast of memory at the size that fits, without copies of the inputs."
@@ -183,7 +192,7 @@ def _figures(of: Finding) -> tuple[Entry, ...]:
     )
 
 
-def _over_ranks(name: str, found: Sequence[Finding], several_devices: bool) -> Iterator[Table]:
+def _over_ranks(name: str, found: Sequence[Finding], several_devices: bool, sources: Sources | None) -> Iterator[Table]:
     """Yield a table of the largest size by number of ranks; none where every search has one number only."""
     methods: dict[tuple[Any, ...], dict[int, Finding]] = {}
     for of in found:
@@ -204,7 +213,8 @@ def _over_ranks(name: str, found: Sequence[Finding], several_devices: bool) -> I
     note = "The largest size that fits. Factors are over the fewest ranks, where memory is the limit of both."
     device = [next(iter(several))[0]] if several_devices and 0 not in told else []
     title = ", ".join(("Over several devices", *device, _limits(found)))
-    yield Table(name, columns, tuple(rows), title=title, note=note)
+    table = Table(name, columns, tuple(rows), title=title, note=note)
+    yield with_sources(table, [[of.run for of in members.values()] for members in several.values()], sources)
 
 
 def _limits(found: Sequence[Finding]) -> str:
@@ -298,8 +308,8 @@ def _leak(of: Finding) -> str:
     return next((note for note in reversed(notes) if note.startswith(LEAVES)), "")
 
 
-def _plot(of: Finding) -> Plot | None:
-    """Return memory over size, both by logarithm; None for fewer than two sizes."""
+def _plot(of: Finding, *, several: bool) -> Plot | None:
+    """Return memory over size, both by logarithm; None for fewer than two sizes. `several`: there are other devices."""
     points = [(size, nbytes) for size, record in of.tried if record.status == "ok" and (nbytes := memory(record))]
     if len(points) < 2:
         return None
@@ -309,20 +319,21 @@ def _plot(of: Finding) -> Plot | None:
     def place(value: float, start: float, end: float) -> float:
         return math.log(value / start) / math.log(end / start) if end > start else 0.5
 
-    dots = [
+    measured = [
         Dot(place(size, left, right), place(nbytes, low, high), tip=f"{_size(of, size)}: {format_bytes(nbytes)}")
         for size, nbytes in points
     ]
+    fit: list[Dot] = []
     if of.growth:
         for step in range(33):
             size = left * (right / left) ** (step / 32)
             if low <= of.growth.at(size) <= high:
                 at = place(of.growth.at(size), low, high)
-                dots.append(Dot(step / 32, at, group=1, tip=f"fit, {of.growth.name}"))
+                fit.append(Dot(step / 32, at, group=1, tip=f"fit, {of.growth.name}"))
     x_labels = ((0.0, _size(of, left)), (1.0, _size(of, right)))
-    return Plot(
-        f"{_who(of)}{_in_memory(of)}", tuple(dots), (), x_labels, ((0.0, format_bytes(low)), (1.0, format_bytes(high)))
-    )
+    y_labels = ((0.0, format_bytes(low)), (1.0, format_bytes(high)))
+    where = f" on {of.run.environment.device.name}" if several else ""
+    return Plot(f"{_who(of)}{_in_memory(of)}{where}", (*fit, *measured), (), x_labels, y_labels)
 
 
 def _row(of: Finding) -> Mapping[str, Any]:

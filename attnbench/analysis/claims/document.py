@@ -12,6 +12,7 @@ from typing import Any
 from attnbench.analysis.claims.claim_file import ANY_GPU, ClaimFile, Figure, Setting
 from attnbench.analysis.claims.findings import Finding, Measured, Outcome, by_gpu, judge, outcome_of
 from attnbench.analysis.report.machine_summary import machines
+from attnbench.analysis.sources import Sources, with_sources
 from attnbench.core.documents import with_addresses
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED
 from attnbench.core.flops import CONVENTIONS
@@ -86,8 +87,8 @@ def _source(file: ClaimFile) -> str:
     return f"{file.source}, {file.address}, {file.gpu}; compared with the source: {file.checked}."
 
 
-def document(settings: Sequence[Setting], runs: Sequence[Run]) -> Document:
-    """Return the verdict on each claim, for each GPU model that the runs are of."""
+def document(settings: Sequence[Setting], runs: Sequence[Run], sources: Sources | None = None) -> Document:
+    """Return the verdict on each claim, for each GPU model that the runs are of; `sources` gives links to the runs."""
     cells = {convention: cells_of(runs, convention) for convention in CONVENTIONS}
     found = {convention: by_gpu(own) for convention, own in cells.items()}
     gpus = [*dict.fromkeys(gpu for own in found.values() for gpu in own)]
@@ -104,7 +105,7 @@ def document(settings: Sequence[Setting], runs: Sequence[Run]) -> Document:
         title=f"Published claims, measured on {' and '.join(gpus)}",
         answer=answer,
         machines=tuple(machines(cells["exact"])),
-        blocks=tuple(_tables(settings, judged)),
+        blocks=tuple(_tables(settings, judged, sources)),
         reasons=tuple(_reasons(settings, judged)),
         notes=((Span(MORE, "quiet"),),),
         data={"answer": answer, "claims": verdicts, "figures": rows},
@@ -138,37 +139,42 @@ def _off(finding: Finding) -> str:
     return f"{'+' if off > 0 else '-'}{percent(abs(off))}"
 
 
-def _tables(settings: Sequence[Setting], judged: dict[str, dict[str, list[Finding]]]) -> Iterator[Table]:
-    """Yield a table for each source: a row for each figure, with the columns of each GPU."""
+def _tables(
+    settings: Sequence[Setting], judged: dict[str, dict[str, list[Finding]]], sources: Sources | None
+) -> Iterator[Table]:
+    """Yield a table for each source: a row for each figure on each GPU."""
     papers = grouped(settings, lambda setting: setting.paper)
     for paper, own in papers.items():
-        rows = [row for setting in own for row in _rows(setting, judged)]
-        if not rows:
-            continue
         several = len(judged) > 1
-        columns = [Column("claim", wrap=False), Column("what"), Column("figure")]
-        columns.append(Column("printed", "right", wrap=False))
-        for gpu in judged:
-            where = f"{gpu}, " if several else ""
-            columns += [Column(f"{where}in bursts", "right"), Column("without pauses", "right"), Column("verdict")]
+        found = [row for setting in own for row in _rows(setting, judged, several)]
+        if not found:
+            continue
+        columns = (
+            *(Column("claim", wrap=False), Column("what"), Column("figure"), Column("printed", "right", wrap=False)),
+            *([Column("GPU", wrap=False)] if several else []),
+            *(Column("in bursts", "right"), Column("without pauses", "right"), Column("verdict")),
+        )
         file = own[0].file
         versions = f" Printed with {', '.join(file.versions.values())}." if file.versions else ""
-        yield Table(f"claims-{paper}", tuple(columns), tuple(rows), title=paper, note=_source(file) + versions)
+        rows = tuple(entries for entries, _ in found)
+        table = Table(f"claims-{paper}", columns, rows, title=paper, note=_source(file) + versions)
+        yield with_sources(table, [finding.runs for _, finding in found], sources)
 
 
-def _rows(setting: Setting, judged: dict[str, dict[str, list[Finding]]]) -> Iterator[tuple[Entry, ...]]:
+def _rows(
+    setting: Setting, judged: dict[str, dict[str, list[Finding]]], several: bool
+) -> Iterator[tuple[tuple[Entry, ...], Finding]]:
+    """Yield the entries of each figure on each GPU on which it could be tried; the names stand in the first of them."""
     of_gpu = ""
     for number, figure in enumerate(setting.figures if not setting.claim.cannot else ()):
         findings = [by_claim[setting.claim.id][number] for by_claim in judged.values()]
-        if all(finding.outcome == "cannot be tried here" for finding in findings):
-            continue
-        name = ("", "") if of_gpu else (setting.claim.id, setting.claim.what)
-        of_gpu = setting.gpu
-        printed = printed_text(figure) + ("" if figure.is_ratio or of_gpu == ANY_GPU else f" ({of_gpu})")
-        entries: list[Entry] = [*name, figure.name, printed]
-        for finding in findings:
-            entries += [_measured(figure, finding.bursts), _measured(figure, finding.sustained), _verdict(finding)]
-        yield tuple(entries)
+        for finding in (one for one in findings if one.outcome != "cannot be tried here"):
+            name = ("", "") if of_gpu else (setting.claim.id, setting.claim.what)
+            of_gpu = setting.gpu
+            printed = printed_text(figure) + ("" if figure.is_ratio or of_gpu == ANY_GPU else f" ({of_gpu})")
+            measured = _measured(figure, finding.bursts), _measured(figure, finding.sustained)
+            where = (finding.gpu,) if several else ()
+            yield (*name, figure.name, printed, *where, *measured, _verdict(finding)), finding
 
 
 def _verdict(finding: Finding) -> Entry:

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from attnbench.analysis.claims.claim_file import ANY_GPU, Figure, Setting
 from attnbench.core import gpus, stats
 from attnbench.core.case import Case
-from attnbench.core.record import WRONG
+from attnbench.core.record import WRONG, Run
 from attnbench.core.text import count
 from attnbench.results import case_names
-from attnbench.results.cells import Cell
+from attnbench.results.cells import Cell, runs_of
 from attnbench.results.metrics import METRICS
 
 Outcome = Literal["reproduced", "not reproduced", "cannot be tried here"]
@@ -49,6 +49,7 @@ class Finding:
     outcome: Outcome
     why: str
     ran: tuple[str, ...] = ()  # the backends that were measured, with their versions
+    runs: tuple[Run, ...] = field(default=(), repr=False)  # that it was measured in
 
     @property
     def off(self) -> float | None:
@@ -106,6 +107,7 @@ def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding
         on_gpu = [case for case in together if not any(side[case].is_launch_bound for side in measured)]
         sustained = _measured(figure, also, on_gpu, measured)
     ran = tuple(_with_version(next(iter(side.values()))) for side in measured)
+    runs = tuple(runs_of(side[case] for side in measured for case in together))
     asked = [names[0] for names in (figure.backends, figure.over) if names]
     own = [next(iter(side.values())).backend for side in measured]
     instead = [f"{had} for {name}" for name, had in zip(asked, own, strict=True) if had != name]
@@ -121,9 +123,9 @@ def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding
     if instead and not holds:
         return cannot(f"{', '.join(instead)} gives {held[0].value:.3g}; a substitute cannot refute a claim")
     if holds:
-        return Finding(setting, figure, gpu, bursts, sustained, "reproduced", why, ran)
+        return Finding(setting, figure, gpu, bursts, sustained, "reproduced", why, ran, runs)
     why = "; ".join(filter(None, (why, setting.claim.why)))
-    return Finding(setting, figure, gpu, bursts, sustained, "not reproduced", why, ran)
+    return Finding(setting, figure, gpu, bursts, sustained, "not reproduced", why, ran, runs)
 
 
 def _side(cases: Sequence[Case], names: Sequence[str], cells: Cells) -> dict[Case, Cell] | str:

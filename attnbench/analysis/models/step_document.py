@@ -64,7 +64,7 @@ def _answer(times: Sequence[StepTime], model: Model) -> list[str]:
     for device, direction in dict.fromkeys((time.device, time.direction) for time in times):
         ours = [time for time in times if (time.device, time.direction) == (device, direction)]
         case = max((time.case for time in ours), key=lambda case: (case.extent.seqlen_k * case.extent.batch, case.key))
-        found = _contest([time for time in ours if time.case == case])
+        found = contest_of_steps([time for time in ours if time.case == case])
         name = f"{case_names.lengths(case)}, batch {case.shape.batch}, {case.dtype}, {direction}"
         told = doubt([found], lambda time: time.backend, lambda time: time.uncertainty)
         if winners := found.winners:
@@ -104,7 +104,11 @@ def _grid(title: str, times: Sequence[StepTime], compete: bool) -> Grid:
     rows = []
     for case in cases:
         ours = {time.backend: time for time in times if time.case == case}
-        starred = {time.backend for time in _contest([*ours.values()]).winners} if len(ours) > 1 and compete else set()
+        starred = (
+            {time.backend for time in contest_of_steps([*ours.values()]).winners}
+            if len(ours) > 1 and compete
+            else set()
+        )
         figures = tuple(
             _figure(ours[name], name in starred, compete) if name in ours else Ending("-") for name in columns
         )
@@ -124,7 +128,8 @@ def _figure(time: StepTime, best: bool, compete: bool) -> Figure:
     return Figure(digits, unit, best, held_down=time.held_down, hardly_known=unsure)
 
 
-def _contest(times: Sequence[StepTime]) -> Contest[StepTime]:
+def contest_of_steps(times: Sequence[StepTime]) -> Contest[StepTime]:
+    """Return which backends take the least time for a step, of one device, case and direction."""
     return contest(times, lambda t: t.seconds, lambda t: t.uncertainty, lambda a, b: a.cell.between_cards(b.cell))
 
 

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from attnbench.analysis.sources import Sources, with_sources
 from attnbench.core import formats, stats
 from attnbench.core.case import Case
 from attnbench.core.groups import grouped
@@ -36,8 +37,11 @@ OPTIONS = tuple(name for name in case_names.EXTRAS if name != "ranks")  # axes t
 SIZES = ("nheads", "batch")  # axes told only where cases differ in them
 
 
-def tables(cells: Sequence[Cell]) -> list[Table | Paragraphs]:
-    """Return the table of cells on several ranks, and the lengths from which they are faster; [] without such cells."""
+def tables(cells: Sequence[Cell], sources: Sources | None = None) -> list[Table | Paragraphs]:
+    """Return the table of cells on several ranks, and the lengths from which they are faster; [] without such cells.
+
+    `sources` gives links to the run files of a row, and of the cells on one rank that it is compared with.
+    """
     several = [cell for cell in cells if cell.case.ranks > 1 and cell.status == "ok"]
     if not several:
         return []
@@ -60,6 +64,7 @@ def tables(cells: Sequence[Cell]) -> list[Table | Paragraphs]:
         note=NOTE + (OTHER_RUN if any(_is_of_another_run(c, known) for c in several) else ""),
         labels=4 if on_several else 3,
     )
+    table = with_sources(table, [[of.run for of in _of_row(cell, known)] for cell in order], sources)
     lines = [(Span(line),) for line in crossovers(cells)]
     return [table, Paragraphs(tuple(lines), title="From which length they are faster")] if lines else [table]
 
@@ -156,9 +161,14 @@ def _on_one(cell: Cell) -> Key:
     return replace(cell.case, ranks=1), cell.backend, cell.device
 
 
+def _of_row(cell: Cell, known: Mapping[Key, Cell]) -> list[Cell]:
+    """Return a cell, and those of one rank that it is compared with."""
+    return [cell, *filter(None, (known.get(_on_one(cell)), _weak(cell, known)))]
+
+
 def _is_of_another_run(cell: Cell, known: Mapping[Key, Cell]) -> bool:
     """Return whether the cell of one rank that a cell is compared with was measured in another run."""
-    return any(one and one.run is not cell.run for one in (known.get(_on_one(cell)), _weak(cell, known)))
+    return any(of.run is not cell.run for of in _of_row(cell, known))
 
 
 def _weak(cell: Cell, known: Mapping[Key, Cell]) -> Cell | None:

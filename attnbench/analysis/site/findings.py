@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -68,11 +68,17 @@ class Pair:
 
 
 class Findings:
-    """All that the pages of a site show of some run files."""
+    """All that the pages of a site show of some run files.
+
+    Own code (Run.own_code) competes with nothing: what a person tries out, or slows down to test a gate, is no
+    implementation that a reader can take. Where there is nothing else, the site is of it.
+    """
 
     def __init__(self, files: Sequence[RunFile]) -> None:
         self.files = tuple(files)
-        self.machines = _machines(self.files)
+        self.machines, self.of_own_code = (_machines(_of_backends(self.files, own=own)) for own in (False, True))
+        if not self.machines:
+            self.machines, self.of_own_code = self.of_own_code, []
         self.pairs = _pairs(self.machines)
         self._file_of = {id(record.measurements): file for file in self.files for record in file.run.records}
 
@@ -93,20 +99,32 @@ class Findings:
 
     @cached_property
     def backends(self) -> tuple[str, ...]:
-        """All backends that have a figure of a kind of work, in the order of a report."""
-        found = {backend for machine in self.machines for case, backend in machine.log_rounds if work_of(case)}
-        return tuple(sorted(found, key=case_names.backend_rank))
+        """All backends that have a figure of a kind of work, in the order of a report; own code apart."""
+        return _backends(self.machines)
+
+    @cached_property
+    def own_code(self) -> tuple[str, ...]:
+        """The names of own code that has a figure of a kind of work."""
+        return tuple(name for name in _backends(self.of_own_code) if name not in self.backends)
 
     @cached_property
     def _words(self) -> Mapping[tuple[str, str], str]:
         """(kind, name) -> the name as a part of an address; unlike names of a kind have unlike ones."""
         labels = [machine.label for machine in self.machines]
         gpus = {("gpu", label): one for label, one in zip(labels, words(labels), strict=True)}
-        return gpus | {("backend", name): one for name, one in zip(self.backends, words(self.backends), strict=True)}
+        names = (*self.backends, *self.own_code)
+        return gpus | {("backend", name): one for name, one in zip(names, words(names), strict=True)}
 
     def gpu(self, label: str) -> str:
         """Return the name of a machine as a part of an address."""
         return self._words["gpu", label]
+
+    def short(self, label: str) -> str:
+        """Return the fewest leading words of the label of a machine that no other label begins with: H100."""
+        parts = label.split()
+        others = [machine.label.split() for machine in self.machines if machine.label != label]
+        lengths = (n for n in range(1, len(parts)) if all(other[:n] != parts[:n] for other in others))
+        return " ".join(parts[: next(lengths, len(parts))])
 
     def gpu_address(self, label: str) -> str:
         return f"gpu-{self.gpu(label)}.html"
@@ -133,6 +151,20 @@ class Findings:
         """Return the run files that the figure of a cell is from, the newest first."""
         found = {file.address: file for row in cell.ok if (file := self._file_of.get(id(row.record.measurements)))}
         return sorted(found.values(), key=lambda file: file.run.started, reverse=True)
+
+    def files_of(self, runs: Iterable[Run]) -> list[RunFile]:
+        """Return the run files of some runs, the newest first."""
+        wanted = {id(run) for run in runs}
+        found = [file for file in self.files if id(file.run) in wanted]
+        return sorted(found, key=lambda file: file.run.started, reverse=True)
+
+    def label(self, run: Run) -> str:
+        """Return the label of the machine that a run was measured on; the name of its device where it is none."""
+        return self._labels.get(model(run)) or short_name(run)
+
+    @cached_property
+    def _labels(self) -> Mapping[object, str]:
+        return {machine.model: machine.label for machine in self.machines}
 
     def cards(self, machine: Machine, keys: Iterable[Key]) -> int:
         """Return how many cards of a machine measured some cells; cards that no file names count as one."""
@@ -178,14 +210,35 @@ def rate(machine: Machine, key: Key, work: Work) -> float | None:
     return machine.gbps(key) if work.metric == "gbps" else machine.tflops(key)
 
 
+def _of_backends(files: Iterable[RunFile], *, own: bool) -> list[RunFile]:
+    """Return the run files with what is own code alone, or without it; files that have nothing else are left out."""
+    found = []
+    for file in files:
+        run = file.run
+        records = tuple(record for record in run.records if (record.backend in run.own_code) == own)
+        if run.own_code and records:
+            plan = tuple(job for job in run.plan if (job.backend in run.own_code) == own)
+            found.append(replace(file, run=replace(run, records=records, plan=plan)))
+        elif not run.own_code and not own:
+            found.append(file)
+    return found
+
+
 def _machines(files: Sequence[RunFile]) -> list[Machine]:
     """Return the machines: a model of device with its power limit each, also where all files are of one."""
+    if not files:
+        return []
     paths, runs = [file.path for file in files], [file.run for file in files]
     several = len({*map(model, runs)}) > 1
     try:
         return machines(paths, runs, None if several else {file.path: short_name(file.run) for file in files})
     except UserError:  # none of the files says anything of a machine's speed
         return []
+
+
+def _backends(machines: Iterable[Machine]) -> tuple[str, ...]:
+    found = {backend for machine in machines for case, backend in machine.log_rounds if work_of(case)}
+    return tuple(sorted(found, key=case_names.backend_rank))
 
 
 def _pairs(found: Sequence[Machine]) -> list[Pair]:

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from attnbench.analysis.compare.answer import ratio_text
 from attnbench.analysis.compare.machines import Machine
-from attnbench.analysis.site.findings import Findings, Pair, RunFile, word
+from attnbench.analysis.site.findings import Findings, Pair, RunFile
 from attnbench.analysis.site.published import published_table
 from attnbench.analysis.site.tables import (
     backend_table,
     cases_table,
     fastest_table,
     files_table,
+    joined,
     link,
     often,
     pair_chart,
+    run_links,
     summary,
     wins,
     work_address,
 )
 from attnbench.analysis.site.work import WORKS, Work, work_of
 from attnbench.core.errors import EXIT_DONE, UserError
-from attnbench.core.models import MODELS
 from attnbench.core.text import count, listed
 from attnbench.render.document import Block, Column, Document, Entry, Paragraphs, Section, Span, Table
+from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import cells as cells_of
 
 INDEX = "index.html"
@@ -65,7 +67,10 @@ def pages(site: Findings, given: Sequence[str], report_of: ReportOf) -> list[Pag
         *_subjects(site, given),
         *([Page(BACKENDS, "Backends", partial(_backends, site))] if site.backends else []),
         Page(RUNS, "Run files", partial(_runs, site)),
-        *(Page(site.backend_address(name), "", partial(_backend, site, name, given)) for name in site.backends),
+        *(
+            Page(site.backend_address(name), "", partial(_backend, site, name, given))
+            for name in (*site.backends, *site.own_code)
+        ),
         *(Page(file.address, "", partial(_run, file, report_of)) for file in site.files),
     ]
     return [Page(INDEX, "Overview", partial(_index, site, given)), *found]
@@ -81,7 +86,7 @@ def _command(*words: str) -> tuple[Section, ...]:
 
 def _index(site: Findings, given: Sequence[str]) -> Document:
     measured = sum(len(machine.log_rounds) for machine in site.machines)
-    cards = sum(len(machine.cards) for machine in site.machines)
+    cards = len({card for machine in (*site.machines, *site.of_own_code) for card in machine.cards})
     days = sorted(file.run.started[:10] for file in site.files if file.run.started)
     when = f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
     models = listed(machine.label for machine in site.machines)
@@ -141,7 +146,16 @@ def _gpu(site: Findings, machine: Machine, given: Sequence[str]) -> Document:
 
 def _by_command(site: Findings, given: Sequence[str]) -> tuple[Section, ...]:
     """Return the command that gives the figures of all machines as a table for programs."""
-    return _command("compare" if site.pairs else "report", *given, "-f", "csv")
+    return _compared(site, "compare" if site.pairs else "report", *given, "-f", "csv")
+
+
+def _compared(site: Findings, *words: str) -> tuple[Section, ...]:
+    """Return the part of a page with a command of `compare`, and what it has besides."""
+    (section,) = _command(*words)
+    if not site.own_code:
+        return (section,)
+    more = f"It takes own code as well ({listed(site.own_code)}), so that some figures differ a little."
+    return (replace(section, blocks=(Paragraphs(((Span(more, "quiet"),),)),)),)
 
 
 def _work(site: Findings, work: Work, given: Sequence[str]) -> Document:
@@ -163,7 +177,23 @@ def _over_gpus(site: Findings) -> tuple[Block, ...]:
 
     files = [file for file in site.files if any(record.case.ranks > 1 for record in file.run.records)]
     found = [cell for cell in cells_of([file.run for file in files]) if work_of(cell.case) == WORKS["several-gpus"]]
-    return (*scaling.tables(found), files_table(files))
+    tables = (_by_model(block) for block in scaling.tables(found, partial(run_links, site)))
+    hidden = ("latency", "weak", "exposed", "sent", "of the bus", "memory", "error")
+    return (*(_narrow(block, hidden) for block in tables), files_table(files))
+
+
+def _by_model(block: Block) -> Block:
+    """Return a table whose column "machine" names the model alone; its links say which runs it is of."""
+    if not isinstance(block, Table):
+        return block
+    place = next((i for i, column in enumerate(block.columns) if column.heading == "machine"), len(block.columns))
+    rows = (
+        tuple(
+            entry.partition(" (")[0] if i == place and isinstance(entry, str) else entry for i, entry in enumerate(row)
+        )
+        for row in block.rows
+    )
+    return replace(block, rows=tuple(rows))
 
 
 def _backends(site: Findings) -> Document:
@@ -171,7 +201,9 @@ def _backends(site: Findings) -> Document:
     counts = {m.label: [wins(site.of_work(m, work)) for work in site.works(m)] for m in site.machines}
     for name in site.backends:
         each = (
-            f"{sum(of[name] for of in counts[m.label])} / {sum(key[1] == name for key in m.log_rounds)}"
+            f"{sum(of[name] for of in counts[m.label])} / {number}"
+            if (number := sum(key[1] == name for key in m.log_rounds))
+            else NOTHING
             for m in site.machines
         )
         rows.append(((link(name, site.backend_address(name)),), *each))
@@ -181,32 +213,43 @@ def _backends(site: Findings) -> Document:
         command="site",
         title="Backends",
         answer=(f"{count(len(site.backends), 'backend')} with a figure.",),
-        blocks=(Table("backends", columns, tuple(rows), "Backends", note),),
+        blocks=(Table("backends", columns, tuple(rows), "Backends", note), *_own_code(site)),
     )
 
 
+def _own_code(site: Findings) -> Iterator[Block]:
+    """Yield a paragraph that names the own code, with links to its pages, if there is any."""
+    if site.own_code:
+        names = joined([link(name, site.backend_address(name))] for name in site.own_code)
+        why = ". Named by file or module when it was measured, so it is no implementation to take: it is in no ranking."
+        yield Paragraphs(((*names, Span(why)),), title="Own code")
+
+
 def _backend(site: Findings, name: str, given: Sequence[str]) -> Document:
-    own = [machine for machine in site.machines if any(backend == name for _, backend in machine.log_rounds)]
+    every = site.machines if name in site.backends else site.of_own_code
+    own = [machine for machine in every if any(backend == name for _, backend in machine.log_rounds)]
     said = []
     for machine in own:
-        first = sum(wins(site.of_work(machine, work))[name] for work in site.works(machine))
+        first = sum(wins(site.of_work(machine, work))[name] for work in WORKS.values()) if every is site.machines else 0
         number = sum(key[1] == name for key in machine.log_rounds)
         version = machine.run.versions.get(name, "")
-        said.append(
-            f"{machine.label}: the fastest, or alike with it, in {first} of {count(number, 'case')}"
-            + (f"; {version}." if version else ".")
-        )
+        told = f"the fastest, or alike with it, in {first} of " if every is site.machines else "own code, "
+        said.append(f"{machine.label}: {told}{count(number, 'case')}" + (f"; {version}." if version else "."))
+    works = (
+        work for work in WORKS.values() if any(work_of(c) == work for m in own for c, b in m.log_rounds if b == name)
+    )
     return Document(
         command="site",
         title=name,
         answer=tuple(said),
-        blocks=tuple(backend_table(site, machine, name) for machine in own),
+        blocks=tuple(backend_table(site, name, work, own) for work in works),
         appendix=_by_command(site, given),
     )
 
 
 def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
     from attnbench.analysis.compare.document import document
+    from attnbench.analysis.site.pair_tables import linked
 
     shown = document(pair.comparison, every=True)
     paths = {file.path for machine in pair.comparison.machines for file in machine.files}
@@ -214,8 +257,8 @@ def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
     return replace(
         shown,
         title=pair.title,
-        blocks=(pair_chart(site, pair), *shown.blocks, files_table(both)),
-        appendix=(*shown.appendix, *_command("compare", *given, "--to", pair.labels[1], "--all")),
+        blocks=(pair_chart(site, pair), *linked(site, pair.comparison, shown.blocks), files_table(both)),
+        appendix=(*shown.appendix, *_compared(site, "compare", *given, "--to", pair.labels[1], "--all")),
     )
 
 
@@ -224,16 +267,18 @@ def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
 
 def _subjects(site: Findings, given: Sequence[str]) -> Iterator[Page]:
     """Yield the pages of models, steps, capacity, claims and history, of the runs that have such records."""
-    if models := _models(site):
-        yield Page("models.html", "Models", partial(_list_of_models, models))
+    from attnbench.analysis.site import whole_models
+
+    if models := whole_models.models(site):
+        yield Page("models.html", "Models", partial(whole_models.list_of_models, site, models))
     for model, files in models.items():
-        yield Page(_model_address(model), "", partial(_model, model, files))
+        yield Page(whole_models.model_address(model), "", partial(_model, site, model, files))
     steps = [file for file in site.files if any(record.case.step for record in file.run.records)]
     if steps:
-        yield Page("steps.html", "Steps", partial(_steps, steps))
+        yield Page("steps.html", "Steps", partial(_steps, site, steps))
     searches = [file for file in site.files if file.run.search]
     if searches:
-        yield Page("capacity.html", "Capacity", partial(_capacity, searches))
+        yield Page("capacity.html", "Capacity", partial(_capacity, site, searches))
     if (claims := _claims(site, given)).exit_code == EXIT_DONE:  # some figure could be judged
         yield Page("claims.html", "Claims", lambda: claims)
     if len(site.files) > 1:
@@ -246,64 +291,40 @@ def _with_files(shown: Document, files: Sequence[RunFile], *command: str) -> Doc
     return replace(shown, blocks=(*shown.blocks, files_table(files)), appendix=(*shown.appendix, *_command(*words)))
 
 
-def _models(site: Findings) -> dict[str, list[RunFile]]:
-    """Return model -> the run files of `run --model` or of the suite of models that have a whole step of it."""
-    from attnbench.analysis.models.findings import step_times
+def _model(site: Findings, name: str, files: Sequence[RunFile]) -> Document:
+    from attnbench.analysis.site.whole_models import model_page
 
-    files = [file for file in site.files if file.run.suite == "models" or _names_a_model(file.run.argv)]
-    found = cells_of([file.run for file in files])
-    own: dict[str, list[RunFile]] = {}
-    for model in MODELS.values():
-        runs = {id(cell.run) for time in step_times(found, model, 1) for _, cell in time.parts}
-        if runs:
-            own[model.name] = [file for file in files if id(file.run) in runs]
-    return own
-
-
-def _names_a_model(argv: Sequence[str]) -> bool:
-    return any(word.partition("=")[0] == "--model" for word in argv)
-
-
-def _model_address(name: str) -> str:
-    return f"model-{word(name)}.html"
-
-
-def _list_of_models(models: Mapping[str, Sequence[RunFile]]) -> Document:
-    """Return what the attention of each model takes in one step, with links to their pages."""
-    rows: list[tuple[Entry, ...]] = []
-    for name, files in models.items():
-        said = _model(name, files).answer
-        rows += [
-            ((link(name, _model_address(name)),) if i == 0 else "", one.removeprefix(f"{name}, "))
-            for i, one in enumerate(said)
-        ]
-    columns = (Column("model", wrap=False), Column("the largest step of each pass"))
-    return Document(
-        command="site",
-        title="Attention of models",
-        answer=(f"{count(len(models), 'model')} of which a whole step was measured, layer by layer.",),
-        blocks=(Table("models", columns, tuple(rows), "Models"),),
-    )
-
-
-def _model(name: str, files: Sequence[RunFile]) -> Document:
-    from attnbench.analysis.models.step_document import document
-
-    shown = document(cells_of([file.run for file in files]), MODELS[name], 1)
     paths = [str(file.path) for file in files]
-    return _with_files(replace(shown, title=f"Attention of {name}"), files, "report", *paths, "--model", name)
+    return _with_files(model_page(site, name, files), files, "report", *paths, "--model", name)
 
 
-def _steps(files: Sequence[RunFile]) -> Document:
-    from attnbench.analysis.step.document import document
+def _steps(site: Findings, files: Sequence[RunFile]) -> Document:
+    from attnbench.analysis.site.whole_models import steps_page
 
-    return _with_files(replace(document([file.run for file in files]), title="Steps of whole models"), files)
+    return _with_files(steps_page(site, files), files)
 
 
-def _capacity(files: Sequence[RunFile]) -> Document:
+def _capacity(site: Findings, files: Sequence[RunFile]) -> Document:
     from attnbench.analysis.capacity.document import document
 
-    return _with_files(replace(document([file.run for file in files]), title="What fits in memory"), files)
+    shown = document([file.run for file in files], sources=partial(run_links, site))
+    shown = _narrowed(shown, ("case", "next", "memory", "per token", "growth", "forecast", "one call"))
+    return _with_files(replace(shown, title="What fits in memory", machines=()), files)
+
+
+def _narrowed(shown: Document, hidden: Collection[str]) -> Document:
+    """Return a document whose tables leave columns out on a narrow screen, and may wrap the others."""
+    return replace(shown, blocks=tuple(_narrow(block, hidden) for block in shown.blocks))
+
+
+def _narrow(block: Block, hidden: Collection[str]) -> Block:
+    if not isinstance(block, Table):
+        return block
+    columns = (
+        replace(c, optional=c.optional or 1) if c.heading in hidden else replace(c, wrap=c.heading != "GPU")
+        for c in block.columns
+    )
+    return replace(block, columns=tuple(columns))
 
 
 def _claims(site: Findings, given: Sequence[str]) -> Document:
@@ -311,7 +332,10 @@ def _claims(site: Findings, given: Sequence[str]) -> Document:
     from attnbench.analysis.claims.claim_file import load
     from attnbench.analysis.claims.document import document
 
-    shown = document(load(), [file.run for file in site.files])
+    shown = _narrowed(
+        document(load(), [file.run for file in site.files], partial(run_links, site)),
+        ("what", "printed", "without pauses"),
+    )
     claimed = [file for file in site.files if file.run.suite == SUITE]
     return _with_files(
         replace(shown, title="Published figures, measured again", machines=()), claimed, "claims", *given
@@ -320,12 +344,18 @@ def _claims(site: Findings, given: Sequence[str]) -> Document:
 
 def _history(site: Findings, given: Sequence[str]) -> Document:
     from attnbench.analysis.history.document import document
+    from attnbench.analysis.site import over_time
 
+    found = over_time.changes(site)
+    versions = [over_time.table(site, found)] if found else []
+    said = [over_time.sentence(found)] if found else []
     try:
         shown = document([file.run for file in site.files])
     except UserError as error:  # of a library that it needs
         shown = Document("history", "", (f"{error}.",))
-    return _with_files(replace(shown, title="Over time"), site.files, "history", *given)
+    blocks = (*versions, *shown.blocks, *([over_time.cards(shown)] if shown.machines else []))
+    shown = replace(shown, title="Over time", answer=(*said, *shown.answer), machines=(), blocks=blocks)
+    return _with_files(shown, site.files, "history", *given)
 
 
 # ---- Run files.

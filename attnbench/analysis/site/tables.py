@@ -8,15 +8,17 @@ from collections.abc import Iterable, Sequence
 from attnbench.analysis.compare.answer import ratio_text
 from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.compare.speed_ratio import Ratio
 from attnbench.analysis.site.findings import Findings, Pair, RunFile, Standing, rate
 from attnbench.analysis.site.work import WORKS, Work, work_of
 from attnbench.core.case import Case
-from attnbench.core.formats import digits, percent, share
+from attnbench.core.formats import digits, duration, percent, share
+from attnbench.core.record import Run
 from attnbench.core.text import count
 from attnbench.render.document import Bar, Column, Entry, Span, Table
-from attnbench.results import metrics
+from attnbench.results import case_names
 from attnbench.results.case_names import NOTHING
-from attnbench.results.cells import Key
+from attnbench.results.cells import Cell, Key
 
 MOST_SOURCES = 2  # run files of a figure that are linked
 LEAST_AXIS = 0.02  # to both sides of 1x
@@ -48,12 +50,29 @@ def share_of_limit(machine: Machine, key: Key, work: Work) -> str:
 
 
 def _part(machine: Machine, key: Key, work: Work) -> float | None:
-    return metrics.share_of_limit(work.metric, machine.cells[key].value, memory_bound=False)
+    if work.metric == "tflops":
+        return machine.utilization(key)
+    bandwidth, gbps = machine.cells[key].rates.bandwidth, machine.gbps(key)
+    return gbps * 1e9 / bandwidth if bandwidth and gbps else None
 
 
 def sources(site: Findings, machine: Machine, key: Key) -> tuple[Span, ...] | str:
     """Return links to the pages of the run files that a figure is from."""
-    found = site.sources(machine.cells[key])
+    return _links(site.sources(machine.cells[key]))
+
+
+def file_links(site: Findings, cells: Iterable[Cell]) -> tuple[Span, ...] | str:
+    """Return links to the pages of the run files that the figures of some cells are from, as `sources` does."""
+    found = {file.address: file for cell in cells for file in site.sources(cell)}
+    return _links(sorted(found.values(), key=lambda file: file.run.started, reverse=True))
+
+
+def run_links(site: Findings, runs: Iterable[Run]) -> tuple[Span, ...] | str:
+    """Return links to the pages of the run files of some runs, as `sources` does."""
+    return _links(site.files_of(runs))
+
+
+def _links(found: Sequence[RunFile]) -> tuple[Span, ...] | str:
     links = joined([link(_day(file), file.address)] for file in found[:MOST_SOURCES])
     more = len(found) - MOST_SOURCES
     return (*links, Span(f" and {more} more")) if more > 0 else links or NOTHING
@@ -72,6 +91,24 @@ def figure(machine: Machine, key: Key, work: Work) -> str:
 def interval(machine: Machine, key: Key) -> str:
     half = machine.cells[key].half_interval("latency")
     return percent(half) if half is not None else "?"
+
+
+def gpu_link(site: Findings, machine: Machine, work: Work) -> tuple[Span, ...]:
+    """Return the short name of a machine with a link to its figures of a kind of work."""
+    return (link(site.short(machine.label), f"{site.gpu_address(machine.label)}#table-{work.name}"),)
+
+
+def gpu_bar(site: Findings, machine: Machine, part: float, text: str) -> Bar:
+    """Return the bar of a machine, of its colour, as long as its speed is of the fastest machine's in the row."""
+    place = next(i for i, of in enumerate(site.machines) if of.label == machine.label)
+    return Bar(0.0, part, place, label=f"{machine.label}: {text}, {percent(part)} of the best")
+
+
+def device_bar(site: Findings, run: Run, part: float, text: str) -> Bar:
+    """Return the bar of the device of a run, of the colour of its machine."""
+    label = site.label(run)
+    place = next((i for i, of in enumerate(site.machines) if of.label == label), len(site.machines))
+    return Bar(0.0, part, place, label=f"{text} on {label}, {percent(part)} of the best")
 
 
 def standing_entry(site: Findings, standing: Standing) -> Entry:
@@ -100,7 +137,7 @@ def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
                 figure(machine, best, work) if standing.fastest else NOTHING,
                 f"±{interval(machine, best)}" if standing.fastest else NOTHING,
                 share_of_limit(machine, best, work) if standing.fastest else NOTHING,
-                Bar(0.0, min(1.0, part), site.machines.index(machine)) if (part := _part(machine, best, work)) else "",
+                _part_bar(site, machine, best, work) or "",
                 f"{then[1]}, {percent(apart)} slower" if then and standing.fastest else NOTHING,
                 str(site.cards(machine, [best])),
                 sources(site, machine, best),
@@ -124,6 +161,16 @@ def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
     if alone:
         note += f" {count(alone, 'case')} with one backend alone: on its page."
     return Table(work.name, columns, tuple(rows), f"{work.title}, {count(len(rows), 'case')}", note)
+
+
+def _part_bar(site: Findings, machine: Machine, key: Key, work: Work) -> Bar | None:
+    part = _part(machine, key, work)
+    label = (
+        f"{key[1]}: {figure(machine, key, work)} {work.unit}, {share(part)} of what the datasheet allows"
+        if part
+        else ""
+    )
+    return Bar(0.0, min(1.0, part), site.machines.index(machine), label=label) if part else None
 
 
 def wins(standings: Sequence[Standing]) -> Counter[str]:
@@ -157,7 +204,7 @@ def summary(site: Findings) -> Table:
             newest = max((file.run.started[:10] for file in files), default=NOTHING)
             rows.append(
                 (
-                    "" if i else (link(machine.label, site.gpu_address(machine.label)),),
+                    "" if i else (link(site.short(machine.label), site.gpu_address(machine.label)),),
                     (link(work.title, f"{site.gpu_address(machine.label)}#table-{work.name}"),),
                     joined(
                         [link(name, site.backend_address(name)), Span(f" {number}")]
@@ -173,7 +220,7 @@ def summary(site: Findings) -> Table:
             )
     columns = (
         Column("GPU"),
-        Column("work"),
+        Column("work", wrap=False),
         Column("fastest most often"),
         Column("cases", "right", optional=1),
         Column("most reached", "right", wrap=False),
@@ -192,6 +239,23 @@ def _reached(site: Findings, machine: Machine, best: Key, work: Work) -> tuple[S
     return (link(told, found[0].address) if found else Span(told),)
 
 
+def axis_of(ratios: Iterable[Ratio]) -> tuple[float, float]:
+    """Return both ends of an axis that has 1x, all ratios and their intervals on it."""
+    ends = [end for ratio in ratios for end in (ratio.low, ratio.high, ratio.value) if end is not None]
+    return min([1 - LEAST_AXIS, *ends]), max([1 + LEAST_AXIS, *ends])
+
+
+def ratio_bar(ratio: Ratio, low: float, high: float, label: str, group: int = 0) -> Bar:
+    """Return the bar of a ratio from 1x on, with its interval, on an axis from `low` to `high`."""
+
+    def at(value: float) -> float:
+        return (value - low) / (high - low)
+
+    first, last = sorted((1.0, ratio.value))
+    known = (at(ratio.low), at(ratio.high)) if ratio.low is not None and ratio.high is not None else None
+    return Bar(at(first), at(last), group, known, label=label)
+
+
 def pair_chart(site: Findings, pair: Pair) -> Table:
     """Return a bar with its interval for each kind of work: how many times as fast a machine is as the reference."""
     other, home = pair.labels
@@ -207,31 +271,26 @@ def pair_chart(site: Findings, pair: Pair) -> Table:
             if figures and (cases := [case for case in figures.cases if work_of(case) == work]):
                 found.append((work, name, figures.of(cases)))
     ratios = [figures.ratio(other) for _, _, figures in found]
-    ends = [end for ratio in ratios if ratio for end in (ratio.low, ratio.high, ratio.value) if end is not None]
-    low, high = min([1 - LEAST_AXIS, *ends]), max([1 + LEAST_AXIS, *ends])
-
-    def at(value: float) -> float:
-        return (value - low) / (high - low)
-
+    low, high = axis_of([ratio for ratio in ratios if ratio])
     rows: list[tuple[Entry, ...]] = []
     for (work, name, figures), ratio in zip(found, ratios, strict=True):
         if ratio is None:
             continue
-        first, last = sorted((1.0, ratio.value))
-        known = (at(ratio.low), at(ratio.high)) if ratio.low is not None and ratio.high is not None else None
+        text = f"{work.title}, {name}: {other} is {ratio_text(ratio)} as fast as {home}"
+        bar = ratio_bar(ratio, low, high, text, 0 if name == "same backend" else 3)
         rows.append(
             (
                 (link(work.title, work_address(work)),),
                 name,
                 ratio_text(ratio),
-                Bar(at(first), at(last), group=0 if name == "same backend" else 3, interval=known),
+                bar,
                 str(len(figures.cases)),
             )
         )
     columns = (
-        Column("work", wrap=False),
-        Column("with", wrap=False, optional=1),
-        Column(f"speed / {home}", wrap=False),
+        Column("work"),
+        Column("with"),
+        Column(f"speed / {home}"),
         Column(f"{low:.2f}x to {high:.2f}x"),
         Column("cases", "right", optional=1),
     )
@@ -264,12 +323,14 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
                 ratio = _ratio(pair, machine, first, case) if pair else ""
                 if ratio and best[1] != known[0][1][1]:
                     ratio = f"{ratio} {UNLIKE}"
-            place = site.machines.index(machine)
-            bar = Bar(0.0, rates[machine.label] / most, place) if best and most and len(known) > 1 else ""
+            bar: Entry = ""
+            if best and most and len(known) > 1:
+                told = f"{figure(machine, best, work)} {work.unit} with {best[1]}"
+                bar = gpu_bar(site, machine, rates[machine.label] / most, told)
             rows.append(
                 (
                     "" if i else site.names[case],
-                    (link(machine.label, f"{site.gpu_address(machine.label)}#table-{work.name}"),),
+                    gpu_link(site, machine, work),
                     standing_entry(site, standing),
                     figure(machine, best, work) if best else NOTHING,
                     bar,
@@ -279,7 +340,7 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
             )
     columns = (
         Column("case"),
-        Column("GPU"),
+        Column("GPU", wrap=False),
         Column("fastest"),
         Column(work.unit, "right"),
         Column("of the best GPU", optional=2),
@@ -302,43 +363,60 @@ def _ratio(pair: Pair, machine: Machine, first: Machine, case: Case) -> str:
     return ratio_text(c.fastest_ratio(ours, [case]))
 
 
-def backend_table(site: Findings, machine: Machine, backend: str) -> Table:
-    """Return the figures of a backend on a machine, beside the fastest of each case."""
+def backend_table(site: Findings, backend: str, work: Work, machines: Sequence[Machine]) -> Table:
+    """Return the figures of a backend in a kind of work, beside the fastest of each case; machines are bars by case."""
     rows: list[tuple[Entry, ...]] = []
-    for key in (key for key in machine.log_rounds if key[1] == backend):
-        work = work_of(key[0])
-        if work is None:
-            continue
-        standing = site.standings[machine.label].get(key[0])
-        best = standing and standing.fastest
-        first = best and standing and key in (best, *standing.alike)
-        name = site.names.get(key[0])
-        rows.append(
-            (
-                name or machine.cells[key].name,
-                work.title,
-                f"{figure(machine, key, work)} {work.unit}" if machine.cells[key].is_exact else NOTHING,
-                f"±{interval(machine, key)}",
-                share_of_limit(machine, key, work) if machine.cells[key].is_exact else NOTHING,
-                ("=" if standing and standing.alike else "fastest")
-                if first
-                else percent(machine.latency(best) / machine.latency(key))
-                if best
-                else NOTHING,
-                sources(site, machine, key),
+    exact = all(machine.cells[key].is_exact for machine in machines for key in _keys(machine, backend, work))
+    cases = dict.fromkeys(key[0] for machine in machines for key in _keys(machine, backend, work))
+    for case in sorted(cases, key=case_names.case_rank):
+        key = case, backend
+        own = [machine for machine in machines if key in machine.log_rounds]
+        most = min(machine.latency(key) for machine in own)
+        for i, machine in enumerate(own):
+            standing = site.standings[machine.label].get(case) if machine.label in site.standings else None
+            text = figure(machine, key, work) if exact else duration(machine.latency(key))
+            unit = f" {work.unit}" if exact else ""
+            part = most / machine.latency(key)
+            rows.append(
+                (
+                    "" if i else site.names.get(case) or case_names.full_name("", case).strip(),
+                    gpu_link(site, machine, work),
+                    text,
+                    gpu_bar(site, machine, part, f"{text}{unit}") if len(own) > 1 else "",
+                    f"±{interval(machine, key)}",
+                    share_of_limit(machine, key, work) if exact else NOTHING,
+                    _beside_the_fastest(site, machine, key, standing),
+                    sources(site, machine, key),
+                )
             )
-        )
     columns = (
         Column("case"),
-        Column("work", optional=2, wrap=False),
-        Column("rate", "right", wrap=False),
+        Column("GPU", wrap=False),
+        Column(work.unit if exact else "latency", "right", wrap=False),
+        Column("of the best GPU", optional=2),
         Column("±", "right", optional=1),
         Column("of limit", "right", optional=1),
         Column("of the fastest", "right"),
         Column("run files", optional=1),
     )
     note = "Of the fastest: the speed over that of the fastest backend of the case; = is alike with it. In bursts."
-    return Table(site.gpu(machine.label), columns, tuple(rows), f"On {machine.label}, {count(len(rows), 'case')}", note)
+    note += "" if exact else " An approximation does other work, so it has no rate."
+    return Table(work.name, columns, tuple(rows), f"{work.title}, {count(len(cases), 'case')}", note)
+
+
+def _keys(machine: Machine, backend: str, work: Work) -> list[Key]:
+    return [key for key in machine.log_rounds if key[1] == backend and work_of(key[0]) == work]
+
+
+def _beside_the_fastest(site: Findings, machine: Machine, key: Key, standing: Standing | None) -> str:
+    """Return the speed of a cell over that of the fastest backend of its case, or that it is the fastest or alike."""
+    best = standing and standing.fastest
+    if not standing or not best:
+        return NOTHING
+    if key in (best, *standing.alike):
+        return "=" if standing.alike else "fastest"
+    of = next(of for of in site.machines if of.label == machine.label)  # without own code
+    return percent(of.latency(best) / machine.latency(key))
 
 
 def files_table(files: Sequence[RunFile], title: str = "Run files") -> Table:

@@ -30,6 +30,7 @@ COLUMNS = (
     *("latency", "tokens_per_second", "tflops", "utilization", "memory_total", "attention_time", "attention_share"),
     *("host_bound", "fastest", "predicted", "off", "faster_kernel_gain", "case"),
 )
+HEADINGS = ("step", "tokens/s", "MFU", "peak memory", "attention", "share", "idle", "predicted", "off")
 MFU = with_addresses(
     "MFU: model FLOPs (2 x weights x tokens and attention's products, three times that in training) over the latency, "
     "as a share of the datasheet peak. Attention: its kernels in one traced step, masks included. Idle: the device "
@@ -98,13 +99,13 @@ def _rank(own: Sequence[Timed]) -> str:
 
 
 def _table(number: int, device: str, case: Case, own: Sequence[Timed]) -> Table:
-    headings = ("step", "tokens/s", "MFU", "peak memory", "attention", "share", "idle", "predicted", "off")
-    columns = (Column("implementation"), *(Column(heading, "right", wrap=False) for heading in headings))
-    entries = tuple(_entries(timed, own[0]) for timed in own)
-    return Table(f"step-{number}", columns, entries, title=f"{name(case)} on {device}")
+    columns = (Column("implementation"), *(Column(heading, "right", wrap=False) for heading in HEADINGS))
+    rows = tuple(entries(timed, own[0]) for timed in own)
+    return Table(f"step-{number}", columns, rows, title=f"{name(case)} on {device}")
 
 
-def _entries(timed: Timed, first: Timed) -> tuple[Entry, ...]:
+def entries(timed: Timed, first: Timed) -> tuple[Entry, ...]:
+    """Return the name of an implementation and what stands below HEADINGS; `first` is the fastest of its device."""
     cell, off, predicted = timed.cell, timed.off(first), timed.predicted(first)
     is_first = timed is first
     return (

@@ -32,6 +32,8 @@ from attnbench.render.html.palette import SERIES, color
 from attnbench.render.html.plots import plot
 
 SERIES_OF_BARS = 3  # the number of the colour of the bars of group 0: blue
+MOST_WHOLE = 40  # rows of a table that is shown whole; a longer one scrolls in a frame, so that a page can be read
+_LONG = 20  # letters of an entry that wraps, from which its column is not to become narrow
 _LEAST_BAR = 0.004  # of the axis, so that a bar can be seen however short it is
 _HATCH = 50.0  # between the slanted lines of a hatched bar, in thousandths of the axis
 
@@ -95,7 +97,8 @@ def _table(table: Table) -> Markup:
         for entries in table.rows
     )
     found = element("table", element("thead", element("tr", *headings)), element("tbody", lines(*rows)), class_="text")
-    shown = scrolling(found, f"{table.title or table.name}: table")  # unlike the name of its section
+    frame = "scroll limited" if len(table.rows) > MOST_WHOLE else "scroll"
+    shown = scrolling(found, f"{table.title or table.name}: table", frame)  # unlike the name of its section
     if narrow := table.narrow:
         if isinstance(narrow, Table):  # with one note and footnotes for both
             narrow = replace(narrow, note="", footnotes=())
@@ -119,9 +122,12 @@ def _entry(entry: Entry, column: Column, place: int) -> Markup:
     """Return an entry of a table; text in the first column is the heading of its row."""
     if isinstance(entry, Drawing):
         return element("td", _drawn(entry), class_=_classes(column))
-    text = entry if isinstance(entry, str) else spans([entry] if isinstance(entry, Span) else entry)
+    line = [Span(entry)] if isinstance(entry, str) else [entry] if isinstance(entry, Span) else entry
+    text = spans(line)
     heads = place == 0 and text
-    return element("th" if heads else "td", text, scope="row" if heads else None, class_=_classes(column))
+    long = "long" if column.wrap and sum(len(span.text) for span in line) > _LONG else None
+    classes = " ".join(filter(None, (_classes(column), long))) or None
+    return element("th" if heads else "td", text, scope="row" if heads else None, class_=classes)
 
 
 def _drawn(entry: Drawing) -> Markup:
@@ -135,7 +141,7 @@ def _bar(bar: Bar) -> Markup:
     width = max(bar.end - bar.start, _LEAST_BAR)
     start = min(bar.start, 1 - width)
     shape = element("rect", x=_thousandths(start), y=0, width=_thousandths(width), height=10, fill=_color(bar.group))
-    label = f"{percent(bar.start)} to {percent(bar.end)} of the axis"
+    label = bar.label or f"{percent(bar.start)} to {percent(bar.end)} of the axis"
     if bar.hatched:
         return _drawing(_hatched(1000 * start, 1000 * (start + width)), "0 0 1000 10", "bar", f"{label}, hatched")
     if bar.interval is None:
@@ -144,7 +150,9 @@ def _bar(bar: Bar) -> Markup:
     whisker = element(
         "rect", x=_thousandths(low), y=4, width=_thousandths(max(high - low, _LEAST_BAR)), height=2, fill=color("ink")
     )
-    return _drawing(joined(shape, whisker), "0 0 1000 10", "bar", f"{label}, {percent(low)} to {percent(high)}")
+    return _drawing(
+        joined(shape, whisker), "0 0 1000 10", "bar", bar.label or f"{label}, {percent(low)} to {percent(high)}"
+    )
 
 
 def _hatched(start: float, end: float) -> Markup:

@@ -2,6 +2,7 @@
 
 Values are in SI units (throughput in TFLOP/s), with seven digits. Cells that differ in backend and sequence length
 alone share a panel of a figure. Titles of panels have the differences between them, `Charts.common` has what all share.
+`Charts.common`. A shape is of all devices: "bar" names the bar of a cell in the ranking of its shape.
 
 "lo" and "hi" of a row are the 95 % interval of the median latency over that median (Cell.latency_interval).
 """
@@ -75,7 +76,7 @@ class Charts:
         The name of a shape is the title of its panel and its length, so "d128 causal 16k" is one of each panel.
         """
         wanted = set(words.split())
-        rows = tuple(r for r in self.rows if wanted <= set(f"{r['shape']} {self.common}".replace(",", " ").split()))
+        rows = tuple(r for r in self.rows if wanted <= {*_words(r["panel"]), *_words(r["shape"]), *_words(self.common)})
         kept = dict.fromkeys(row["panel"] for row in rows)
         roofs = {row["roof"] for row in rows}
         return replace(
@@ -85,6 +86,10 @@ class Charts:
             rows=rows,
             lines=tuple(line for line in self.lines if line.get("panel") in kept or line.get("roof") in roofs),
         )
+
+
+def _words(text: str) -> list[str]:
+    return text.replace(",", " ").split()
 
 
 def charts(cells: Sequence[Cell], note: str = "") -> Charts:
@@ -101,6 +106,8 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
     panels = _panels(cells, title_parts)
     eager = {(c.device, c.case): c.latency_interval for c in cells if c.backend == "eager"}
     rows: list[Row] = []
+    on_several = "device" in title_parts
+    short = short_devices([*dict.fromkeys(cell.device for cell in cells)])
     for panel, members in panels.items():
         marks = Counter[int]()  # crosses at each length, which figures stack
         tried_here = {c.backend for c in members if c.status != "skipped"}
@@ -112,9 +119,14 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
             marked = cell.status != "ok" and cell.backend in tried_here
             slot = marks[length] if marked else None
             marks[length] += marked
-            titles = {"panel": panel, "shape": f"{panel} {format_size(length)}", "roof": _title(cell, roof_parts)}
-            mark = {"best": fastest[length].get(id(cell)), "near": titles["shape"] if length in near else None}
-            rows.append(titles | mark | _row(cell, slot, eager.get((cell.device, cell.case))))
+            shape = f"{panel} {format_size(length)}"
+            near_of = shape if length in near else None
+            shape = shape.removeprefix(f"{cell.device} ") if on_several else shape
+            row = _row(cell, slot, eager.get((cell.device, cell.case)))
+            bar = f"{row['backend']}, {short[cell.device]}" if on_several else row["backend"]
+            titles = {"panel": panel, "shape": shape, "roof": _title(cell, roof_parts), "bar": bar}
+            mark = {"best": fastest[length].get(id(cell)), "near": near_of}
+            rows.append(titles | mark | row)
     common = [_said(axis, cells[0]) for axis in of_cells if axis not in title_parts] if cells else []
     by_roof = grouped(cells, lambda c: _title(c, roof_parts))
     return Charts(
@@ -126,6 +138,16 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
         convention=cells[0].source.convention if cells else "exact",
         note=note,
     )
+
+
+def short_devices(labels: Sequence[str]) -> dict[str, str]:
+    """Return label of a device -> what tells it from the others: its model, or the run where all are of one model."""
+    parts = {label: label.partition(" (") for label in labels}
+    if len({model for model, *_ in parts.values()}) <= 1:
+        return {label: run.removesuffix(")") or model for label, (model, _, run) in parts.items()}
+    words = [label.split() for label in labels]
+    alike = next(i for i, each in enumerate(zip(*words, strict=False)) if len({*each}) > 1)
+    return {label: " ".join(of[alike:]) for label, of in zip(labels, words, strict=True)}
 
 
 def _drawn(backend: str) -> str:

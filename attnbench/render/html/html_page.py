@@ -79,7 +79,7 @@ def render(document: Document, frame: Frame | None = None) -> str:
                     tabindex=-1,
                 ),
             ),
-            class_=None if beside else "alone",
+            class_=None if charts or (beside and not frame) else "above" if beside else "alone",
         ),
         _sheet(document.sheet) if document.sheet else "",
         interactive.scripts(charts, frame.assets if frame else "") if charts else "",

@@ -109,7 +109,7 @@ def parts(charts: Charts) -> list[Part]:
 
 
 def _figure(figure: VegaFigure, charts: Charts) -> Part:
-    label = f"{figure.title}. {finding(figure, charts)} The table below has the same figures."
+    label = f"{figure.title}. {finding(figure, charts)} Arrow keys read its values, and the table below has them."
     shape = element("label", "Shape ", element("select", id="shape")) if figure.name == "ranking" else ""
     save = element("button", "Save SVG", type="button", data_save=figure.name)
     return section(
@@ -130,7 +130,7 @@ def finding(figure: VegaFigure, charts: Charts) -> str:
     least, most = (end(found, key=lambda row: row[figure.field]) for end in (min, max))
     unit = f" {figure.y['title']}" if figure.field in _IN_UNITS else ""
     each = (
-        f"{end}: {write(row[figure.field])}{unit or _unit(figure, row)} with {row['backend']}, {row['shape']}."
+        f"{end}: {write(row[figure.field])}{unit or _unit(figure, row)} with {row['bar']}, {row['shape']}."
         for end, row in (("Least", least), ("Most", most))
     )
     return " ".join(each)
@@ -163,7 +163,7 @@ def scripts(charts: Charts, folder: str = "") -> Markup:
     each = (
         element("script", src=f"{folder}/{name}") if folder else element("script", script(name)) for name in SCRIPTS
     )
-    return lines(element("div", id="tip", role="tooltip", hidden=True), script_data("data", data(charts)), *each)
+    return lines(element("div", id="tip", role="status", hidden=True), script_data("data", data(charts)), *each)
 
 
 def script(name: str) -> Markup:
@@ -175,6 +175,7 @@ def data(charts: Charts) -> dict[str, Any]:
     """Return the data that charts.js reads."""
     every = {name: [row[name] for row in charts.rows] for name in next(iter(charts.rows), ())}
     alike = {name: values[0] for name, values in every.items() if all(value == values[0] for value in values)}
+    coded = {name: _coded(values) for name, values in every.items() if name not in alike and _is_text(values)}
     marks = palette.backend_marks(charts.backends)
     drawn = drawable(charts)
     specs = [vega_spec.spec(figure, charts, PANEL, 1, legend=False) for figure in drawn]
@@ -182,7 +183,8 @@ def data(charts: Charts) -> dict[str, Any]:
     packed, parts = _shared(specs)
     return {
         "number": len(charts.rows),
-        "fields": {name: values for name, values in every.items() if name not in alike},
+        "fields": {name: values for name, values in every.items() if name not in alike and name not in coded},
+        "coded": coded,  # fields of text
         "alike": alike,  # the fields that are the same in all rows
         "lines": charts.lines,
         "panels": charts.panels,
@@ -210,6 +212,16 @@ def data(charts: Charts) -> dict[str, Any]:
         "parts": parts,
         "config": next(iter(configs), {}),
     }
+
+
+def _is_text(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, str) for value in values)
+
+
+def _coded(values: Sequence[str | None]) -> dict[str, list[Any]]:
+    """Return each value once, and for each row the place of its own: names of panels and cases recur."""
+    places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+    return {"of": [*places], "at": [places[value] for value in values]}
 
 
 def _shared(specs: Sequence[Spec]) -> tuple[list[Any], list[Any]]:

@@ -26,7 +26,7 @@ def plot(found: Plot) -> Markup:
         class_="plot",
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
-        aria_label=found.title,
+        aria_label=_finding(found),
     )
 
 
@@ -41,6 +41,12 @@ def _curve(curve: Curve) -> Markup:
         element("path", d=f"M{path}", stroke=_color(curve.group), stroke_width=2, fill="none"),
         _label(curve.name, f"{float(_x(x)) - 8:.5g}", _y(y), "end", dy="0.35em"),
     )
+
+
+def _finding(found: Plot) -> str:
+    """Return the title, and what the first and the last point are, for those who do not see them."""
+    told = sorted((dot for dot in found.dots if dot.tip and not dot.group), key=lambda dot: dot.x)
+    return f"{found.title}. First: {told[0].tip}. Last: {told[-1].tip}." if told else found.title
 
 
 def _dot(dot: Dot) -> Markup:

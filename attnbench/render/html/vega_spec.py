@@ -80,6 +80,7 @@ class _PanelStyle:
     dash: Spec  # encoding: the dash of its line
     lengths: list[int]  # sequence lengths that occur, ascending
     backends: list[str]
+    devices: int  # how many
     height: int  # of a panel, in pixels
 
 
@@ -105,6 +106,7 @@ def _panel_style(charts: Charts, height: int, legend_width: int) -> _PanelStyle:
         dash={**by_backend([list(DASHES[mark.dash]) for mark in marks.values()]), "legend": None},
         lengths=sorted({row["seqlen"] for row in charts.rows}),
         backends=names,
+        devices=len({row["device"] for row in charts.rows}),
         height=height,
     )
 
@@ -118,8 +120,8 @@ def _faded(opacity: float = 1) -> Spec:
 
 
 def _ranking(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
-    """Return a bar for each backend in the order of the data, its interval, and the label at its end."""
-    y = {"field": "backend", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 220, "grid": False}}
+    """Return a bar for each backend and device in the order of the data, its interval, and the label at its end."""
+    y = {"field": "bar", "type": "nominal", "sort": None, "title": None, "axis": {"labelLimit": 320, "grid": False}}
     x = {**figure.y, "axis": {"tickCount": 5}}
     low, high = (end.format(y=f"datum.{figure.field}") for end in figure.interval)
     measured = {"filter": f"isValid(datum.{figure.field})"}
@@ -131,8 +133,12 @@ def _ranking(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
     solid = {"condition": {"test": "datum.held", "value": 0.3}, "value": 1}
     at_end = {"y": y, "x": {**x, "field": "high"}, "text": {"field": "said"}}
     limits = [_limit(x, field, label, along="x") for field, label in figure.limits]
+    if style.devices > 1:  # each with a limit of its own, which is marked at each bar
+        tick = {"type": "tick", "color": color("quiet"), "thickness": 2, "height": STEP - 4}
+        for limit, (field, _) in zip(limits, figure.limits, strict=True):
+            limit["layer"][0] = {"mark": tick, "encoding": {"y": y, "x": {**x, "field": field}}}
     return [
-        {  # first, and of all cells, as it sets the order of the backends
+        {  # first, and of all cells, as it sets the order of the bars
             "transform": [{"calculate": f"isValid(datum.{figure.field}) ? '' : '✕ ' + datum.status", "as": "ending"}],
             "mark": {"type": "text", "align": "left", "dx": 4, "tooltip": _TIP, "color": color("quiet")},
             "encoding": {"y": y, "x": {"value": 0}, "text": {"field": "ending"}, **_faded()},

@@ -5,10 +5,11 @@
   const $ = (selector, within = document) => within.querySelector(selector);
   const $$ = (selector, within = document) => [...within.querySelectorAll(selector)];
   const data = JSON.parse($("#data").textContent);
-  const fields = [...Object.keys(data.fields), ...Object.keys(data.alike)];
+  const fields = [data.fields, data.coded, data.alike].flatMap(Object.keys);
   const rows = Array.from({ length: data.number }, (_, index) => {
     const row = { index, ...data.alike };
     for (const name in data.fields) row[name] = data.fields[name][index];
+    for (const name in data.coded) row[name] = data.coded[name].of[data.coded[name].at[index]];
     return row;
   });
   const whole = (value) => { // puts the parts that layers share back into a specification
@@ -98,7 +99,8 @@
     const panels = new Map();
     let best;
     for (const [shape, of] of shapes) {
-      panels.set(of[0].panel, [...(panels.get(of[0].panel) || []), shape]);
+      const kind = shape.replace(/ \S+$/, ""); // without its length
+      panels.set(kind, [...(panels.get(kind) || []), shape]);
       if (!best || better(rank(of), rank(shapes.get(best)))) best = shape;
     }
     const option = (shape) => `<option${shape === (shapes.has(wished) ? wished : best) ? " selected" : ""}>${escape(shape)}</option>`;
@@ -212,7 +214,7 @@
     width ||= $(".drawing", figure.section).clientWidth;
     if (ranks(figure)) {
       const atEnd = rowsOf(figure).some((row) => row.limit) ? 110 : 175; // pixels of the text after the longest bar
-      const names = Math.max(...[...backends.keys()].map((name) => name.length)) * 6.5 + 12;
+      const names = Math.max(...rows.map((row) => row.bar.length)) * 6.5 + 12;
       return { ...figure.spec, spec: { ...figure.spec.spec, width: Math.min(800, Math.max(80, width - names - atEnd)) } };
     }
     const most = Math.max(1, Math.min(number, 4, Math.floor((width - AXIS + GAP) / (least + GAP))));
@@ -322,6 +324,29 @@
     const left = event.clientX + 16 + width > innerWidth ? event.clientX - width - 16 : event.clientX + 16;
     box.style.left = `${Math.max(4, left)}px`;
     box.style.top = `${Math.max(4, Math.min(event.clientY + 12, innerHeight - height - 8))}px`;
+  };
+
+  // The arrow keys read a figure: each cell that it shows, in the order of the report or of the ranking.
+  const readByKeys = (figure) => {
+    const box = $(".drawing", figure.section);
+    let at = -1;
+    box.tabIndex = 0;
+    box.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      if (!step) return;
+      event.preventDefault();
+      const shown = rowsOf(figure).filter((row) => row[figure.field] !== null);
+      if (!shown.length) return;
+      at = (Math.max(at, step < 0 ? 0 : -1) + step + shown.length) % shown.length;
+      const { left, top } = box.getBoundingClientRect();
+      tip(null, { clientX: left, clientY: Math.max(0, top) }, null, shown[at]);
+      point(shown[at].backend);
+    });
+    box.addEventListener("blur", () => {
+      at = -1;
+      $("#tip").hidden = true;
+      point(null);
+    });
   };
 
   const remark = (row) => (row.status !== "ok" ? `${row.status}: ${row.reason}` : row.held ? "clock held down" : "");
@@ -447,6 +472,7 @@
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape") $("#tip").hidden = true;
   });
+  figures.forEach(readByKeys);
   restore();
   refresh();
   if (pinned.size) standOut();

@@ -1,5 +1,6 @@
 "use strict";
-// On the pages of a site: saves each table as CSV, and hides the rows that lack the words a reader looks for.
+// On the pages of a site: saves tables as CSV, their bars and plots as SVG, and hides the rows that lack the words that
+// a reader looks for.
 (() => {
   const FEW = 20; // rows; with fewer, nobody searches
   const tables = [...document.querySelectorAll("table.text")];
@@ -14,20 +15,62 @@
     const text = cell.textContent.replace(/^(?=[=+@-].)/, "'"); // no formula of a spreadsheet
     return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
   };
-  const save = (table, name) => {
-    const lines = [table.tHead.rows[0], ...rowsOf(table).filter((row) => !row.hidden)];
-    const text = lines.map((row) => [...row.cells].map(field).join(",")).join("\n");
+  const save = (name, type, text) => {
     const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([`${text}\n`], { type: "text/csv" }));
-    link.download = `${name}.csv`;
+    link.href = URL.createObjectURL(new Blob([`${text}\n`], { type }));
+    link.download = name;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   };
+  const saveTable = (table, name) => {
+    const lines = [table.tHead.rows[0], ...rowsOf(table).filter((row) => !row.hidden)];
+    save(`${name}.csv`, "text/csv", lines.map((row) => [...row.cells].map(field).join(",")).join("\n"));
+  };
+
+  // A drawing by itself, with its colours as they are on the page.
+  const saveDrawing = (name, width, height, inside) => {
+    const style = getComputedStyle(document.documentElement);
+    const paper = `<rect width="${width}" height="${height}" fill="var(--paper)"/>`;
+    const text = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" font-family="sans-serif">${paper}${inside}</svg>`;
+    save(`${name}.svg`, "image/svg+xml", text.replace(/var\((--\w+)\)/g, (_, color) => style.getPropertyValue(color).trim()));
+  };
+  const escape = (text) => text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
+  const HEIGHT = 22, BAR = 400, LETTER = 6.5; // pixels: of a row, of an axis, and of a letter, about
+  const saveBars = (table, name) => {
+    let first = "";
+    const rows = rowsOf(table).filter((row) => !row.hidden).map((row) => {
+      const cells = [...row.cells], place = cells.findIndex((cell) => cell.querySelector("svg"));
+      first = cells[0].textContent || first;
+      const said = cells.slice(1, place < 0 ? 4 : place).map((cell) => cell.textContent);
+      return { text: [first, ...said].filter(Boolean).join("  "), svg: cells[place]?.querySelector("svg") };
+    });
+    const left = LETTER * Math.max(...rows.map(({ text }) => text.length)) + 10;
+    const title = table.closest("section").querySelector("h2")?.textContent || "", heads = [...table.tHead.rows[0].cells];
+    const column = heads[[...(rowsOf(table).find((row) => row.querySelector("svg"))?.cells || [])].findIndex((cell) => cell.querySelector("svg"))];
+    const line = (text, x, row, weight) => `<text x="${x}" y="${HEIGHT * row + 15}" font-size="12" fill="var(--ink)"${weight || ""}>${escape(text)}</text>`;
+    const bars = rows.map(({ text, svg }, i) => line(text, 5, i + 2) + (svg
+      ? `<rect x="${left}" y="${HEIGHT * (i + 2) + 4}" width="${BAR}" height="12" fill="var(--grid)"/><svg x="${left}" y="${HEIGHT * (i + 2) + 4}" width="${BAR}" height="12" viewBox="${svg.getAttribute("viewBox")}" preserveAspectRatio="none">${svg.innerHTML}</svg>`
+      : ""));
+    const inside = line(title, 5, 0, ' font-weight="bold"') + line(column?.textContent || "", left, 1) + bars.join("");
+    saveDrawing(name, left + BAR + 10, HEIGHT * (rows.length + 2) + 10, inside);
+  };
+  const tools = (after, ...buttons) => {
+    const made = Object.assign(document.createElement("p"), { className: "tools" });
+    made.append(...buttons);
+    after.after(made);
+  };
   for (const table of tables.filter((table) => rowsOf(table).length > 1)) {
-    const tools = document.createElement("p");
-    tools.className = "tools";
-    tools.append(button("Save CSV", () => save(table, table.closest("section").id)));
-    table.parentElement.after(tools);
+    const name = table.closest("section").id, drawn = table.querySelector("svg.bar");
+    tools(table.parentElement, button("Save CSV", () => saveTable(table, name)), ...(drawn ? [button("Save SVG", () => saveBars(table, name))] : []));
+  }
+  for (const plot of document.querySelectorAll("svg.plot")) {
+    const { width, height } = plot.viewBox.baseVal, label = plot.getAttribute("aria-label");
+    const points = [...plot.querySelectorAll("title")].map(field);
+    tools(
+      plot,
+      button("Save SVG", () => saveDrawing("plot", width, height + HEIGHT, `<text x="5" y="15" font-size="12" fill="var(--ink)">${escape(label)}</text><g transform="translate(0 ${HEIGHT})">${plot.innerHTML}</g>`)),
+      button("Save CSV", () => save("plot.csv", "text/csv", points.join("\n"))),
+    );
   }
 
   const long = tables.filter((table) => rowsOf(table).length > FEW);
@@ -37,9 +80,9 @@
   count.className = "quiet";
   count.setAttribute("role", "status");
   label.append("Find ", find);
-  const tools = Object.assign(document.createElement("p"), { className: "tools" });
-  tools.append(label, count);
-  document.querySelector("#results").prepend(tools);
+  const search = Object.assign(document.createElement("p"), { className: "tools" });
+  search.append(label, count);
+  document.querySelector("#results").prepend(search);
 
   // A row whose first entry is empty goes on with the row above; both are found together.
   const groups = long.flatMap((table) => {

@@ -1,0 +1,70 @@
+"""The tables of a comparison with a column of the run files that each row is from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from attnbench.analysis.compare.findings import Comparison
+from attnbench.analysis.site.findings import Findings
+from attnbench.analysis.site.tables import file_links
+from attnbench.core.case import Case
+from attnbench.render.document import Block, Column, Entry, Table
+from attnbench.results.cells import Key
+
+Cells = Mapping[str, Sequence[Key]]  # label of a machine -> the cells that a row is from
+BARS = ("bars", "decode-bars")  # with a row for each kind of case and machine
+
+
+def linked(site: Findings, c: Comparison, blocks: Iterable[Block]) -> Iterator[Block]:
+    """Yield the blocks of a comparison, its tables of cases, cells and kinds of case with links to the run files."""
+    decode = [case for case in c.cases if case.is_decode]
+    others = [case for case in c.cases if not case.is_decode]
+    of_cells: dict[str, list[Cells]] = {
+        "cases": [_fastest(c, case) for case in others],
+        "decode": [_fastest(c, case) for case in decode],
+        "cells": [{label: [key] for label in c.labels} for key in c.cells],
+    }
+    for block in blocks:
+        if not isinstance(block, Table):
+            yield block
+        elif block.name in ("groups", *BARS):
+            yield _with_links(site, c, block, [_of_kind(c, kind) for kind in _kinds(block)])
+        elif len(found := of_cells.get(block.name, [])) == len(block.rows):
+            yield _with_links(site, c, block, found)
+        else:
+            yield block
+
+
+def _fastest(c: Comparison, case: Case) -> Cells:
+    return {machine.label: [machine.fastest[case]] for machine in c.machines}
+
+
+def _kinds(table: Table) -> list[str]:
+    return [str(row[0]) for row in table.rows if row[0]]
+
+
+def _of_kind(c: Comparison, kind: str) -> Cells:
+    """Return the cells of a kind of case, or of all, that count with the same backends."""
+    of = c.main.kinds.get(kind, c.main)
+    return {label: [*of.chosen[label].values()] for label in c.labels}
+
+
+def _with_links(site: Findings, c: Comparison, table: Table, compared: Sequence[Cells]) -> Table:
+    """Return a table with links. A row that names nothing in its first column goes on with the one above."""
+    by_label = {machine.label: machine for machine in c.machines}
+
+    def links(cells: Cells, labels: Iterable[str]) -> Entry:
+        return file_links(
+            site,
+            (by_label[label].cells[key] for label in labels for key in cells[label] if key in by_label[label].cells),
+        )
+
+    place = next((i for i, column in enumerate(table.columns) if column.heading == "machine"), None)
+    rows: list[tuple[Entry, ...]] = []
+    number = -1
+    for row in table.rows:
+        number += bool(row[0])
+        rows.append((*row, links(compared[number], c.labels if place is None else [str(row[place])])))
+    named = (column if column.heading else replace(column, heading="of the most") for column in table.columns)
+    return replace(table, columns=(*named, Column("run files", optional=1)), rows=tuple(rows))
