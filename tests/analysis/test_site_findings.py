@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
+import pytest
+
+from attnbench.analysis.site import findings
 from attnbench.analysis.site.findings import Findings, run_files
 from attnbench.results import run_file
 
@@ -22,3 +27,22 @@ def test_own_code_is_ranked_only_where_there_is_nothing_else() -> None:
     assert {backend for of_case in standings.values() for _, backend in of_case.measured} == {"sdpa-flash", "triton"}
     alone = of("slow-5")
     assert (alone.backends, alone.own_code) == (("Planted",), ())
+
+
+def test_one_model_with_two_power_limits_beside_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, _ = run_file.read(RESULTS / "shipped.jsonl")
+    of = run.environment
+    machines = {
+        "a.jsonl": replace(of, device=replace(of.device, name="NVIDIA H200", uuid="1"), power_limit_w=700.0),
+        "b.jsonl": replace(of, device=replace(of.device, name="NVIDIA H200", uuid="2"), power_limit_w=600.0),
+        "c.jsonl": replace(of, device=replace(of.device, name="NVIDIA H100", uuid="3"), power_limit_w=700.0),
+    }
+    files = run_files([(Path(name), replace(run, environment=one)) for name, one in machines.items()], [])
+    site = Findings(files)
+    labels = {machine.label for machine in site.machines}
+    assert labels == {"H200 700 W", "H200 600 W", "H100"}
+    assert {frozenset(pair.labels) for pair in site.pairs} == {frozenset(two) for two in combinations(labels, 2)}
+    assert len({site.pair_address(pair) for pair in site.pairs}) == 3
+    monkeypatch.setattr(findings, "MOST_PAIRS", 1)
+    fewer = Findings(files)
+    assert (len(fewer.pairs), fewer.not_compared) == (1, 2)

@@ -229,7 +229,7 @@ def compare(
     paths: Sequence[Path],
     runs: Sequence[Run],
     to: str | None = None,
-    names: Sequence[str] = (),
+    names: Sequence[str] | Mapping[Path, str] = (),
     prices: Sequence[str] = (),
     workload: str | None = None,
     energy_price: float | None = None,
@@ -237,14 +237,14 @@ def compare(
 ) -> Comparison:
     """Return the comparison of some run files; the rest are the options of the command, as they were given.
 
-    Raises UserError where there is nothing to compare.
+    `names` may map paths to labels in place of the words of --name. Raises UserError where there is nothing to compare.
     """
     if len(paths) < 2:
         raise UserError("give at least two run files to compare; attnbench report shows a single one")
     given = Counter(path.resolve() for path in paths)
     if twice := [path for path in paths if given[path.resolve()] > 1]:
         raise UserError(f"{twice[0]} is given twice")
-    found = machines(paths, runs, parse_names(names, paths))
+    found = machines(paths, runs, names if isinstance(names, Mapping) else parse_names(names, paths))
     if len(found) < 2:
         raise UserError("--name makes one machine of all files: nothing to compare")
     home = reference(found, to)

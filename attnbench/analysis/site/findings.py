@@ -26,6 +26,8 @@ from attnbench.core.record import Run
 from attnbench.results import case_names, run_file
 from attnbench.results.cells import Cell, Key, contest_of
 
+MOST_PAIRS = 45  # that have pages: all of ten machines
+
 
 @dataclass(frozen=True)
 class RunFile:
@@ -79,7 +81,7 @@ class Findings:
         self.machines, self.of_own_code = (_machines(_of_backends(self.files, own=own)) for own in (False, True))
         if not self.machines:
             self.machines, self.of_own_code = self.of_own_code, []
-        self.pairs = _pairs(self.machines)
+        self.pairs, self.not_compared = _pairs(self.machines)
         self._file_of = {id(record.measurements): file for file in self.files for record in file.run.records}
 
     @cached_property
@@ -241,18 +243,25 @@ def _backends(machines: Iterable[Machine]) -> tuple[str, ...]:
     return tuple(sorted(found, key=case_names.backend_rank))
 
 
-def _pairs(found: Sequence[Machine]) -> list[Pair]:
-    """Return the pairs of machines that have a case in common, as `compare` compares their files."""
+def _pairs(found: Sequence[Machine]) -> tuple[list[Pair], int]:
+    """Return the pairs of machines with the most cases in common, as `compare` compares their files.
+
+    Returned too: the number of pairs with fewer.
+    """
+    cases = {machine: {case for case, _ in machine.log_rounds} for machine in found}
+    shared = {(a, b): len(cases[a] & cases[b]) for a, b in combinations(found, 2)}
+    in_order = sorted((pair for pair in shared if shared[pair]), key=lambda pair: -shared[pair])
     pairs = []
-    for ours, theirs in combinations(found, 2):
-        both = [*ours.files, *theirs.files]
+    for ours, theirs in in_order[:MOST_PAIRS]:
+        both = {file.path: (file.run, of.label) for of in (ours, theirs) for file in of.files}
         try:
-            compared = compare.compare([file.path for file in both], [file.run for file in both])
+            runs, labels = zip(*both.values(), strict=True)
+            compared = compare.compare([*both], runs, names=dict(zip(both, labels, strict=True)))
         except UserError:
             continue
         if len(compared.machines) == 2:
             pairs.append(Pair(compared))
-    return sorted(pairs, key=lambda pair: -len(pair.comparison.main.cases))
+    return sorted(pairs, key=lambda pair: -len(pair.comparison.main.cases)), len(in_order[MOST_PAIRS:])
 
 
 def _standings(machine: Machine) -> dict[Case, Standing]:

@@ -102,9 +102,16 @@ def _index(site: Findings, given: Sequence[str]) -> Document:
             *(pair_chart(site, pair) for pair in site.pairs[:MOST_PAIRS]),
             *published_table(site),
         ),
-        notes=((Span(of_all, "quiet"),),) if site.pairs else (),
+        notes=tuple((Span(note, "quiet"),) for note in (of_all, *_not_compared(site)) if site.pairs),
         appendix=_command("site", *given, "--out", "site"),
     )
+
+
+def _not_compared(site: Findings) -> Iterator[str]:
+    """Yield what a person does about pairs of machines that have no page."""
+    if site.not_compared:
+        pairs = count(site.not_compared, "more pair")
+        yield f"{pairs} of machines with fewer cases in common: attnbench compare FILE FILE compares two."
 
 
 def _said(pair: Pair) -> str:

@@ -3,7 +3,7 @@
 // a reader looks for.
 (() => {
   const FEW = 20; // rows; with fewer, nobody searches
-  const tables = [...document.querySelectorAll("table.text")];
+  const tables = [...document.querySelectorAll("table.text")].filter((table) => table.closest("section"));
   const rowsOf = (table) => [...table.tBodies[0].rows];
   const button = (text, act) => {
     const made = document.createElement("button");
