@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import csv
+import io
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from chromium import Browser
+from chromium import SAVED, Browser
 
 from attnbench.analysis.compare import sheet
 from attnbench.analysis.compare.break_even_tables import MOST_LINES
@@ -94,6 +96,16 @@ def test_charts_are_drawn_on_screen_and_on_paper_alone_stands_the_sheet(browser:
         )
         assert len(browser.all(".chart svg")) == 3, "two on the page, and that of the sheet"
         assert browser.js("document.documentElement.scrollWidth") <= 390
+        browser.driver.execute_script(SAVED)
+        for n, kind in enumerate(("csv", "svg"), 1):
+            browser.js(f"document.querySelector('[data-save-chart=interactivity-chart][data-as={kind}]').click()")
+            browser.wait(f"saved.length === {n}")
+        table, svg = browser.js("saved")
+        first = next(csv.DictReader(io.StringIO(table)))
+        assert (first["line"], first["point"][:1]) == ("H200", "1")
+        assert float(first["low"]) <= float(first["generated tokens/s a GPU"]) <= float(first["high"])
+        assert svg.startswith("<svg")
+        assert "var(--" not in svg
     finally:
         browser.cdp("Emulation.clearDeviceMetricsOverride")
     shown = "['main', '.sheet'].map((name) => getComputedStyle(document.querySelector(name)).display)"

@@ -30,13 +30,17 @@ def parts(found: Sequence[LineChart]) -> list[Part]:
             one.name,
             one.title,
             element("p", one.caption, class_="quiet"),
-            element("p", element("button", "Save SVG", type="button", data_save_chart=one.name), class_="tools"),
+            element("p", *(_save(one, kind) for kind in ("svg", "csv")), class_="tools"),
             drawing(one),
             element("noscript", element("p", "The chart needs JavaScript; a table of this page has its figures.")),
             class_="figure",
         )
         for one in found
     ]
+
+
+def _save(one: LineChart, kind: str) -> Markup:
+    return element("button", f"Save {kind.upper()}", type="button", data_save_chart=one.name, data_as=kind)
 
 
 def drawing(one: LineChart, size: tuple[int, int] | None = None) -> Markup:
@@ -66,10 +70,11 @@ def data(found: Sequence[LineChart]) -> Markup:
 def spec(one: LineChart) -> Spec:
     """Return the Vega-Lite specification of a chart with its data, without a width."""
     labels = [line.label for line in one.lines]
-    rows = [
-        {"line": line.label, "place": place, "x": x, "y": y, "low": low, "high": high}
+    rows: list[Spec] = [
+        {"line": line.label, "place": place, "name": name, "x": x, "y": y, "low": low, "high": high}
         for line in one.lines
         for place, (x, y, low, high) in enumerate(line.points)
+        for name in (line.names[place] if line.names else "",)
     ]
     colors = [color(f"c{(FIRST + i) % SERIES}") for i in range(len(labels))]
     dashes = [list(DASHES[i % len(DASHES)]) for i in range(len(labels))]
@@ -103,17 +108,18 @@ def spec(one: LineChart) -> Spec:
             },
         },
     ]
-    for line, own in zip(one.lines, colors, strict=True):
+    for label, own in zip(labels, colors, strict=True):
         named = [
-            {"x": x, "y": y, "label": name, "tip": f"{line.label} ({name}): {digits(y)} at {digits(x)}"}
-            for (x, y, *_), name in zip(line.points, line.names, strict=bool(line.names))
+            {**row, "tip": f"{label} ({row['name']}): {digits(row['y'])} at {digits(row['x'])}"}
+            for row in rows
+            if row["line"] == label and row["name"]
         ]
         layers += _points(named, own, x, y, dy=-6) if named else []
     if one.level is not None:
         rule = {"type": "rule", "stroke": color("quiet"), "strokeDash": [5, 4]}
         layers.append({"data": {"values": [{"x": one.level}]}, "mark": rule, "encoding": {"x": x}})
     if one.marks:
-        marked = [{"x": x, "y": y, "label": label, "tip": label} for x, y, label in one.marks]
+        marked = [{"x": x, "y": y, "name": label, "tip": label} for x, y, label in one.marks]
         layers += _points(marked, color("ink"), x, y, dy=4)
     return {"data": {"values": rows}, "height": HEIGHT, "layer": layers, "config": json.loads(asset("figures.json"))}
 
@@ -125,5 +131,5 @@ def _points(named: Sequence[Spec], own: str, x: Spec, y: Spec, dy: int) -> list[
     text = {"type": "text", "align": "left", "dx": 7, "dy": dy, "color": color("ink")}
     return [
         {"data": values, "mark": point, "encoding": {"x": x, "y": y, "tooltip": {"field": "tip"}}},
-        {"data": values, "mark": text, "encoding": {"x": x, "y": y, "text": {"field": "label"}}},
+        {"data": values, "mark": text, "encoding": {"x": x, "y": y, "text": {"field": "name"}}},
     ]
