@@ -38,8 +38,9 @@ class Options(output.Output, options.WholeRun):
 def claims(given: Options) -> None:
     """Measure what papers and vendors print: reproduced, not reproduced (by how much), or cannot be tried here (why).
 
-    A figure is judged on the GPU model that it was printed of, a ratio of two backends on any GPU. Settings are as
-    printed: batch, heads, dtype, FLOPs convention. A claim is a few lines of YAML: docs/claims.md.
+    A figure is judged on the GPU model that it was printed of, a ratio of two backends on any GPU; what cannot be
+    judged on this GPU is not measured. Settings are as printed: batch, heads, dtype, FLOPs convention. A claim is a few
+    lines of YAML: docs/claims.md.
 
     attnbench claims
     attnbench claims --list
@@ -58,6 +59,7 @@ def claims(given: Options) -> None:
 
     from attnbench.analysis.claims.claim_file import load, selected, suite_of
     from attnbench.analysis.claims.document import document, listing
+    from attnbench.analysis.claims.findings import gpu_of
 
     claimed = selected(load(words(given.paper)), words(given.gpu), words(given.backend))
     if given.listed:
@@ -73,7 +75,13 @@ def claims(given: Options) -> None:
 
     seconds = 0.0 if given.sustained == "0" else parse_duration(given.sustained, "--sustained")
     settings = options.settings(given, backends=None)
-    request = options.request(Request, given, suite=suite_of(claimed, seconds), settings=settings)
+    request = options.request(
+        Request,
+        given,
+        suite=suite_of(claimed, seconds),
+        suite_for=lambda device: suite_of(claimed, seconds, gpu_of(device)),
+        settings=settings,
+    )
     outcome = measured(request, "claims")
     shown = planned.document(outcome.run) if given.dry_run else document(claimed, [outcome.run])
     code = output.write(shown, wanted)

@@ -180,18 +180,6 @@ class Dot:
 
 
 @dataclass(frozen=True)
-class Curve:
-    """A line through points of a plot, with its name on the left of the highest one.
-
-    A place is a share of the width and a share of the height.
-    """
-
-    name: str
-    points: tuple[tuple[float, float], ...]
-    group: int = 0  # its colour, that of the dots of the group
-
-
-@dataclass(frozen=True)
 class Plot:
     """Points and levels over one axis: a small figure of a page."""
 
@@ -200,15 +188,18 @@ class Plot:
     levels: tuple[tuple[float, float, float], ...] = ()  # lines: (from x, to x, y)
     x_labels: tuple[tuple[float, str], ...] = ()  # (place, text)
     y_labels: tuple[tuple[float, str], ...] = ()
-    curves: tuple[Curve, ...] = ()
 
 
 @dataclass(frozen=True)
 class BandLine:
-    """A line of a chart: its label, and its points as (x, y, low, high), where low and high are the ends of a band."""
+    """A line of a chart: its label, and its points in order as (x, y, low, high), with the ends of a band at the point.
+
+    `names` are the names of its points, which are then drawn; without them a line is drawn without points.
+    """
 
     label: str
     points: tuple[tuple[float, float, float, float], ...]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from attnbench.core import checkout
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
+from attnbench.core.machine import Device
 from attnbench.core.other_work import is_too_busy, other_work
 from attnbench.core.record import Job, Record, Run
 from attnbench.core.sizes import parse_duration
@@ -40,6 +41,7 @@ class Request:
     """The options of `attnbench run`."""
 
     suite: str | Suite = "default"  # name of a shipped suite, path of a YAML file, or a suite
+    suite_for: Callable[[Device], Suite] | None = None  # the part of the suite for a device, with the same backends
     settings: Settings = field(default_factory=Settings)
     device: str = "auto"
     rounds: int = 1
@@ -213,10 +215,11 @@ def _surveyed(
     if checked.together:
         session.choose(*checked.backends.values())
         session.pool.start_loading(import_ahead=not request.dry_run)
-    kind = session.describe(checked.ranks, checked.others).device.kind
+    device = session.describe(checked.ranks, checked.others).device
+    kind = device.kind
     if checked.together and not request.dry_run and kind == "cuda":
         session.open_judge()
-    chosen = resolve(checked.suite, kind, request.settings)
+    chosen = resolve(request.suite_for(device) if request.suite_for else checked.suite, kind, request.settings)
     notes: list[str] = []
     if not checked.together:
         session.choose(checked.backends[chosen.backends])

@@ -85,6 +85,22 @@ def test_all_shipped_claims_can_be_read_and_measured() -> None:
     assert resolve(claim_file.suite_of(settings, 1.0), "cpu").time_limit == 600, "all would take a CPU days"
 
 
+def test_on_a_gpu_only_what_can_be_judged_on_it_is_measured() -> None:
+    settings = claim_file.load()
+    only = resolve(claim_file.suite_of(settings, 1.0, "H100 SXM"), "cuda").only
+    judged = {
+        (case, name)
+        for setting in settings
+        for case in setting.cases
+        for figure in setting.figures
+        if figure.over or setting.gpu in ("any", "H100 SXM")
+        for name in (*figure.backends, *figure.over)
+    }
+    assert {(case, name) for case, names in only.items() for name in names} == judged
+    with pytest.raises(UserError, match="on H100 SXM: they print metrics of GB200 and GB300, and no ratio"):
+        claim_file.suite_of(claim_file.load(["cudnn-blackwell"]), 1.0, "H100 SXM")
+
+
 @pytest.mark.parametrize(
     ("tflops", "outcome"),
     [(600, "reproduced"), (570, "reproduced"), (500, "not reproduced"), (700, "not reproduced")],

@@ -16,6 +16,7 @@ from attnbench.analysis.compare.document import document
 from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.machines import Machine, machines
 from attnbench.analysis.compare.serving import Served
+from attnbench.analysis.compare.serving_document import charts
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.core.record import Record
@@ -199,6 +200,9 @@ def test_without_steps_the_products_are_as_fast_as_a_matmul_and_a_copy_at_most()
     assert got.serving.ratio("H100 80GB HBM3", "H200") is None
     assert "kWh" not in said(got)
     assert "by its roofline (at most, as a copy before the run)" in said(got)
+    (chart,) = charts(got)
+    assert chart.lines[0].names[-1] == "32!"
+    assert all(low == y == high for _, y, low, high in chart.lines[0].points), "a limit has no interval"
     nothing = compared(steps=())
     assert nothing.serving
     assert not nothing.serving.found
@@ -245,6 +249,9 @@ def test_the_curve_ends_where_nothing_was_measured_or_the_memory_is_full() -> No
     (table,) = (block for block in document(beyond).blocks if getattr(block, "name", "") == "interactivity")
     marks = {str(row[0]): str(row[1])[-1] for row in table.rows}  # type: ignore[union-attr]
     assert (marks["8"], marks["40"]) == ("~", "?")
+    (chart,) = charts(beyond)
+    names = {line.label: line.names for line in chart.lines}
+    assert names == dict.fromkeys(("H200", "H100 80GB HBM3"), ("4~", "8~", "16~", "32~", "40?"))
     small = replace(H100, free=19 * 10**9)  # 16 GB of weights, and 0.31 GB for each sequence
     full = compared(CHAT.replace("batch 32", "batch 4"), devices=(H200, small))
     assert full.serving

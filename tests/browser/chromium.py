@@ -18,6 +18,10 @@ OPTIONS = (
     "--disable-dev-shm-usage",
     "--window-size=1400,1000",
 )
+SAVED = (  # a script: what a page would save as a file is collected in `saved`
+    "window.saved = []; HTMLAnchorElement.prototype.click = function () {};"
+    "URL.createObjectURL = (blob) => { blob.text().then((text) => saved.push(text)); return 'blob:none'; };"
+)
 
 
 def installed() -> tuple[str | None, str | None]:

@@ -9,15 +9,11 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from chromium import Browser
+from chromium import SAVED, Browser
 
 RESULTS = Path(__file__).parents[2] / "results"
 NAMES = ("20261123-141253-default-nvidia-h200", "20261123-140542-default-nvidia-h100")
 PHONE = 390
-SAVED = (
-    "window.saved = []; HTMLAnchorElement.prototype.click = function () {};"
-    "URL.createObjectURL = (blob) => { blob.text().then((text) => saved.push(text)); return 'blob:none'; };"
-)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from tool import Tool
 
+from attnbench.results import run_file
+
 RESULTS = Path(__file__).parents[2] / "results"
 H100 = RESULTS / "spreads" / "h100-ff241cb2-1.jsonl.gz"
 MINE = """
@@ -56,6 +58,25 @@ def test_ones_own_claims_are_measured_and_judged(tool: Tool) -> None:
     assert "Results: run.jsonl" in measured.err
     again = json.loads(tool("claims", "run.jsonl", "--paper", "mine.yaml", "--json").out)
     assert again == answer
+
+
+def test_what_cannot_be_judged_on_this_gpu_is_not_measured(tool: Tool) -> None:
+    foreign = "- {id: foreign, what: a metric of a GB200, axes: {seqlen: 256}, metric: latency, printed: {fake: 1 us}}"
+    others = (
+        "- {id: ratio, what: a ratio, axes: {seqlen: 512}, ratios: {fake / eager: 2x}}",
+        "- {id: any-gpu, what: a metric of any GPU, gpu: any, axes: {seqlen: 1k}, printed: {fake: 600}}",
+    )
+    head = MINE.partition("claims:")[0].replace("gpu: any", "gpu: GB200").replace("fp32", "bf16")
+    mine = tool.folder / "mine.yaml"
+    mine.write_text("\n".join((f"{head}claims:", foreign, *others)))
+    found = json.loads(tool("claims", "--paper", "mine.yaml", "--device", "fake", "--out", "run.jsonl", "--json").out)
+    run, _ = run_file.read(tool.folder / "run.jsonl")
+    assert {record.case.shape.seqlen_k for record in run.records} == {512, 1024}
+    assert {row["claim"]: row["why"] for row in found["figures"]}["foreign"] == "printed of a GB200"
+    mine.write_text(f"{head}claims:\n{foreign}")
+    said = tool("claims", "--paper", "mine.yaml", "--device", "fake", code=2).err
+    assert "none of these claims can be tried on Simulated GPU: they print metrics of GB200, and no ratio" in said
+    assert said.count("\n") == 1
 
 
 def test_the_plan_is_shown(tool: Tool) -> None:

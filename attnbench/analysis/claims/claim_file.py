@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from attnbench.core import gpus
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import Convention
+from attnbench.core.text import listed
 from attnbench.results.metrics import METRICS
 from attnbench.run import yaml_file
 from attnbench.run.axes import STRICT, Axes, expand, overlay
@@ -163,10 +164,18 @@ class Setting:
             ratios = [_ratio(other, plain[0]) for other in plain[1:]]
         return (*absolute, *ratios)
 
+    def figures_for(self, gpu: str) -> tuple[Figure, ...]:
+        """Return the figures that can be judged on a GPU model: ratios on any, a metric where it was printed of it."""
+        return tuple(figure for figure in self.figures if figure.is_ratio or self.gpu in (ANY_GPU, gpu))
+
     @property
     def backends(self) -> tuple[str, ...]:
         """The names of all backends of its figures."""
-        return tuple(dict.fromkeys(name for figure in self.figures for name in (*figure.backends, *figure.over)))
+        return _backends(self.figures)
+
+
+def _backends(figures: Iterable[Figure]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for figure in figures for name in (*figure.backends, *figure.over)))
 
 
 def _ratio(figure: Figure, over: Figure) -> Figure:
@@ -275,16 +284,28 @@ def _check(setting: Setting) -> None:
         )
 
 
-def suite_of(settings: Sequence[Setting], sustained_s: float) -> Suite:
+def suite_of(settings: Sequence[Setting], sustained_s: float, gpu: str | None = None) -> Suite:
     """Return the suite that measures claims, each case on the backends of its claims.
 
-    `sustained_s`: seconds for which each cell is also run without pauses. Raises UserError where no claim can be
-    tried.
+    `sustained_s`: seconds for which each cell is also run without pauses. `gpu`: a GPU model, of which the suite has
+    only what can be judged on it; the backends of the suite are the same on all. Raises UserError where no claim can
+    be tried.
     """
     tried = [setting for setting in settings if setting.cases]
     if not tried:
         raise UserError("none of these claims can be tried; attnbench claims --list says why")
-    blocks = [Block(**setting.axes.model_dump(exclude_none=True), backends=[*setting.backends]) for setting in tried]
+    judged = [(setting, setting.figures if gpu is None else setting.figures_for(gpu)) for setting in tried]
+    blocks = [
+        Block(**setting.axes.model_dump(exclude_none=True), backends=[*_backends(figures)])
+        for setting, figures in judged
+        if figures
+    ]
+    if not blocks:
+        others = listed(dict.fromkeys(setting.gpu for setting in tried))
+        raise UserError(
+            f"none of these claims can be tried on {gpu}: they print metrics of {others}, and no ratio of "
+            "backends, which could be tried on any GPU; attnbench claims --list has all claims"
+        )
     names = dict.fromkeys(name for setting in tried for name in setting.backends)
     on_cpu = Settings(time_limit="10m")  # claims are of GPUs; a CPU would need days for all
     return Suite(name=SUITE, backends=[*names], cases=blocks, policy={"sustained_s": sustained_s}, on_cpu=on_cpu)

@@ -10,9 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from attnbench.analysis.claims.claim_file import ANY_GPU, Figure, Setting
+from attnbench.analysis.claims.claim_file import Figure, Setting
 from attnbench.core import gpus, stats
 from attnbench.core.case import Case
+from attnbench.core.machine import Device
 from attnbench.core.record import WRONG, Run
 from attnbench.core.text import count
 from attnbench.results import case_names
@@ -66,9 +67,8 @@ class Finding:
 Cells = Mapping[tuple[Case, str], Cell]
 
 
-def gpu_of(cell: Cell) -> str:
-    """Return the GPU model that a cell was measured on, by attnbench's table; else the device's own name."""
-    device = cell.run.environment.device
+def gpu_of(device: Device) -> str:
+    """Return the GPU model of a device, by attnbench's table; else the device's own name."""
     known = gpus.find(device.name, device.memory, device.multiprocessors)
     return known.name if known else device.name
 
@@ -77,7 +77,7 @@ def by_gpu(cells: Sequence[Cell]) -> dict[str, dict[tuple[Case, str], Cell]]:
     """Return GPU model -> (case, backend) -> its cell; of several the latest that gave a result, right or wrong."""
     found: dict[str, dict[tuple[Case, str], Cell]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.status in ("ok", *WRONG), cell.run.started)):
-        found.setdefault(gpu_of(cell), {})[cell.key] = cell
+        found.setdefault(gpu_of(cell.run.environment.device), {})[cell.key] = cell
     return found
 
 
@@ -92,7 +92,7 @@ def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding
     def cannot(why: str) -> Finding:
         return Finding(setting, figure, gpu, None, None, "cannot be tried here", why)
 
-    if not figure.is_ratio and setting.gpu not in (ANY_GPU, gpu):
+    if figure not in setting.figures_for(gpu):
         return cannot(f"printed of {'an' if setting.gpu[0] in SPOKEN_WITH_A_VOWEL else 'a'} {setting.gpu}")
     sides = [_side(setting.cases, names, cells) for names in (figure.backends, figure.over) if names]
     if missing := [side for side in sides if isinstance(side, str)]:

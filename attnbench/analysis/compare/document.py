@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from attnbench.analysis.compare.break_even import BreakEven, break_even, device_price
-from attnbench.analysis.compare.break_even_tables import charts
+from attnbench.analysis.compare.break_even_tables import charts as break_even_charts
 from attnbench.analysis.compare.break_even_tables import tables as break_even_tables
 from attnbench.analysis.compare.cautions import cautions, facts
 from attnbench.analysis.compare.common_cells import NOT_PLANNED
@@ -20,7 +20,8 @@ from attnbench.analysis.compare.figures import Figures
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.machines import Machine
 from attnbench.analysis.compare.published import published_blocks, published_rows
-from attnbench.analysis.compare.serving_document import answer, sections
+from attnbench.analysis.compare.serving_document import answer
+from attnbench.analysis.compare.serving_document import charts as serving_charts
 from attnbench.analysis.compare.serving_document import data as serving_data
 from attnbench.analysis.compare.serving_document import tables as serving_tables
 from attnbench.analysis.compare.sheet import sheet
@@ -58,12 +59,11 @@ def document(c: Comparison, every: bool = False) -> Document:
         answer=tuple(answer(c)),
         machines=tuple(report.Machine(machine.label, _description(machine, brief)) for machine in c.machines),
         blocks=_blocks(c, every),
-        charts=tuple(charts(c)) if every else (),
+        charts=(*serving_charts(c), *break_even_charts(c)) if every else (),
         sheet=sheet(c, answer(c), doubted) if every else None,
         cautions=doubted,
         facts=known,
         notes=tuple((Span(note, "quiet"),) for note in notes),
-        appendix=sections(c),
         data=_data(c, warnings, rows),
         rows=rows,
     )

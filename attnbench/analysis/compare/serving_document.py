@@ -1,7 +1,8 @@
-"""What a machine gives when it serves a whole model, as sentences, tables, a plot and data for other programs."""
+"""What a machine gives when it serves a whole model, as sentences, tables, a chart and data for other programs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.compare.answer import answer as answer_of_attention
@@ -11,7 +12,7 @@ from attnbench.analysis.compare.money import worth_below
 from attnbench.core.formats import digits, duration, share
 from attnbench.core.sizes import format_size
 from attnbench.core.text import capitalized, count, listed
-from attnbench.render.document import Column, Curve, Dot, Paragraphs, Plot, Section, Span, Table
+from attnbench.render.document import BandLine, Column, LineChart, Table
 from attnbench.results.case_names import NOTHING
 from attnbench.results.disturbed import doubt
 
@@ -215,32 +216,26 @@ def _cost_alone(c: Comparison, one: Served) -> str:
 # ---- A page, and other programs.
 
 
-def sections(c: Comparison) -> tuple[Section, ...]:
-    """Return the plot of tokens a second of a GPU over those of a user, a curve for each machine."""
+def charts(c: Comparison) -> list[LineChart]:
+    """Return the chart of tokens a second of a GPU over those of a user, a line for each machine."""
     found = c.serving
     if not found or not found.curves:
-        return ()
-    every = [one for own in found.curves.values() for one in own]
-    widest = max(one.of_a_user for one in every)
-    highest = max(max(one.interval(one.of_a_gpu) or (one.of_a_gpu,)) for one in every)
+        return []
+    return [
+        LineChart(
+            "interactivity-chart",
+            f"Batch against interactivity: {_asked(found)}",
+            f"Above and to the right is better. At each point its batch; bands: 95 % interval. {NOTE}",
+            "generated tokens/s a user",
+            "generated tokens/s a GPU",
+            tuple(_line(label, own) for label, own in found.curves.items()),
+        )
+    ]
 
-    def at(one: Served) -> tuple[float, float]:
-        return one.of_a_user / widest, one.of_a_gpu / highest
 
-    dots, curves = [], []
-    for group, (label, own) in enumerate(found.curves.items()):
-        curves.append(Curve(label, tuple(map(at, own)), group))
-        for one in own:
-            x, y = at(one)
-            low, high = one.interval(y) or (None, None)
-            tip = f"{label}, batch {one.asked.batch}: {_rate(one.of_a_user)} tokens/s a user, {_rate(one.of_a_gpu)}"
-            dots.append(Dot(x, y, low, high, group, f"{tip} a GPU {_mark(one)}".strip()))
-    title = f"Generated tokens/s a GPU over tokens/s a user, {_asked(found)}, by batch"
-    x_labels = ((0.0, "0 tokens/s a user"), *((n / 4, _rate(widest * n / 4)) for n in (2, 3, 4)))
-    y_labels = tuple((n / 4, _rate(highest * n / 4)) for n in range(5))
-    text = Paragraphs(((Span(f"{title}. Above and to the right is better. {NOTE}"),),))
-    plot = Plot(title, tuple(dots), x_labels=x_labels, y_labels=y_labels, curves=tuple(curves))
-    return (Section("interactivity-plot", "Batch against interactivity, drawn", (text, plot)),)
+def _line(label: str, own: Sequence[Served]) -> BandLine:
+    points = ((one.of_a_user, one.of_a_gpu, *(one.interval(one.of_a_gpu) or 2 * (one.of_a_gpu,))) for one in own)
+    return BandLine(label, tuple(points), tuple(f"{one.asked.batch}{_mark(one)}" for one in own))
 
 
 def _asked(found: Serving) -> str:

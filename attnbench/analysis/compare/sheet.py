@@ -65,7 +65,10 @@ def _short(sentence: str, most: int) -> str:
 
 
 def _by_work(c: Comparison) -> Table:
-    """Return the ratio, the rates and the break-even by kind of work, or by machine; without prices a bar of each."""
+    """Return the ratio, the rates and the break-even by kind of work, or by machine; without prices a bar of each.
+
+    A workload, whose parts are work of several kinds, has no rates.
+    """
     found = break_even(c)[:MOST_ROWS]
     home, several = c.reference.label, len(c.others) > 1
     priced = any(of.home and of.other for of in found)
@@ -73,7 +76,7 @@ def _by_work(c: Comparison) -> Table:
     least, most = min(ends), max(ends)
     rows: list[tuple[Entry, ...]] = []
     for of in found:
-        rates = (_rate(c, of, label) for label in dict.fromkeys((home, of.machine)))
+        rates = () if c.workload else (_rate(c, of, label) for label in dict.fromkeys((home, of.machine)))
         money: tuple[Entry, ...] = (_bar(of, least, most),)
         if priced:
             price = price_text(of.other.price, of.at(device_price(of.home))) if of.home and of.other else NOTHING
@@ -85,12 +88,12 @@ def _by_work(c: Comparison) -> Table:
         else (Column(f"{least:.2f}x to {most:.2f}x", wrap=False),)
     )
     unlike = c.workload and c.workload.devices != (1,)  # then the ratio is of the work that a device does
+    rated = () if c.workload else (home, "the machine" if several else c.others[0].label)
     columns = (
-        Column("machine" if several else "work", wrap=False),
+        Column("machine" if several else "work"),
         Column("cases", "right"),
         Column(f"{'a device' if unlike else 'speed'} / {home}", "right", wrap=False),
-        Column(home, "right", wrap=False),
-        Column("the machine" if several else c.others[0].label, "right", wrap=False),
+        *(Column(of, "right", wrap=False) for of in rated),
         *axis,
     )
     note = f"{c.main.pace.capitalize()}, with {'the same backends' if c.main.shared else 'own fastest backends'}; "
@@ -116,9 +119,7 @@ def _cases(c: Comparison, of: BreakEven) -> str:
 
 
 def _rate(c: Comparison, of: BreakEven, label: str) -> str:
-    """Return TFLOP/s of a machine, or GB/s of decode; "-" where there is none, as for a part of a workload."""
-    if c.workload and of.kind != ALL:
-        return NOTHING
+    """Return TFLOP/s of a machine, or GB/s of decode; "-" where there is none."""
     main = c.main if of.kind == ALL else c.main.of(kinds_of_work(c.main.cases)[of.kind])
     tflops, gbps = main.tflops(label), main.gbps(label)
     return f"{digits(tflops)} TFLOP/s" if tflops else f"{digits(gbps)} GB/s" if gbps else NOTHING

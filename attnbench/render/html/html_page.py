@@ -106,10 +106,7 @@ def _sheet(sheet: Document) -> Markup:
     first, *others = sheet.blocks
     doubts = joined(filled("h2", "To doubt" if sheet.cautions else ""), items(map(_caution, sheet.cautions)))
     machines = filled("dl", *map(_machine, sheet.machines), class_="machines")
-    drawn = (
-        element("div", element("h2", one.title), line_charts.drawing(one, place, SHEET_CHART))
-        for place, one in enumerate(sheet.charts)
-    )
+    drawn = (element("div", element("h2", one.title), line_charts.drawing(one, SHEET_CHART)) for one in sheet.charts)
     return element(
         "article",
         element("p", f"attnbench {sheet.command}, version {__version__}", class_="brand"),

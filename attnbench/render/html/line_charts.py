@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from attnbench.core.formats import digits
-from attnbench.render.document import LineChart
+from attnbench.render.document import BandLine, LineChart
 from attnbench.render.html.elements import Markup, Part, asset, element, script_data, section
 from attnbench.render.html.figures import Spec
 from attnbench.render.html.palette import DASHES, SERIES, color
@@ -19,6 +19,7 @@ from attnbench.render.html.palette import DASHES, SERIES, color
 SCRIPTS = ("vega.min.js", "vega-lite.min.js", "line_charts.js")  # in assets/, in the order in which a page runs them
 HEIGHT = 300  # pixels; assets/line_charts.js sets the width
 DATA = "line-charts"
+ROOM = 24  # pixels beside the points at the ends of the axis, for their labels
 FIRST = 3  # the number of the colour of the first line: blue
 
 
@@ -29,47 +30,59 @@ def parts(found: Sequence[LineChart]) -> list[Part]:
             one.name,
             one.title,
             element("p", one.caption, class_="quiet"),
-            element("p", element("button", "Save SVG", type="button", data_save_chart=place), class_="tools"),
-            drawing(one, place),
+            element("p", *(_save(one, kind) for kind in ("svg", "csv")), class_="tools"),
+            drawing(one),
             element("noscript", element("p", "The chart needs JavaScript; a table of this page has its figures.")),
             class_="figure",
         )
-        for place, one in enumerate(found)
+        for one in found
     ]
 
 
-def drawing(one: LineChart, place: int, size: tuple[int, int] | None = None) -> Markup:
-    """Return the place of a drawing, the chart of that number; `size` in pixels, None: as wide as the page."""
+def _save(one: LineChart, kind: str) -> Markup:
+    return element("button", f"Save {kind.upper()}", type="button", data_save_chart=one.name, data_as=kind)
+
+
+def drawing(one: LineChart, size: tuple[int, int] | None = None) -> Markup:
+    """Return the place of the drawing of a chart; `size` in pixels, None: as wide as the page."""
     width, height = size or (None, None)
-    own = {"data_chart": place, "data_width": width, "data_height": height}
+    own = {"data_chart": one.name, "data_width": width, "data_height": height}
     return element("div", class_="chart", role="img", aria_label=finding(one), **own)
 
 
 def finding(one: LineChart) -> str:
     """Return what a chart shows, in words."""
-    ends = (f"{line.label}: {digits(line.points[-1][1])} at {digits(line.points[-1][0])}" for line in one.lines)
+    ends = (f"{_end(line)}: {digits(line.points[-1][1])} at {digits(line.points[-1][0])}" for line in one.lines)
     marks = (f"{label}: {digits(y)} at {digits(x)}" for x, y, label in one.marks)
     return f"{one.title}: {one.y_title} over {one.x_title}. {'; '.join((*ends, *marks))}. A table has the same figures."
 
 
+def _end(line: BandLine) -> str:
+    """Return the name of a line, and that of its last point if its points have names."""
+    return f"{line.label} ({line.names[-1]})" if line.names else line.label
+
+
 def data(found: Sequence[LineChart]) -> Markup:
-    """Return the element with the specifications that assets/line_charts.js reads."""
-    return script_data(DATA, [{"name": one.name, "spec": spec(one)} for one in found])
+    """Return the element with the specifications, by the names of the charts, that assets/line_charts.js reads."""
+    return script_data(DATA, {one.name: spec(one) for one in found})
 
 
 def spec(one: LineChart) -> Spec:
     """Return the Vega-Lite specification of a chart with its data, without a width."""
     labels = [line.label for line in one.lines]
-    rows = [
-        {"line": line.label, "x": x, "y": y, "low": low, "high": high}
+    rows: list[Spec] = [
+        {"line": line.label, "place": place, "name": name, "x": x, "y": y, "low": low, "high": high}
         for line in one.lines
-        for x, y, low, high in line.points
+        for place, (x, y, low, high) in enumerate(line.points)
+        for name in (line.names[place] if line.names else "",)
     ]
     colors = [color(f"c{(FIRST + i) % SERIES}") for i in range(len(labels))]
     dashes = [list(DASHES[i % len(DASHES)]) for i in range(len(labels))]
-    x = {"field": "x", "type": "quantitative", "title": one.x_title, "axis": {"tickCount": 6}}
+    x: Spec = {"field": "x", "type": "quantitative", "title": one.x_title, "axis": {"tickCount": 6}}
+    if any(line.names for line in one.lines):
+        x["scale"] = {"padding": ROOM, "zero": False}
     y = {"field": "y", "type": "quantitative", "title": one.y_title, "axis": {"tickCount": 6}}
-    legend: Spec = {"orient": "top", "title": None, "columns": 2, "labelLimit": 320, "symbolStrokeWidth": 2}
+    legend: Spec = {"orient": "top", "title": None, "columns": 1, "symbolStrokeWidth": 2}
 
     def by_line(values: list[Any]) -> Spec:
         return {"field": "line", "type": "nominal", "legend": legend, "scale": {"domain": labels, "range": values}}
@@ -86,18 +99,37 @@ def spec(one: LineChart) -> Spec:
     layers += [
         {
             "mark": {"type": "line", "strokeWidth": 1.75},
-            "encoding": {"x": x, "y": y, "stroke": by_line(colors), "strokeDash": by_line(dashes)},
+            "encoding": {
+                "x": x,
+                "y": y,
+                "stroke": by_line(colors),
+                "strokeDash": by_line(dashes),
+                "order": {"field": "place", "type": "quantitative"},
+            },
         },
     ]
+    for label, own in zip(labels, colors, strict=True):
+        named = [
+            {**row, "tip": f"{label} ({row['name']}): {digits(row['y'])} at {digits(row['x'])}"}
+            for row in rows
+            if row["line"] == label and row["name"]
+        ]
+        layers += _points(named, own, x, y, dy=-6) if named else []
     if one.level is not None:
         rule = {"type": "rule", "stroke": color("quiet"), "strokeDash": [5, 4]}
         layers.append({"data": {"values": [{"x": one.level}]}, "mark": rule, "encoding": {"x": x}})
     if one.marks:
-        values = {"values": [{"x": x, "y": y, "label": label} for x, y, label in one.marks]}
-        point = {"type": "point", "filled": True, "size": 70, "color": color("ink")}
-        text = {"type": "text", "align": "left", "dx": 8, "dy": 4, "color": color("ink")}
-        layers += [
-            {"data": values, "mark": point, "encoding": {"x": x, "y": y}},
-            {"data": values, "mark": text, "encoding": {"x": x, "y": y, "text": {"field": "label"}}},
-        ]
+        marked = [{"x": x, "y": y, "name": label, "tip": label} for x, y, label in one.marks]
+        layers += _points(marked, color("ink"), x, y, dy=4)
     return {"data": {"values": rows}, "height": HEIGHT, "layer": layers, "config": json.loads(asset("figures.json"))}
+
+
+def _points(named: Sequence[Spec], own: str, x: Spec, y: Spec, dy: int) -> list[Spec]:
+    """Return layers of points of one colour with their labels beside and `dy` pixels below them; a point has a tip."""
+    values = {"values": named}
+    point = {"type": "point", "filled": True, "size": 50, "opacity": 1, "color": own}
+    text = {"type": "text", "align": "left", "dx": 7, "dy": dy, "color": color("ink")}
+    return [
+        {"data": values, "mark": point, "encoding": {"x": x, "y": y, "tooltip": {"field": "tip"}}},
+        {"data": values, "mark": text, "encoding": {"x": x, "y": y, "text": {"field": "name"}}},
+    ]

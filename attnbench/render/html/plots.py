@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from attnbench.render.document import Curve, Dot, Plot
+from attnbench.render.document import Dot, Plot
 from attnbench.render.html.elements import Markup, element, filled, joined
 from attnbench.render.html.palette import SERIES, color
 
@@ -22,24 +22,11 @@ def plot(found: Plot) -> Markup:
     places = (_label(text, _x(at), str(HEIGHT - 6), _anchor(at)) for at, text in found.x_labels)
     return element(
         "svg",
-        *(*grid, *map(_curve, found.curves), *map(_dot, found.dots), *lines, *heights, *places),
+        *(*grid, *map(_dot, found.dots), *lines, *heights, *places),
         class_="plot",
         viewBox=f"0 0 {WIDTH} {HEIGHT}",
         role="img",
         aria_label=_finding(found),
-    )
-
-
-def _color(group: int) -> str:
-    return color(f"c{(FIRST + group) % SERIES}")
-
-
-def _curve(curve: Curve) -> Markup:
-    path = "L".join(f"{_x(x)} {_y(y)}" for x, y in curve.points)
-    x, y = max(curve.points, key=lambda point: point[1])
-    return joined(
-        element("path", d=f"M{path}", stroke=_color(curve.group), stroke_width=2, fill="none"),
-        _label(curve.name, f"{float(_x(x)) - 8:.5g}", _y(y), "end", dy="0.35em"),
     )
 
 
@@ -50,7 +37,7 @@ def _finding(found: Plot) -> str:
 
 
 def _dot(dot: Dot) -> Markup:
-    own = _color(dot.group)
+    own = color(f"c{(FIRST + dot.group) % SERIES}")
     x = _x(dot.x)
     interval = (
         element("path", d=f"M{x} {_y(dot.low)}V{_y(dot.high)}", stroke=own, stroke_width=4, stroke_opacity="0.35")
