@@ -63,9 +63,12 @@ def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[str]:
 
 
 def is_others(name: str) -> bool:
-    """Return whether a module's name is not own code: it belongs to the standard library, attnbench or load_file."""
+    """Return whether a module's name is not own code: it belongs to the standard library, attnbench or load_file.
+
+    __mp_main__ is the main module once more, from multiprocessing, which torch imports.
+    """
     top = name.partition(".")[0]
-    return top in ("attnbench", "__main__") or top in sys.stdlib_module_names or name.startswith(MODULE)
+    return top in ("attnbench", "__main__", "__mp_main__") or top in sys.stdlib_module_names or name.startswith(MODULE)
 
 
 def is_own(path: Path, folders: Collection[Path]) -> bool:

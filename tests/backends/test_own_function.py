@@ -25,6 +25,7 @@ from attnbench.backends.shared.own_signature import objection
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.judge import inputs
+from attnbench.run.process import WorkerProcess
 
 CPU, GPU = Device("cpu", 0, "CPU", 2**34, 2**34), Device("cuda", 0, "GPU", 2**34, 2**34, capability=(9, 0))
 
@@ -283,6 +284,24 @@ def test_the_version_has_what_is_loaded_from_another_folder(tmp_path: Path) -> N
     assert versions[0] == versions[1], done.stderr
     assert len({*versions}) == 5
     assert all(version.startswith("own, source ") for version in versions)
+
+
+def test_a_version_is_the_same_wherever_the_files_lie(tmp_path: Path) -> None:
+    """A worker of a source checkout adds no file of attnbench, not as __mp_main__ of multiprocessing either."""
+    kernel = (
+        "import sys, multiprocessing, torch\nsys.path.append({!r})\nimport beside_of_tests\ndef f(q, k, v, **_): ...\n"
+    )
+    (beside := tmp_path / "m").mkdir()
+    (beside / "beside_of_tests.py").write_text("x = 1\n")
+    found = []
+    for folder in ("a", "z"):
+        (mine := tmp_path / folder / "mine.py").parent.mkdir()
+        mine.write_text(kernel.format(str(beside)))
+        worker = WorkerProcess()
+        found.append(worker.ask({"op": "load", "name": "own", "spec": f"{mine}:f"}, 60.0))
+        worker.kill()
+    assert [{Path(file).name for file in one["files"]} for one in found] == [{"mine.py", "beside_of_tests.py"}] * 2
+    assert found[0]["probe"]["version"] == found[1]["probe"]["version"]
 
 
 def test_without_a_parameter_for_the_scale_there_are_no_cases_of_another() -> None:

@@ -52,9 +52,10 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
         files |= named_by([*(path for _, path in sources), *named], sys.path, _named_folders)
     digest = hashlib.sha256()
     try:
-        for path in sorted(files):
-            digest.update(content := content_of(path))
-            hashed[str(path)] = _short(content)
+        contents = {path: content_of(path) for path in files}
+        hashed.update({str(path): _short(content) for path, content in contents.items()})
+        for content in sorted(contents.values(), key=_short):  # in no order of paths: a checkout may lie elsewhere
+            digest.update(content)
     except OSError:
         return None
     return digest.hexdigest()[:8] if files else None
