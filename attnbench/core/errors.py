@@ -16,6 +16,7 @@
 | 70       | a fault of attnbench's own: an exception that no command expects (BSD's EX_SOFTWARE)          |
 | 129      | hung up (SIGHUP: the terminal is gone)                                                       |
 | 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM)                                                   |
+| 141      | the reader of the output ended first (SIGPIPE), as `head` does                               |
 """
 
 from __future__ import annotations

@@ -53,6 +53,11 @@ def test_the_example_is_a_backend(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     prepared = mine.prepare(CASE, given)
     accuracy = judge.make_check(CASE, given, seed=0).check_first(prepared.canonical(prepared.launch()))
     assert accuracy.ok, accuracy.problem()
+    decode = replace(CASE, shape=replace(CASE.shape, seqlen_q=1), direction="fwd")
+    assert mine.unsupported(decode, CPU) is None
+    one_query = inputs.make(decode, "cpu", seed=0)
+    prepared = mine.prepare(decode, one_query)
+    assert judge.make_check(decode, one_query, seed=0).check_first(prepared.canonical(prepared.launch())).ok
     pasted: dict[str, Any] = {name: getattr(given, name) for name in "qkv"}
     exec(mine.paste.text(CASE), pasted)
     assert pasted["out"].shape == given.q.shape
