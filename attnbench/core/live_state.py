@@ -7,9 +7,11 @@ file.
 
 from __future__ import annotations
 
+import contextvars
 import dis
 import functools
 import hashlib
+import inspect
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,11 +20,14 @@ from typing import Any
 
 from attnbench.core.own_files import is_own
 
-MOST = 5000  # the most values that are visited
+MOST = 5000  # the most values that are visited, lists of plain values counting as one
+NAMED = 100  # the most items of a list or dict of plain values that are named one by one
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 LOOKS_UP = {"globals", "vars", "eval", "exec", "_getframe", "argv", "modules"}  # names that hide a call's dependencies
 UNTOLD = "a name that it looks up while it runs"
-CALLS = {"CACHE", "CALL", "CALL_METHOD", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"}
+SKIPPED = {"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"}  # instructions that depend on how lines are broken
+ONE_NAME = {"LOAD_METHOD": "LOAD_ATTR", "CALL_METHOD": "CALL", "CALL_FUNCTION": "CALL"}  # so do these
+VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
 JUMPS = {*dis.hasjrel, *dis.hasjabs}
 # Attributes that say where a class was defined, and not how it behaves.
 _PLACES = {"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__firstlineno__", "__annotations__"}
@@ -32,8 +37,8 @@ _PLACES |= {"__static_attributes__", "__annotate__", "__annotate_func__", "__ann
 def live_state(function: Any) -> dict[str, str]:
     """Return name -> a text of each value that a function or an object depends on, as this process has them.
 
-    An installed library's text is its name; a tensor's, or another object's of a library, is its type. Where reading an
-    object raises an error, the only text names that error.
+    An installed library's text is its name. A tensor's has its type, shape and number of changes in place, another
+    object's of a library what it prints. Where reading an object raises an error, the only text names that error.
     """
     try:
         return _Walk().of("", function)
@@ -57,20 +62,45 @@ class _Walk:
 
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}  # kept alive, so that no other object gets their id
+        self._whole: dict[int, str | None] = {}  # id of a container -> its text, where it has plain values alone
+        self._kept: list[Any] = []  # these containers, for the same reason
         self._found: dict[str, str] = {}
 
     def of(self, name: str, value: Any) -> dict[str, str]:
         """Return the texts of an object with this name and of everything that it depends on."""
         todo = [(name, value)]
-        while todo and len(self._found) < MOST:
+        while todo:
+            if len(self._found) >= MOST:
+                self._found[name] = f"{UNTOLD}: over {MOST} values"
+                break
             name, value = todo.pop()
-            if not isinstance(value, (*PLAIN, tuple)):  # equal plain values may be one object or several
-                if id(value) in self._seen:
-                    continue
-                self._seen[id(value)] = value
+            whole = self._plain(value)
+            if whole is not None and (type(value) not in (list, dict) or len(value) > NAMED):
+                self._found[name] = whole  # equal plain values may be one object or several
+                continue
+            if id(value) in self._seen:
+                continue
+            self._seen[id(value)] = value
             self._found[name] = _text(value)
             todo += reversed([*_parts(name, value)])
         return self._found
+
+    def _plain(self, value: Any) -> str | None:
+        """Return the text of a plain value, or of a container of such; None for any other."""
+        if type(value) in PLAIN:
+            return f"{type(value).__name__} {_short(repr(value))}"
+        if type(value) not in (list, tuple, dict, set, frozenset):
+            return None
+        if id(value) not in self._whole:
+            self._kept.append(value)
+            self._whole[id(value)] = None  # a container within itself is not plain
+            keys = [_key(key) for key in value] if isinstance(value, dict) else []
+            texts = [self._plain(one) for one in (value.values() if isinstance(value, dict) else value)]
+            known = [text for text in texts if text is not None]
+            if len(known) == len(texts):
+                in_order = sorted(known) if isinstance(value, (set, frozenset)) else known
+                self._whole[id(value)] = f"{type(value).__name__} {_short(repr((keys, in_order)))}"
+        return self._whole[id(value)]
 
 
 def _text(value: Any) -> str:
@@ -78,16 +108,20 @@ def _text(value: Any) -> str:
     if isinstance(value, PLAIN):
         return f"{type(value).__name__} {_short(repr(value))}"
     if isinstance(value, (set, frozenset)):
-        return f"{type(value).__name__} {_short(repr(sorted(map(repr, value))))}"
+        return f"{type(value).__name__} {_short(repr(sorted(map(_key, value))))}"
     if isinstance(value, FunctionType):
         return _code(value.__code__) if _is_own_function(value) else f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, functools._lru_cache_wrapper):
         return f"cache of {value.cache_info().currsize}"
     if isinstance(value, (type, ModuleType)):
         return value.__name__
-    if type(value) is tuple:
-        return f"({', '.join(map(_text, value))})"
-    return type(value).__qualname__
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in sys.stdlib_module_names or _is_own_name(kind.__module__):
+        return kind.__qualname__  # its parts tell the rest
+    if hasattr(kind, "_version"):  # a tensor, whose values are on a GPU at times
+        return f"{kind.__qualname__} {value.dtype} {tuple(value.shape)} changed {value._version} times"
+    shown = repr(value)
+    return kind.__qualname__ if " at 0x" in shown else f"{kind.__qualname__} {_short(shown)}"
 
 
 def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -96,6 +130,9 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}[{i}]", one) for i, one in enumerate(value))
     elif isinstance(value, dict):
         yield from ((f"{name}[{_key(key)}]", one) for key, one in value.items())
+    if isinstance(value, (list, tuple, dict, set, frozenset)):
+        if _is_own_name(type(value).__module__):
+            yield from _of_object(name, value)
     elif isinstance(value, functools.partial):
         yield f"{name}.func", value.func
         yield f"{name}.args", value.args
@@ -113,7 +150,8 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         if _is_own_name(value.__module__):
             own = ((key, one) for key, one in vars(value).items() if key not in _PLACES)
             yield from ((f"{name}.{key}", one) for key, one in own)
-    elif not isinstance(value, (*PLAIN, ModuleType, set, frozenset)):
+            yield from ((f"{name}.{base.__name__}", base) for base in value.__bases__)
+    elif not isinstance(value, (*PLAIN, ModuleType)):
         yield from _of_object(name, value)
 
 
@@ -134,26 +172,57 @@ def _of_function(name: str, value: FunctionType) -> Iterator[tuple[str, Any]]:
     yield f"{name}.__kwdefaults__", value.__kwdefaults__
     used = [*_names(value.__code__)]
     for key in used:
-        if key not in value.__globals__:
+        if key not in value.__globals__ and key not in sys.modules:  # which it may import itself
             continue
-        one = value.__globals__[key]
+        one = value.__globals__.get(key, sys.modules.get(key))
         if isinstance(one, ModuleType):
             if _is_own_name(one.__name__):
-                yield from ((f"{name}/{key}.{part}", vars(one)[part]) for part in used if part in vars(one))
+                parts = used if "getattr" not in used else [part for part in vars(one) if not part.startswith("__")]
+                yield from ((f"{name}/{key}.{part}", vars(one)[part]) for part in parts if part in vars(one))
         else:
             yield f"{name}/{key}", one
 
 
 def _of_object(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the attributes of an object of a person's class; for a library's wrapper, the function that it wraps."""
+    """Yield the attributes of an object of a person's class or of the standard library.
+
+    For a library's wrapper it is the function that is wrapped.
+    """
+    kind = type(value)
     attributes = getattr(value, "__dict__", {})
-    if _is_own_name(type(value).__module__):
-        yield f"{name}/{type(value).__name__}", type(value)
+    if _is_own_name(kind.__module__):
+        yield f"{name}/{kind.__name__}", kind
         yield from ((f"{name}.{key}", one) for key, one in attributes.items())
+        slots = [slot for of in kind.__mro__ for slot in _slots(of) if slot not in ("__dict__", "__weakref__")]
+        yield from ((f"{name}.{slot}", getattr(value, slot)) for slot in slots if hasattr(value, slot))
         return
-    for key in ("__wrapped__", "fn", "_orig_mod"):  # by functools, by triton.jit, by torch.compile
-        if callable(one := attributes.get(key)):
-            yield f"{name}.{key}", one
+    wrapped = [key for key in ("__wrapped__", "fn", "_orig_mod") if callable(attributes.get(key))]
+    yield from ((f"{name}.{key}", attributes[key]) for key in wrapped)  # by functools, by triton.jit, by torch.compile
+    if not wrapped and kind.__module__.partition(".")[0] in sys.stdlib_module_names:
+        yield from _of_standard(name, value)
+
+
+def _slots(of: type) -> tuple[str, ...]:
+    slots = vars(of).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def _of_standard(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what an object of the standard library is made of again by copy; nothing of one that cannot be copied."""
+    if isinstance(value, contextvars.ContextVar):
+        yield f"{name}.get()", value.get(None)
+        return
+    if type(value).__module__ == "weakref":  # a cache, which calls fill
+        return
+    try:
+        made = value.__reduce_ex__(2)
+    except Exception:  # a lock, a file, a generator
+        return
+    if isinstance(made, tuple):
+        _, arguments, state, items, pairs = (*made, *(None,) * 5)[:5]
+        yield f"{name}()", arguments
+        yield f"{name}.__dict__", state
+        yield f"{name}[]", [*(items or ()), *(pairs or ())]
 
 
 def _names(code: CodeType) -> Iterator[str]:
@@ -171,13 +240,42 @@ def _code(code: CodeType) -> str:
 
 
 def _content(code: CodeType) -> tuple[Any, ...]:
-    """Return a function's instructions, without Python's own for calls, which depend on how lines are broken."""
-    steps = []
+    """Return a function's instructions, without what depends on how its lines are broken."""
+    steps: list[tuple[Any, ...]] = []
+    places: dict[int, int] = {}  # offset of an instruction -> the number of steps before it
     for step in dis.get_instructions(code):
-        if step.opname not in CALLS:
-            of = _content(step.argval) if isinstance(step.argval, CodeType) else _text(step.argval)
-            steps.append((step.opname.replace("METHOD", "ATTR"), "" if step.opcode in JUMPS else of))
-    return code.co_argcount, code.co_kwonlyargcount, code.co_varnames, code.co_freevars, steps
+        places[step.offset] = len(steps)
+        if step.opname in SKIPPED:
+            continue
+        if step.argval == "__firstlineno__" and steps:  # of a class: a constant and its name
+            steps.pop()
+            continue
+        given = code.co_consts[step.arg or 0] if step.opname == "KW_NAMES" else step.argval
+        if isinstance(given, tuple) and "_FAST_" in step.opname:  # two instructions of one line in one
+            steps += zip(step.opname.replace("_FAST_", "_FAST ").split(), given, strict=True)
+        elif step.opcode in JUMPS:
+            steps.append((step.opname, "to", given))
+        else:
+            of = _content(given) if isinstance(given, CodeType) else _constant(given)
+            steps.append((ONE_NAME.get(step.opname, step.opname), of))
+    led = [(*step[:2], places.get(step[2])) if step[1:2] == ("to",) else step for step in steps]
+    arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & VARIADIC
+    tries: list[tuple[Any, ...]] = []  # from Python 3.11 on no instructions; a line break splits them
+    for entry in getattr(dis.Bytecode(code), "exception_entries", ()):
+        first, last, to = (places.get(offset, len(steps)) for offset in (entry.start, entry.end, entry.target))
+        if tries and tries[-1][1:] == (first, to, entry.depth):
+            tries[-1] = (tries[-1][0], last, to, entry.depth)
+        elif first < last:
+            tries.append((first, last, to, entry.depth))
+    return arguments, code.co_varnames, code.co_freevars, led, tries
+
+
+def _constant(value: Any) -> str:
+    """Return the text of a constant of a function's code; a set has no order of its own."""
+    if isinstance(value, (tuple, frozenset)):
+        texts = map(_constant, value)
+        return f"{type(value).__name__} {[*texts] if isinstance(value, tuple) else sorted(texts)}"
+    return f"{type(value).__name__} {value!r}"
 
 
 def _key(key: Any) -> str:

@@ -105,6 +105,89 @@ def test_what_was_changed_is_found(load: Callable[[], ModuleType], change: Any, 
     assert digest(before) != digest(after)
 
 
+OBJECTS = """
+import argparse, collections, contextvars, threading, types
+from dataclasses import dataclass
+import torch
+
+class Base:
+    def rows(self): return 1
+class Rows(Base): pass
+class Tiles(list): pass
+@dataclass
+class Slotted:
+    __slots__ = ("depth",)
+    depth: int
+class Group: pass
+
+space, parsed, queue = types.SimpleNamespace(a=1), argparse.Namespace(a=1), collections.deque([1])
+variable, event, tensor = contextvars.ContextVar("v"), threading.Event(), torch.ones(2)
+tiles, slotted = Tiles(), Slotted(1)
+many, nested, FLAG = list(range(6000)), (), False
+for _ in range(45):
+    nested = (nested, nested)
+
+def attention(q, k, v, **_):
+    import objects
+    return space, parsed, queue, variable, event, tensor, tiles, slotted, many, nested, Rows, getattr(objects, "FLAG")
+"""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda of: setattr(of.space, "a", 2),
+        lambda of: setattr(of.parsed, "a", 2),
+        lambda of: of.queue.append(2),
+        lambda of: of.variable.set(2),
+        lambda of: of.event.set(),
+        lambda of: of.tensor.fill_(2),
+        lambda of: setattr(of.tiles, "width", 2),
+        lambda of: setattr(of.slotted, "depth", 2),
+        lambda of: of.many.append(2),
+        lambda of: setattr(of.Base, "rows", lambda self: 2),
+        lambda of: setattr(of, "FLAG", True),
+    ],
+)
+def test_a_change_within_objects_of_libraries_is_found(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    before = live_state(loaded("objects", OBJECTS, monkeypatch).attention)
+    second = loaded("objects", OBJECTS, monkeypatch)
+    assert differing(before, live_state(second.attention)) == ""
+    change(second)
+    assert differing(before, live_state(second.attention))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("(a): return g(h(a))", "(a): return g(h)(a)"),
+        ("(a): return g(x=a)", "(a): return g(y=a)"),
+        ("(a): return (g, h())", "(a): return (g(), h)"),
+        ("(*a): return a", "(**a): return a"),
+        ("(a, /): return a", "(a): return a"),
+        ("(a):\n if a:\n  g()\n  h()", "(a):\n if a:\n  g()\n h()"),
+        ("(a):\n try:\n  g()\n  h()\n except E: pass", "(a):\n g()\n try:\n  h()\n except E: pass"),
+    ],
+)
+def test_unlike_code_differs(one: str, other: str) -> None:
+    states = []
+    for text in (one, other, one.replace("return", "return \\\n").replace("g(", "g(\n")):
+        names: dict[str, Any] = {"__name__": "mine_of_tests"}
+        exec(f"def f{text}", names)
+        states.append(live_state(names["f"]))
+    assert differing(states[0], states[1])
+    assert not differing(states[0], states[2]), "only lines are broken elsewhere"
+
+
+def test_a_state_with_too_many_values_is_not_known() -> None:
+    many = [[object()] for _ in range(6000)]
+
+    def attention() -> Any:
+        return many
+
+    assert any(text.startswith(UNTOLD) for text in live_state(attention).values())
+
+
 def test_what_a_function_does_not_use_is_no_state_of_it(load: Callable[[], ModuleType]) -> None:
     first, second = load(), load()
     second.UNUSED = 2
