@@ -245,7 +245,7 @@ def _reset_high_water() -> int | None:
     """Reset the resident set's high-water mark (Linux) and return the resident bytes; None where that fails."""
     resident = resident_bytes()
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
         return None
     return resident
