@@ -191,7 +191,7 @@ def _say_fault(error: Exception) -> None:
     report = "please report it"
     with contextlib.suppress(OSError):
         handle, name = tempfile.mkstemp(".txt", "attnbench-fault-")
-        with open(handle, "w", errors="backslashreplace") as file:  # an argument need not be UTF-8
+        with open(handle, "w", encoding="utf-8", errors="backslashreplace") as file:  # an argument need not be UTF-8
             print(*sys.argv, file=file)
             traceback.print_exception(type(error), error, error.__traceback__, file=file)
         report += f" with {name}"
@@ -223,10 +223,10 @@ def _prepare_streams() -> None:
     for output in (1, 2):  # the flag is of all processes that share the file, and some leave it set
         with contextlib.suppress(OSError, AttributeError):  # closed; Windows
             os.set_blocking(output, True)
-    sys.stdout = sys.stdout or open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
     if isinstance(sys.stdout.buffer, io.RawIOBase):  # PYTHONUNBUFFERED: what the system does not take at once is lost
         sys.stdout = open(1, "w", buffering=1, encoding=sys.stdout.encoding, closefd=False)  # noqa: SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     sys.stdout.reconfigure(errors="replace")  # type: ignore[attr-defined, union-attr, unused-ignore]
     for name in ("COLUMNS", "LINES"):
         text = os.environ.get(name, "")

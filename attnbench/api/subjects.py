@@ -160,7 +160,7 @@ def _written(given: Any, name: str, scope: Mapping[str, Any]) -> str:
     source = module_source(given, name, scope)
     folder = (user_folder() or Path(tempfile.gettempdir(), "attnbench")) / WRITTEN
     path = folder / hashlib.sha256(source.encode()).hexdigest()[:16] / f"{name}.py"
-    if not path.is_file() or path.read_text() != source:
+    if not path.is_file() or path.read_text(encoding="utf-8") != source:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, source)

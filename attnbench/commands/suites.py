@@ -36,4 +36,4 @@ def suites(
     path = shipped_suites().get(name)
     if path is None:
         raise UserError(f"no suite {name!r}{did_you_mean(name, shipped_suites())}")
-    print(path.read_text(), end="")
+    print(path.read_text(encoding="utf-8"), end="")

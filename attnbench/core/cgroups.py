@@ -56,8 +56,8 @@ def machine_free() -> int | None:
 def read_text(path: Path) -> str | None:
     """Return the text of a file without white space around it; None where it cannot be read."""
     try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
         return None
 
 

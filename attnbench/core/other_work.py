@@ -20,7 +20,7 @@ def core_seconds(stat: Path = Path("/proc/stat")) -> float | None:
     Work of another virtual machine (steal) counts. None where the system does not tell, as outside of Linux.
     """
     try:
-        own, lines = os.sched_getaffinity(0), stat.read_text(encoding="utf-8").splitlines()
+        own, lines = os.sched_getaffinity(0), stat.read_text(encoding="utf-8", errors="replace").splitlines()
         found = [line.split() for line in lines if line[:3] == "cpu" and line[3:4].isdigit()]
         times = [[*map(int, words[1:9])] for words in found if int(words[0][3:]) in own]
         # user, nice, system, idle, iowait, irq, softirq, steal

@@ -40,7 +40,9 @@ Message = tuple[str, str, Any]  # (name of the device, "lines" | "ended", conten
 
 def look() -> dict[str, str]:
     """Return the version of attnbench on this node, or why there is none, and the CPU's name."""
-    done = subprocess.run([sys.executable, "-c", PROGRAM, "--version"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, "--version"], capture_output=True, encoding="utf-8", errors="replace"
+    )
     words = done.stdout.split()
     cpu = ""
     with contextlib.suppress(OSError):

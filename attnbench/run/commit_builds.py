@@ -103,6 +103,6 @@ class Builds:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)
         if code:
-            lines = log.read_text(errors="replace").split("\n")
+            lines = log.read_text(encoding="utf-8", errors="replace").split("\n")
             last = shortened(one_line(next((line for line in reversed(lines) if line.strip()), "it printed nothing")))
             raise NotBuiltError(f"the build ended with exit code {code} ({last}); {log}")

@@ -63,7 +63,9 @@ def commit_of(clone: Path) -> str | None:
     if not (clone / ".git").exists():  # else git would look in the folders above
         return None
     words = ["git", "-C", str(clone), "rev-parse", "HEAD"]
-    said = subprocess.run(words, capture_output=True, text=True, env=without_repository(os.environ))
+    said = subprocess.run(
+        words, capture_output=True, encoding="utf-8", errors="replace", env=without_repository(os.environ)
+    )
     return said.stdout.strip() or None if said.returncode == 0 else None
 
 
@@ -93,7 +95,9 @@ def cuda_toolkit(name: str, torch: str, cuda: str | None) -> str:
             f"env create {name}: it is compiled here, but no nvcc with its headers is found; install the toolkit of "
             f"CUDA {cuda}, for which torch {torch} is built, and set CUDA_HOME to it"
         )
-    said = subprocess.run([home / "bin" / "nvcc", "--version"], capture_output=True, text=True).stdout
+    said = subprocess.run(
+        [home / "bin" / "nvcc", "--version"], capture_output=True, encoding="utf-8", errors="replace"
+    ).stdout
     release = re.search(r"release (\d+\.\d+)", said)
     if release and release[1].partition(".")[0] != cuda.partition(".")[0]:
         raise UserError(

@@ -291,7 +291,7 @@ def _started_by(pid: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError, IndexError):
-            parent = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+            parent = int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(stat.parent.name))
     found = [pid]
     for one in found:
@@ -302,7 +302,8 @@ def _started_by(pid: int) -> list[int]:
 def _killed_for_memory() -> int:
     """Return the number of processes that Linux has killed for lack of memory since its start; 0 if unknown."""
     try:
-        return int(dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines()).get("oom_kill", 0))
+        text = Path("/proc/vmstat").read_text(encoding="utf-8", errors="replace")
+        return int(dict(line.split() for line in text.splitlines()).get("oom_kill", 0))
     except (OSError, ValueError):
         return 0
 

@@ -115,7 +115,7 @@ def known_venvs() -> dict[str, Venv]:
     try:
         if not path.is_file():  # reading a pipe would wait
             raise OSError
-        entries = json.loads(path.read_text())
+        entries = json.loads(path.read_text(encoding="utf-8"))
         found = [from_json(Venv, entry) for entry in entries]
         if any("\0" in text for made in found for text in (made.name, made.path, *made.requirements)):
             raise ValueError
@@ -199,7 +199,8 @@ def create(
         venv.EnvBuilder(symlinks=True, with_pip=importlib.util.find_spec("pip") is None).create(folder)
         site = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": made.path, "platbase": made.path}))
         folders = _present_folders()
-        (site / PRESENT).write_text("".join(f"{present}\n" for present in folders))
+        lines = "".join(f"{present}\n" for present in folders)
+        (site / PRESENT).write_text(lines, encoding="locale")  # as Python reads it
         for step in steps:
             _run(made, step, say)
         shutil.rmtree(folder / "src", ignore_errors=True)
@@ -207,7 +208,7 @@ def create(
             made = replace(made, requirements=tuple(built))
         _join_namespace_packages(site, folders)
         for runtime in site.glob("nvidia/cuda_runtime/lib/libcudart.so.12"):  # xFormers finds a loaded runtime
-            (site / CUDA_RUNTIME).write_text(f"import ctypes; ctypes.CDLL({str(runtime)!r})\n")
+            (site / CUDA_RUNTIME).write_text(f"import ctypes; ctypes.CDLL({str(runtime)!r})\n", encoding="locale")
         _write_list([*known_venvs().values(), made])
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
@@ -298,7 +299,7 @@ def _present_torch() -> tuple[str, str | None]:
     spec = importlib.util.find_spec("torch")
     if not spec or not spec.origin:
         raise UserError(f"{sys.executable} has no torch for the environment to see; install torch first")
-    text = Path(spec.origin).with_name("version.py").read_text()
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     cuda = re.search(r"^cuda\b.*= *['\"]([\d.]+)", text, re.MULTILINE)
     return importlib.metadata.version("torch"), cuda[1] if cuda else None
 
@@ -330,8 +331,10 @@ def _join_namespace_packages(site: Path, folders: Iterable[str]) -> None:
         if not package.is_dir() or not package.name.isidentifier() or own.exists():
             continue
         others = [path for folder in folders if (path := Path(folder, package.name, "__init__.py")).is_file()]
-        if others and "extend_path" not in others[0].read_text(errors="replace"):
-            own.write_text("from pkgutil import extend_path\n\n__path__ = extend_path(__path__, __name__)\n")
+        if others and "extend_path" not in others[0].read_text(encoding="utf-8", errors="replace"):
+            own.write_text(
+                "from pkgutil import extend_path\n\n__path__ = extend_path(__path__, __name__)\n", encoding="utf-8"
+            )
 
 
 def _pip(made: Venv, what: str) -> tuple[str, ...]:
@@ -359,7 +362,7 @@ def _run(made: Venv, step: Step, say: Callable[[str], None]) -> None:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         errors="replace",
     ) as process:
         for line in filter(None, map(str.strip, process.stdout or ())):

@@ -436,7 +436,7 @@ def simulate_fit(prepared: Prepared, job: Job, most: int) -> dict[str, Any]:
 def _first_to_be_killed() -> None:
     """Let Linux kill this process before others when memory runs out."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000")
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
 
 
 def _die_with_parent() -> None:
@@ -492,7 +492,7 @@ def main() -> None:
     """Serve requests from stdin until it closes, then end the process."""
     _die_with_parent()
     _first_to_be_killed()
-    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    requests, answers = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # output of libraries must not mix with the answers
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # and libraries must not read requests
     serve(requests, answers)

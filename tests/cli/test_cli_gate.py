@@ -129,6 +129,24 @@ def test_what_a_person_gets_wrong_is_one_line(runs: Tool, options: list[str], sa
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("gate searched.jsonl searched.jsonl", "the current run is a search of attnbench capacity"),
+        ("gate searched.jsonl a.jsonl", "the baseline is a search of attnbench capacity"),
+        ("gate a.jsonl same.jsonl searched.jsonl a.jsonl", "the baseline is a search of attnbench capacity"),
+        ("baseline save searched.jsonl", "that run is a search of attnbench capacity"),
+    ],
+)
+def test_the_steps_of_a_search_are_not_judged(runs: Tool, words: str, said: str) -> None:
+    if not (runs.folder / "searched.jsonl").exists():
+        runs("capacity", "-b", "fake", "--device", "fake", "--pass", "fwd", "--out", "searched.jsonl")
+    done = runs(*words.split(), code=2)
+    (line,) = done.err.splitlines()
+    assert said in line
+    assert not (runs.folder / "baselines").exists()
+
+
 def test_a_summary_that_cannot_be_written_is_no_pass_and_hides_no_verdict(runs: Tool) -> None:
     env = {"GITHUB_ACTIONS": "true", "GITHUB_STEP_SUMMARY": "none/summary.md"}
     for other, code in (("same.jsonl", 2), ("slow.jsonl", 1)):

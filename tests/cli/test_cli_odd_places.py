@@ -1,9 +1,10 @@
-"""A home with backslashes, as on Windows, and interpreters that answer in a worker's place with something else."""
+"""A home with backslashes, as on Windows, interpreters that answer for a worker, and warnings that are errors."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tool import Tool
 
 
@@ -13,6 +14,14 @@ def test_a_home_with_backslashes(tool: Tool) -> None:
     tool("run", "--device", "fake", "-b", "fake", "--seqlen", "1k", "--out=~/run.jsonl", HOME=str(home))
     assert (home / "run.jsonl").is_file()
     tool("report", Path("missing.jsonl"), code=2, HOME=r"C:\Users\me")
+
+
+@pytest.mark.parametrize("args", [("suites", "ci"), ("run", "--dry-run", "--device", "cpu", "-b", "eager")])
+def test_where_files_without_an_encoding_are_errors(tool: Tool, args: tuple[str, ...]) -> None:
+    """Python warns only where it starts with the variable, so the command is a process of its own."""
+    with tool.start(*args, PYTHONWARNDEFAULTENCODING="1", PYTHONWARNINGS="error::EncodingWarning") as process:
+        _, err = process.communicate()
+    assert process.returncode == 0, err
 
 
 def test_an_interpreter_that_repeats_what_it_is_asked(tool: Tool) -> None:

@@ -96,6 +96,16 @@ def test_mistakes_are_one_line(tool: Tool, args: tuple[str, ...], said: str) -> 
     assert said in line
 
 
+def test_files_that_are_there_are_not_overwritten(tool: Tool) -> None:
+    (tool.folder / "kept").mkdir()
+    there = tool.write("kept/eager.flame.html", "of somebody")
+    found = tool(*ON_CPU, "-b", "sdpa-flash,eager", "--keep", "kept", code=2)
+    (line,) = found.err.splitlines()
+    assert "--keep: kept/eager.flame.html is there already and is not overwritten; choose another folder" in line
+    assert there.read_text() == "of somebody"
+    assert [*there.parent.iterdir()] == [there]
+
+
 @pytest.mark.parametrize(
     ("backend", "why"), [("fake", "only --device fake runs it"), ("sdpa-cudnn", "needs a CUDA GPU")]
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.core import cgroups
 from attnbench.core.cgroups import cpu_limit, free_memory
 
 GIB = 2**30
@@ -36,6 +37,14 @@ def test_cpu_limit_is_the_strictest_cgroup_quota(
 ) -> None:
     write(tmp_path, files)
     assert cpu_limit(cgroup, tmp_path) == expected
+
+
+def test_a_control_group_whose_name_is_no_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {"cpu.max": "150000 100000"})
+    own = tmp_path / "cgroup"
+    own.write_bytes(b"0::/caf\xe9\n")
+    monkeypatch.setattr(cgroups, "OWN", own)
+    assert cpu_limit(root=tmp_path) == 1.5  # of the group above
 
 
 V1, CGROUP_1 = "memory/docker/12/memory", "5:memory:/docker/12"

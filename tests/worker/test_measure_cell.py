@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Record
 from attnbench.judge import inputs
 from attnbench.worker import cell_steps
+from attnbench.worker.measure import nvml
 from attnbench.worker.measure.memory import status_bytes
 from attnbench.worker.serve import Worker
 from worker_here import CPU, SHORT
@@ -118,6 +121,19 @@ def test_every_failure_has_its_status_and_reason(
     assert (record.accuracy is not None) == (status == "wrong")
     assert ("Traceback" in capfd.readouterr().err) == (status in ("failed", "oom"))
     assert measure(worker, attention, case()).status == "ok"  # the failure has no later effect
+
+
+@pytest.mark.skipif(status_bytes("VmRSS") is None, reason="reads /proc")
+def test_a_process_whose_name_is_no_text(worker: Worker) -> None:
+    name = Path("/proc/self/comm")
+    before = name.read_bytes()
+    name.write_bytes(b"caf\xc3")  # cut inside a letter
+    try:
+        record = measure(worker, attention, case())
+        assert record.status == "ok", record.reason
+        assert nvml._parent_pid(os.getpid()) == os.getppid()
+    finally:
+        name.write_bytes(before.strip())
 
 
 @pytest.mark.skipif(status_bytes("VmRSS") is None, reason="reads /proc")

@@ -44,11 +44,15 @@ def save(run: Run, name: str, folder: Path, add: bool = False) -> tuple[Path, li
 
     With `add` it is one run more of the baseline that is there, and replaces the oldest where there are MOST.
 
-    Raises UserError for a name that cannot be a folder's, for a run without a measured cell, for a file that belongs to
-    another device, is a link or no baseline, and where the file cannot be written.
+    Raises UserError for a name that cannot be a folder's, for a search, for a run without a measured cell, for a file
+    that belongs to another device, is a link or no baseline, and where the file cannot be written.
     """
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise UserError(f"--name: {name!r} is no name for a folder; use letters, digits, dots and dashes, as in main")
+    if run.search:
+        raise UserError(
+            "that run is a search of attnbench capacity, whose steps are no cells to judge; save one of attnbench run"
+        )
     if not any(r.status == "ok" for r in run.records):
         raise UserError("nothing was measured in that run, so there is nothing to compare with; choose another")
     with _alone(folder / name):

@@ -100,8 +100,14 @@ class Judgement:
 def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] = ()) -> Judgement:
     """Compare two runs; `earlier` are further runs of the baseline. Raises UserError where there is nothing to compare.
 
-    Of several runs of a baseline, those on the current run's unit count, if there are any.
+    Of several runs of a baseline, those on the current run's unit count, if there are any. Searches are not compared.
     """
+    if current.search or any(run.search for run in (baseline, *earlier)):
+        which = "the current run" if current.search else "the baseline"
+        raise UserError(
+            f"{which} is a search of attnbench capacity, whose steps are no cells to judge; give one of attnbench run "
+            "(attnbench capacity FILE... shows searches together)"
+        )
     baseline, earlier, left = _chosen((baseline, *earlier), current)
     expected, refused, idle, told = split_differences(baseline, current, request.expect)
     in_turns = ab_files.in_turns(baseline, current)

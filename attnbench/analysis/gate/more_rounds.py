@@ -29,7 +29,7 @@ def with_command(judgement: Judgement, current: Path, gate: Sequence[str] = ()) 
     if judgement.refused or run.turns:
         return judgement
     asked = [f for f in judgement.findings if judgement.exit_code_of(f) == EXIT_INCONCLUSIVE]
-    can_add = run.plan and not run.search and current.suffix != ".gz"
+    can_add = run.plan and current.suffix != ".gz"
     rounds = [of if can_add and (of := more_of_current(f)) and of <= MOST else 0 for f in asked]
     left = [f for f, more in zip(asked, rounds, strict=True) if not more]
     every = count(len(asked), "inconclusive result")

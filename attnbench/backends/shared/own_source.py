@@ -106,7 +106,7 @@ def _mapped(files: Sequence[Path]) -> Iterator[Path]:
     folders = [os.path.realpath(folder) for folder in others if os.path.isabs(folder)]
     is_beside = _is_beside(files)
     with contextlib.suppress(OSError):  # other systems than Linux have no such file
-        lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
         names = dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines if ".so" in line)  # several lines each
         for path in map(Path, names):
             hidden = any(part.startswith(".") for part in path.parts)

@@ -121,7 +121,7 @@ def run(ncu: str, python: str | None, request: Mapping[str, Any], metrics: Seque
     with tempfile.TemporaryDirectory(prefix="attnbench-") as folder:
         log = Path(folder) / "ncu.csv"
         said = execute(command(ncu, log, python, request, metrics))
-        text = log.read_text(errors="replace") if log.exists() else ""
+        text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     return f"{text}\n{said}"
 
 
@@ -133,7 +133,7 @@ def execute(command: Sequence[str]) -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
+        encoding="utf-8",
         errors="replace",
         start_new_session=True,
     ) as process:

@@ -194,7 +194,7 @@ def one_case(settings: Settings, kind: str) -> tuple[Case, tuple[str, ...]]:
 def kept_files(folder: Path | None, names: Sequence[str]) -> dict[str, dict[str, Path]]:
     """Return backend -> kind -> the absolute path of its file in `folder`, which is made.
 
-    Raises UserError where no file can be written there.
+    Raises UserError where no file can be written there, and where one of them is there already.
     """
     if folder is None:
         return {}
@@ -206,7 +206,10 @@ def kept_files(folder: Path | None, names: Sequence[str]) -> dict[str, dict[str,
     if not os.access(folder, os.W_OK | os.X_OK):
         raise UserError(f"--keep: no permission to write in {folder}; choose another place")
     stems = {name: folder.absolute() / name.replace(os.sep, "-") for name in names}
-    return {name: {kind: Path(f"{stem}.{end}") for kind, end in KEPT.items()} for name, stem in stems.items()}
+    files = {name: {kind: Path(f"{stem}.{end}") for kind, end in KEPT.items()} for name, stem in stems.items()}
+    for path in (path for of in files.values() for path in of.values() if os.path.lexists(path)):
+        raise UserError(f"--keep: {folder / path.name} is there already and is not overwritten; choose another folder")
+    return files
 
 
 def roofline(case: Case, device: Device, profiles: Sequence[Profile]) -> Roofline | None:
@@ -259,8 +262,6 @@ def profile_backends(
         say(f"profiling {name}")
         by_worker = {kind: path for kind, path in files.get(name, {}).items() if kind not in nsight_reports.REPORTS}
         keep = {kind: str(path) for kind, path in by_worker.items()}
-        for path in files.get(name, {}).values():
-            path.unlink(missing_ok=True)  # of an earlier profile
         request = {"op": "profile", "device": to_json(device), "case": to_json(case)}
         timeout = START_TIMEOUT + FORECASTS * job.forecast.seconds
         try:

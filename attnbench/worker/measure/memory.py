@@ -245,16 +245,20 @@ def _reset_high_water() -> int | None:
     """Reset the resident set's high-water mark (Linux) and return the resident bytes; None where that fails."""
     resident = resident_bytes()
     try:
-        Path("/proc/self/clear_refs").write_text("5")
+        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     except OSError:
         return None
     return resident
 
 
 def status_bytes(field: str) -> int | None:
-    """Return a field of /proc/self/status in bytes; None where there is none."""
+    """Return a field of /proc/self/status in bytes; None where there is none.
+
+    The file has the name of the process, which need not be UTF-8.
+    """
     try:
-        match = re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        text = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
+    match = re.search(rf"{field}:\s+(\d+) kB", text)
     return int(match.group(1)) * 1024 if match else None

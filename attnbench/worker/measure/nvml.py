@@ -234,12 +234,13 @@ def _utilization(nvml: Any, handle: Any, since: int) -> Any:
 def _parent_pid(pid: int) -> int | None:
     """Return the id of a process's parent (Linux); None where unknown."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(text.rpartition(")")[2].split()[1])
     return None
 
 
 def _process_name(pid: int) -> str:
     """Return the name of a process (Linux); "a process" where unknown."""
     with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        return Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     return "a process"
