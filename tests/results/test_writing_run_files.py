@@ -235,9 +235,9 @@ def test_a_file_that_takes_no_bytes_is_given_up(path: Path, returned: int | None
             return returned
 
     before = path.read_bytes()
-    with closing(run_file.RunFile(path, Full(path, "a+b"))) as file:
-        with pytest.raises(UserError, match=f"cannot write {path}: the file takes no more bytes"):
-            file.append(RECORDS[0])
+    said = f"cannot write {path}: the file takes no more bytes"
+    with pytest.raises(UserError, match=said), closing(run_file.RunFile(path, Full(path, "a+b"))) as file:
+        file.append(RECORDS[0])
     assert path.read_bytes() == before
 
 
