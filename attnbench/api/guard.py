@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from attnbench.api.arguments import Values, settings
+from attnbench.api.arguments import NUMBER, TEXT, Values, check_types, settings
 from attnbench.api.measure import CheckResult, WrongResultError, check, measure
 from attnbench.api.results import Results, of_runs
 from attnbench.api.shown import Verdict
@@ -109,7 +109,7 @@ class Guard:
         what: Any,
         *,
         than: Any = None,
-        margin: float = 0.03,
+        margin: float | str = 0.03,
         suite: str = "quick",
         budget: str | None = None,
         device: str | None = None,
@@ -117,6 +117,7 @@ class Guard:
     ) -> Verdict | None:
         """Assert that a kernel is right, and not slower than another by more than `margin`, relative to its latency.
 
+        `margin`: a number between 0 and 1, or a text as --margin takes it ("3%").
         `than`: a function, own code or a backend, which is measured in turns with it (A B B A, fresh processes) until
         the gate's test decides, within `budget` ("4m"; --attnbench-budget by default); or a run file, by which it is
         judged; by default the run that this test saved with --attnbench-save NAME, if --attnbench-compare NAME is
@@ -129,6 +130,7 @@ class Guard:
         """
         __tracebackhide__ = True
         seconds = parse_duration(budget or self.budget, "budget")
+        margin = _margin(margin)
         self.number += 1
         scope = caller_scope()
         asked = _Asked(_said(what), _code(what, scope), margin, suite, seconds, device or self.device, axes)
@@ -174,13 +176,31 @@ class Guard:
         if not folder.is_dir():
             raise UserError(f"--attnbench-compare {self.compare}: {folder} is not there; --attnbench-save writes it")
         saved = folder / f"{self._slug}.jsonl"
+        if os.path.lexists(saved) and not saved.is_file():
+            raise UserError(f"{saved} is no file, and so no baseline; delete it, and save anew with --attnbench-save")
         return saved if saved.is_file() else None
+
+    def _place_to_save(self) -> Path | None:
+        """Return the file to which --attnbench-save writes this test's run; None without the option.
+
+        Raises UserError where it, or a folder of it below the root, is a link, and where it is no plain file.
+        """
+        if not self.save:
+            return None
+        folder = self.root / FOLDER / self.save
+        place = folder / f"{self._slug}.jsonl"
+        if link := next((one for one in (place, folder, folder.parent) if one.is_symlink()), None):
+            raise UserError(f"{link} is a link, and what it leads to would be overwritten; delete it")
+        if place.exists() and not place.is_file():
+            raise UserError(f"{place} is no file, and a run is saved to one; delete it")
+        return place
 
     def _by_baseline(self, asked: _Asked, baseline: Path | None) -> Verdict | None:
         """Measure, save, and judge by a baseline, with more rounds while the verdict is open and time is left."""
         from attnbench.run.run_suite import Request, run_suite
 
         began, path, rounds = time.monotonic(), self._run_file(), ROUNDS
+        place = self._place_to_save()
         found = measure(
             asked.code,
             suite=asked.suite,
@@ -207,11 +227,11 @@ class Guard:
             verdict = judge(of_runs([outcome.run], [path]))
         if verdict is not None:
             self._judged(verdict, asked.what, str(baseline), (str(path),))
-        if self.save:  # a slower or wrong result is no baseline
-            write_file(self.root / FOLDER / self.save / f"{self._slug}.jsonl", path.read_bytes())
+        if place:  # a slower or wrong result is no baseline
+            write_file(place, path.read_bytes())
         if verdict is None:
             new = f"measured; {self.compare} has no such test" if self.compare else "measured"
-            self._note(asked.what, "", "saved" if self.save else new, files=(str(path),))
+            self._note(asked.what, "", "saved" if place else new, files=(str(path),))
         return verdict
 
     def _judged(self, verdict: Verdict, what: str, than: str, files: tuple[str, ...]) -> Verdict:
@@ -259,6 +279,18 @@ class Guard:
 
     def _note(self, what: str, than: str, verdict: str, detail: str = "", files: tuple[str, ...] = ()) -> None:
         self.rows.append(Row(self.test, what, than, verdict, detail, files))
+
+
+def _margin(given: Any) -> float:
+    """Return a margin as a number: 0.03 for 0.03 and for "3%". Raises UserError for any other value."""
+    from attnbench.analysis.gate.margins import parse
+
+    if isinstance(given, str):
+        return parse(given, "margin")
+    check_types({"margin": given}, {"margin": (NUMBER, TEXT)})
+    if not 0 < given < 1:  # nan too
+        raise UserError(f'margin: {given!r} is not between 0 and 1; write 0.03 or "3%"')
+    return float(given)
 
 
 def _said(given: Any) -> str:

@@ -7,13 +7,17 @@ import gc
 import importlib.machinery
 import os
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
 from attnbench.core.captured_stderr import captured_stderr
+from attnbench.core.errors import UserError
 from attnbench.core.own_code import IN_PROCESS
 from attnbench.run.process import TAIL, OnQuestion, WorkerDied
+
+_MEASURING = threading.Lock()  # held by the measurement in this process
 
 
 class InProcess:
@@ -95,6 +99,23 @@ def worker_of(name: str, function: Any) -> InProcess:
     module.__spec__ = importlib.machinery.ModuleSpec(IN_PROCESS, None)  # without it Python finds no module
     setattr(module, name, function)
     return InProcess()
+
+
+@contextlib.contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Hold this process for a measurement in it. Raises UserError where another one, as of another thread, has it.
+
+    A worker changes torch's defaults, the garbage collector and stderr of its process.
+    """
+    if not _MEASURING.acquire(blocking=False):
+        raise UserError(
+            "another measurement is under way in this process, and would disturb this one; measure after it, or leave "
+            "out in_process=True"
+        )
+    try:
+        yield
+    finally:
+        _MEASURING.release()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import math
 import sys
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -25,6 +26,10 @@ from attnbench.core.own_files import is_own
 
 LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # of names from around a statement
 PLAIN = (bool, int, str, bytes, type(None))
+COLLECTIONS = (tuple, list, set, frozenset, dict)
+MOST = 5000  # values of a collection, each counted as often as it is held
+DEEPEST = 50  # levels of collections; Python reads 200 nested brackets, of which a level takes two
+MOST_BITS = 2000  # of an int; Python reads 640 decimal digits under each of its settings
 
 
 def module_source(function: Any, name: str, scope: Mapping[str, Any]) -> str:
@@ -55,6 +60,8 @@ class _Slice:
                 raise NotSource(f"{name} stands for two things")
             return
         self._known[name] = value
+        if not _is_small(value):
+            raise NotSource(f"{name} is too large a value to be written as source")
         if (plain := _plain(value)) is not None:
             self.statements.append(f"{name} = {plain}")
         elif imported := self._imported(name, value):
@@ -198,13 +205,32 @@ def _attributes(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _plain(value: Any) -> str | None:
-    """Return the text of a value that is a number, a text, or a collection of such; None for any other."""
+    """Return the text of a value that is a number, a text, or a collection of such; None for any other, or a large."""
+    return _plain_text(value) if _is_small(value) else None
+
+
+def _is_small(value: Any) -> bool:
+    """Return whether a value has a text of a bounded length and depth. A collection may hold itself."""
+    todo, count = [(value, 0)], 0
+    while todo:
+        one, depth = todo.pop()
+        count += 1
+        if type(one) is int and one.bit_length() > MOST_BITS:
+            return False
+        if type(one) in COLLECTIONS:
+            if count + len(one) > MOST or depth == DEEPEST:
+                return False
+            todo += [(part, depth + 1) for part in (chain(one, one.values()) if type(one) is dict else one)]
+    return count <= MOST
+
+
+def _plain_text(value: Any) -> str | None:
     if type(value) in PLAIN:
         return repr(value)
     if type(value) in (float, complex):
         return repr(value) if not isinstance(value, float) or math.isfinite(value) else f'float("{value}")'
     if type(value) in (tuple, list, set, frozenset):
-        texts = [_plain(one) for one in value]
+        texts = [_plain_text(one) for one in value]
         if isinstance(value, (set, frozenset)):  # in an order that is the same in each process
             texts.sort(key=str)
         if None in texts:
@@ -212,7 +238,7 @@ def _plain(value: Any) -> str | None:
         inner = ", ".join(map(str, texts))
         return f"{type(value).__name__}([{inner}])"
     if type(value) is dict:
-        pairs = [(_plain(key), _plain(one)) for key, one in value.items()]
+        pairs = [(_plain_text(key), _plain_text(one)) for key, one in value.items()]
         return None if any(None in pair for pair in pairs) else f"{{{', '.join(f'{k}: {v}' for k, v in pairs)}}}"
     return None
 

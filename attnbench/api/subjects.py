@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 import re
@@ -46,16 +47,25 @@ class Subjects:
     in_process: bool | None = None
 
     def measured(self, measure: Callable[[Subjects], T]) -> T:
-        """Return the result of `measure`; a subject with another state in another process is measured in this one."""
+        """Return the result of `measure`; a subject with another state in another process is measured in this one.
+
+        Raises UserError where another measurement is under way in this process, and a subject is measured in it.
+        """
         own, unlike = self, dict[str, str]()
         while True:
             try:
-                return measure(own)
+                with own._place():
+                    return measure(own)
             except OtherStateError as error:
                 if error.name in unlike:
                     raise
                 unlike[error.name] = f"{error.differs} is not the same in another process"
                 own = subjects(self.given, self.scope, in_process=self.in_process, unlike=unlike)
+
+    def _place(self) -> contextlib.AbstractContextManager[None]:
+        from attnbench.api.in_process import one_at_a_time
+
+        return one_at_a_time() if self.here else contextlib.nullcontext()
 
 
 def subjects(

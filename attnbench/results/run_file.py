@@ -209,11 +209,14 @@ class RunFile:
         return "start attnbench ab anew" if run.turns else resume_command(run, path)
 
     def _put(self, line: bytes) -> None:
-        """Append one line, or nothing. Raises OSError where the disk is full; the file then keeps its whole lines."""
+        """Append one line, or nothing. Raises OSError where the file takes no more; it then keeps its whole lines."""
         rest = line
         try:
             while rest:
-                rest = rest[self._file.write(rest) or 0 :]
+                written = self._file.write(rest)
+                if not written:  # 0, or None from a file that does not block
+                    raise OSError(errno.EAGAIN, "the file takes no more bytes")
+                rest = rest[written:]
         except OSError:
             with contextlib.suppress(OSError):
                 self._file.truncate(len(self._content))

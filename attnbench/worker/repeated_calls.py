@@ -40,7 +40,8 @@ def find_wrong_call(
     """
     launch = judge.launcher(prepared)
     seconds = latency or _seconds_of(instruments, launch)
-    count = min(CALLS, int(MAX_SECONDS / seconds), MAX_BYTES // max(nbytes, 1))
+    by_time = int(MAX_SECONDS / seconds) if seconds else CALLS  # 0 by a coarse clock
+    count = min(CALLS, by_time, MAX_BYTES // max(nbytes, 1))
     if count < 2:
         return None, False
     kept, shared = _kept_results(instruments, launch, prepared, count, case.has_forward)

@@ -279,6 +279,32 @@ def test_a_function_in_this_process_leaves_nothing_in_it(capfd: pytest.CaptureFi
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_one_thread_at_a_time_measures_in_this_process() -> None:
+    shared = {"seqlen": 128, "device": "cpu", "in_process": True, **SMALL}
+    errors = list[str]()
+
+    def measures_too() -> None:
+        try:
+            attnbench.measure(attend, **shared)
+        except attnbench.UserError as error:
+            errors.append(str(error))
+
+    def busy(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
+        if not errors:
+            other = threading.Thread(target=measures_too)
+            other.start()
+            other.join()
+        return attend(q, k, v, causal=causal, softmax_scale=softmax_scale)
+
+    with forked_worker.workers(), quick_cpu():
+        for _ in range(2):  # the second time after the first
+            errors.clear()
+            found = attnbench.measure(busy, policy={"max_seconds": 0.01, "l2": "warm"}, **shared)
+            assert [cell.status for cell in found.cells] == ["ok"]
+            assert len(errors) == 1
+            assert errors[0].startswith("another measurement is under way in this process")
+
+
 def test_the_api_is_imported_quickly_and_without_torch() -> None:
     import subprocess
 

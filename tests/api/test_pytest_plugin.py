@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from attnbench.api import guard
+from attnbench.core.errors import UserError
 
 pytest_plugins = ["pytester"]
 MINE = """
@@ -111,3 +114,47 @@ def test_the_lock_of_the_fixture_changes_no_file(tmp_path: Path, monkeypatch: py
     (tmp_path / "attnbench" / "measuring.lock").symlink_to(tmp_path / "important")
     with guard._alone():
         assert (tmp_path / "important").read_text() == "important"
+
+
+@pytest.fixture
+def asserting(tmp_path: Path) -> Any:
+    """Return a function that makes a fixture whose sessions lie in tmp_path, with options, as a test has it."""
+    return lambda **options: guard.Guard("test_it", tmp_path, pytest.skip, **options)
+
+
+SMALL = {"seqlen": "4k", "direction": "fwd", "device": "fake"}
+
+
+@pytest.mark.parametrize("margin", ["3", "three", "nan", None, True, [0.03], math.nan, math.inf, 3, 1, 0, -0.03])
+def test_a_margin_that_is_none_is_refused(asserting: Any, margin: Any) -> None:
+    with pytest.raises(UserError, match=r"^margin: [^\n]+$"):
+        asserting().assert_not_slower("fake", than="fake", margin=margin, **SMALL)
+
+
+def test_a_margin_is_a_number_or_the_text_of_the_option() -> None:
+    assert [guard._margin(one) for one in ("3%", "0.03", 0.03, "300%")] == [0.03, 0.03, 0.03, 3.0]
+
+
+@pytest.mark.parametrize("link", ["", "main", "main/{}"])
+def test_a_run_is_not_saved_through_a_link(asserting: Any, tmp_path: Path, link: str) -> None:
+    """A checkout may bring a link, to have a file elsewhere overwritten: the file, the folder, or .attnbench."""
+    own = asserting(save="main")
+    path = tmp_path / ".attnbench" / link.format(f"{own._slug}.jsonl")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "elsewhere").mkdir()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UserError, match=f"^{path} is a link, and what it leads to would be overwritten; delete it$"):
+        own._by_baseline(guard._Asked("fake", "fake", 0.03, "quick", 1.0, "fake", {}), None)
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink("nowhere", path)])
+def test_what_is_no_file_is_no_baseline(asserting: Any, tmp_path: Path, make: Any) -> None:
+    own = asserting(compare="main", save="main")
+    path = tmp_path / ".attnbench" / "main" / f"{own._slug}.jsonl"
+    path.parent.mkdir(parents=True)
+    make(path)
+    with pytest.raises(UserError, match="is no file, and so no baseline; delete it"):
+        own._saved()
+    with pytest.raises(UserError, match="delete it"):
+        own._place_to_save()

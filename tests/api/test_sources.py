@@ -92,6 +92,12 @@ def loaded(source: str, name: str) -> Any:
             6,
         ),  # an argument hides the name, in g only
         ("from __future__ import annotations\ndef f(x: Nowhere) -> Nothing: return x", "f", 1, 1),
+        (
+            "G = 1\nfor _ in range(32): G = {0: [G]} if _ % 2 else (G, {-1 << 1999})\ndef f(x): return G == G",
+            "f",
+            1,
+            True,
+        ),
         ("limit = float('inf')\ndef f(x, y=limit):\n    import os\n    return min(x, y) if os.sep else 0", "f", 3, 3),
     ],
 )
@@ -113,6 +119,10 @@ def test_attributes_of_a_function_are_kept(script: Script) -> None:
     ("text", "name", "said"),
     [
         ("import io\nstate = [io.StringIO()]\ndef f(x): return state", "f", "state is a list"),
+        ("G = [1]\nG.append(G)\ndef f(x): return G", "f", "G is too large"),
+        ("G = []\nfor _ in range(3000): G = [G]\ndef f(x): return G", "f", "G is too large"),
+        ("G = ()\nfor _ in range(45): G = (G, G)\ndef f(x): return G", "f", "G is too large"),
+        ("G = 10**5000\ndef f(x): return G", "f", "G is too large"),
         ("def f(x): return nothing_like_it", "f", "f needs nothing_like_it, which is not defined"),
         (
             "n = 1\ndef g(x): return n\ndef make(n):\n    return lambda x: (n, g(x))\nf = make(2)",

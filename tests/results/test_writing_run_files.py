@@ -228,6 +228,19 @@ def test_what_no_reader_takes_is_not_begun(tmp_path: Path, monkeypatch: pytest.M
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("returned", [0, None])
+def test_a_file_that_takes_no_bytes_is_given_up(path: Path, returned: int | None) -> None:
+    class Full(io.FileIO):
+        def write(self, data: bytes) -> Any:
+            return returned
+
+    before = path.read_bytes()
+    said = f"cannot write {path}: the file takes no more bytes"
+    with pytest.raises(UserError, match=said), closing(run_file.RunFile(path, Full(path, "a+b"))) as file:
+        file.append(RECORDS[0])
+    assert path.read_bytes() == before
+
+
 def test_short_writes_are_continued(tmp_path: Path) -> None:
     class Slow(io.FileIO):
         def write(self, data: bytes) -> int:

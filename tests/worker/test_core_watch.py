@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.core.other_work import core_seconds
+from attnbench.worker.measure import core_watch
 from attnbench.worker.measure.core_watch import CoreWatch
 
 pytestmark = pytest.mark.skipif(core_seconds() is None, reason="needs /proc/stat")
@@ -48,3 +49,8 @@ def test_what_cannot_be_read_is_not_known(tmp_path: Path) -> None:
     core = min(os.sched_getaffinity(0))
     file.write_text(f"cpu{core} 100 20 30 1000 500 1 2 47 0 0\ncpu{core + 1000} 9 9 9 9 9 9 9 9 0 0\n")
     assert core_seconds(file) == pytest.approx(200 / os.sysconf("SC_CLK_TCK"))
+
+
+def test_a_clock_that_has_not_moved_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_watch, "perf_counter", lambda: 1.0)
+    assert CoreWatch().cores_left() is None

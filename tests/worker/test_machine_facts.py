@@ -104,3 +104,19 @@ def test_facts_of_a_cpu_that_cannot_be_read_are_left_out(
     assert found.device.free == found.device.memory
     monkeypatch.setattr(environment, "host_free", lambda: 0)  # as in a container at its limit
     assert environment.describe("cpu", with_torch=False).device.free == 0
+
+
+def test_a_rate_by_a_clock_of_coarse_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of 0.1 ms takes that by a clock with steps of 4 ms too."""
+    now = 0  # microseconds
+
+    def passes(microseconds: int) -> None:
+        nonlocal now
+        now += microseconds
+
+    def clock() -> float:
+        passes(1)
+        return now // 4000 * 0.004
+
+    monkeypatch.setattr(environment, "time", SimpleNamespace(perf_counter=clock))
+    assert environment._fastest_call(lambda: passes(100), torch.device("cpu")) == pytest.approx(1e-4, rel=0.1)

@@ -15,10 +15,13 @@ class CoreWatch:
         self._before = self._now()
 
     def cores_left(self) -> float | None:
-        """Return the average number of cores that others have not used since the creation; None where unknown."""
+        """Return the average number of cores that others have not used since the creation; None where unknown.
+
+        It is unknown too where the clock has not moved since.
+        """
         worked, own, began = self._before
         worked_now, own_now, now = self._now()
-        if worked is None or worked_now is None:
+        if worked is None or worked_now is None or now <= began:
             return None
         others = (worked_now - worked - (own_now - own)) / (now - began)
         return len(os.sched_getaffinity(0)) - max(0.0, others)
