@@ -238,7 +238,7 @@ def test_a_damaged_list_is_said(data: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert [found.path for found in venvs.known_venvs().values()] == ["/a\ufffd"]
     listed.unlink()
 
-    def refused(*_: object) -> str:
+    def refused(*_: object, **__: object) -> str:
         raise PermissionError(13, "Permission denied")
 
     listed.write_text("[]")
