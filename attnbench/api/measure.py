@@ -168,6 +168,13 @@ class CheckResult(Shown):
 
     records: one for each case on each backend, with its status, its reason, and its errors in `accuracy.errors`:
         {"out": TensorError(max_error, tolerance, ...)}, of the tensors' own unit.
+
+    >>> import attnbench
+    >>> found = attnbench.check("fake", device="fake", seqlen=1024, progress=False)
+    >>> bool(found), found.exit_code, found.wrong
+    (True, 0, ())
+    >>> found.raise_if_wrong() is found
+    True
     """
 
     run: Run

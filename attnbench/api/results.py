@@ -46,6 +46,22 @@ class Results:
     ['ok']
     >>> str(found).splitlines()[0]
     '4 cells: 4 measured.'
+    >>> found.cells[0].name
+    'fake 1k d64 causal fwd'
+    >>> len(found.table()), found.table().attrs["units"]["latency"]
+    (4, 's')
+    >>> print(found.recommend())  # doctest: +ELLIPSIS
+    On Simulated GPU, of 4 cases: fake alone was right in 4: no choice...
+    >>> found.plot("latency", panel="d128")
+    <Plot: Latency; Simulated GPU, bf16>
+    >>> before = attnbench.load(found.save("before.jsonl"))
+    >>> found.gate(before, margin="5%", inconclusive="pass").exit_code
+    0
+    >>> again = attnbench.measure("fake", device="fake", seqlen=1024, causal=True, out="again.jsonl", progress=False)
+    >>> print(found.compare(again))  # doctest: +ELLIPSIS
+    These are 2 runs of one model and setup...
+    >>> found.to_csv("found.csv").partition(",")[0]
+    'device'
     """
 
     runs: tuple[Run, ...]
