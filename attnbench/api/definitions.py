@@ -16,6 +16,15 @@ class NotSource(Exception):
     """Raised where a part that a function needs has no source; the message names the part."""
 
 
+def told(of: Any, attribute: str) -> str:
+    """Return an attribute of a person's object that is a text; "" where it has none, or reading it fails."""
+    try:
+        text = getattr(of, attribute, "")
+    except Exception:  # attributes of a person's objects raise anything
+        return ""
+    return text if isinstance(text, str) else ""
+
+
 def definition(of: FunctionType) -> ast.stmt | ast.expr:
     """Return the def or the lambda of a function, as its file or cell has it. Raises NotSource."""
     own = of.__code__

@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.api.arguments import NUMBER, TEXT, Values, check_types, settings
+from attnbench.api.definitions import told
 from attnbench.api.measure import CheckResult, WrongResultError, check, measure
 from attnbench.api.results import Results, of_runs
 from attnbench.api.shown import Verdict
-from attnbench.api.subjects import Subjects, What, caller_scope, subjects
+from attnbench.api.subjects import Subjects, What, caller_scope, shown, subjects
 from attnbench.api.watching import Unwatched, interruptible
 from attnbench.core.errors import (
     EXIT_INCONCLUSIVE,
@@ -294,7 +295,7 @@ def _margin(given: Any) -> float:
 
 
 def _said(given: Any) -> str:
-    return str(getattr(given, "__name__", given))
+    return given if isinstance(given, str) else told(given, "__name__") or shown(given)
 
 
 def _code(given: Any, scope: Any) -> str:

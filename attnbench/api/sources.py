@@ -21,7 +21,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from attnbench.api.definitions import ANNOTATIONS, NotSource, bindings, class_definition, compiled, definition
+from attnbench.api.definitions import ANNOTATIONS, NotSource, bindings, class_definition, compiled, definition, told
 from attnbench.core.own_files import is_own
 
 LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # of names from around a statement
@@ -73,12 +73,14 @@ class _Slice:
 
     def _imported(self, name: str, value: Any) -> str:
         """Return the statement that imports a value from where others can import it too; "" where there is none."""
-        module = value if isinstance(value, ModuleType) else sys.modules.get(str(getattr(value, "__module__", "")))
+        module = value if isinstance(value, ModuleType) else sys.modules.get(told(value, "__module__"))
         if module is None or is_script(module):
             return ""
-        if str(value).startswith("torch.") and getattr(sys.modules["torch"], str(value)[6:], None) is value:  # a dtype
+        if (
+            type(value).__module__ == "torch" and getattr(sys.modules["torch"], str(value)[6:], None) is value
+        ):  # a dtype
             return f"import torch\n{name} = {value}"
-        path = "" if value is module else str(getattr(value, "__qualname__", getattr(value, "__name__", "")))
+        path = "" if value is module else told(value, "__qualname__") or told(value, "__name__")
         try:
             found = functools.reduce(getattr, path.split("."), module) if path else module
         except AttributeError:  # as of a function within another

@@ -12,19 +12,22 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from keyword import iskeyword
 from pathlib import Path
 from types import FunctionType
 from typing import Any, TypeAlias, TypeVar
 
-from attnbench.api.definitions import NotSource, definition
+from attnbench.api.definitions import NotSource, definition, told
 from attnbench.api.sources import is_script, module_source
 from attnbench.core.errors import OtherStateError, UserError
 from attnbench.core.files import write_file
 from attnbench.core.live_state import UNTOLD, live_state
 from attnbench.core.own_code import IN_PROCESS, WRITTEN
 from attnbench.core.own_files import is_own
+from attnbench.core.text import printable, shortened
 from attnbench.run.venvs import user_folder
 
+LONGEST = 100  # bytes of a name, which becomes part of file names
 T = TypeVar("T")
 What: TypeAlias = "str | Callable[..., Any] | Iterable[str | Callable[..., Any]]"
 
@@ -86,7 +89,7 @@ def subjects(
             patterns.append(str(one))
             continue
         if not callable(one):  # type: ignore[unreachable, unused-ignore]
-            raise UserError(f"{one!r} is neither a backend's name nor a function of (q, k, v)")
+            raise UserError(f"{shown(one)} is neither a backend's name nor a function of (q, k, v)")
         name = _name(one, scope, {text.rpartition(":")[2] for text in patterns})
         reason = "in_process=True" if in_process else (unlike or {}).get(name, "")
         if not reason:
@@ -97,6 +100,10 @@ def subjects(
                 continue
             except NotSource as error:
                 reason = str(error)
+            except UserError:
+                raise
+            except Exception as error:  # of the person's object
+                raise UserError(f"{name}: reading it {_raises(error)}; in_process=True measures it unread") from None
         if in_process is False:
             raise UserError(
                 f"{name}: no other process can have it: {reason}; put it in a file, or measure it in this process "
@@ -118,10 +125,29 @@ def _state(function: Any) -> Mapping[str, str]:
 
 
 def each(given: What) -> list[Any]:
-    """Return what is given, one or several, as a list."""
+    """Return what is given, one or several, as a list. Raises UserError where iterating over it raises an error."""
     if isinstance(given, (str, Path, bytes, Mapping)) or callable(given) or not isinstance(given, Iterable):
         return [given]
-    return list(given)
+    try:
+        return list(given)
+    except Exception as error:
+        raise UserError(f"iterating over the {type(given).__name__} {_raises(error)}; give a list") from None
+
+
+def shown(given: Any) -> str:
+    """Return the repr of an object, for an error line; its type where there is none."""
+    try:
+        return shortened(repr(given))
+    except Exception:  # of the person's object
+        return f"an object of type {type(given).__name__}"
+
+
+def _raises(error: Exception) -> str:
+    try:
+        text = f": {error}"
+    except Exception:  # a person's own exception
+        text = ""
+    return printable(f"raises {type(error).__name__}{text}")
 
 
 def _in_process(name: str, function: Any) -> Any:
@@ -131,24 +157,33 @@ def _in_process(name: str, function: Any) -> Any:
 
 
 def _name(given: Any, scope: Mapping[str, Any], taken: Iterable[str]) -> str:
-    """Return a name for an object: that of a variable that holds it, or its own, with a number where it is taken."""
-    own = str(getattr(given, "__name__", ""))
+    """Return a name for an object: that of a variable that holds it, or its own, with a number where it is taken.
+
+    It is an identifier of at most LONGEST bytes; where the object has none, it is made of the name of its type.
+    """
+    own = told(given, "__name__")
     held = [name for name, value in scope.items() if value is given and not name.startswith("_")]
     is_name = own.isidentifier() and own not in scope  # else it is another's here
     name = own if own in held or is_name else (held or [own])[0]
-    if not name.isidentifier():
-        name = re.sub(r"\W", "_", type(given).__name__)
+    if not _can_be_bound(name):
+        name = re.sub(r"\W", "_", type(given).__name__, flags=re.ASCII)
+        name = name if _can_be_bound(name) else f"_{name}"
+    name = name.encode()[:LONGEST].decode(errors="ignore")
     taken = {*taken}
     return next(one for one in (name, *(f"{name}_{n}" for n in range(2, 1000))) if one not in taken)
+
+
+def _can_be_bound(name: str) -> bool:
+    return name.isidentifier() and not iskeyword(name)
 
 
 def _importable(given: Any, scope: Mapping[str, Any]) -> str:
     """Return "file.py:function" or "pkg.mod:object" of an object that a module other than the script has; "" else."""
     of = str(scope.get("__name__", ""))
-    places = [(getattr(given, "__module__", None), getattr(given, "__qualname__", ""))]
+    places = [(told(given, "__module__"), told(given, "__qualname__"))]
     places += [(of, name) for name, value in scope.items() if value is given]
     for module_name, name in places:
-        module = sys.modules.get(str(module_name))
+        module = sys.modules.get(module_name)
         file = getattr(module, "__file__", None) or ""
         if module is None or is_script(module) or getattr(module, name, None) is not given or not name.isidentifier():
             continue

@@ -186,3 +186,68 @@ def test_what_a_module_has_is_named_by_its_file(tmp_path: Path, monkeypatch: pyt
     for odd in (3, None, [3]):
         with pytest.raises(UserError, match="is neither a backend's name nor a function"):
             subjects(odd, scope)  # type: ignore[arg-type]
+
+
+class Odd:
+    """An object of a person's whose text, module, and attributes that it does not have, raise errors."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ValueError(name)
+
+    def __repr__(self) -> str:
+        raise ValueError("no text")
+
+    @property
+    def __module__(self) -> Any:  # type: ignore[override]
+        raise ValueError("no module")
+
+
+class OddKernel(Odd):
+    def __call__(self, q: Any) -> Any:
+        return q
+
+
+class Unnamed(OddKernel):
+    __name__ = None
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (OddKernel, "OddKernel"),
+        (Unnamed, "Unnamed"),
+        (type("1 a", (OddKernel,), {}), "_1_a"),
+        (type("class", (OddKernel,), {}), "_class"),
+        (type("A" * 300, (OddKernel,), {}), "A" * 100),
+    ],
+)
+def test_an_object_that_tells_nothing_is_named_by_its_type(kind: Any, name: str) -> None:
+    kernel = kind()
+    assert subjects(kernel, {}, in_process=True).patterns == (f"attnbench_in_process:{name}",)
+    assert subjects(kernel, {}).why
+
+
+def test_a_name_longer_than_that_of_a_file_is_cut(script: Script) -> None:
+    name = "ä" * 200
+    scope = script(f"def {name}(x): return x")
+    (spec,) = subjects(scope[name], scope).patterns
+    assert Path(spec.rpartition(":")[0]).is_file()
+    assert spec.endswith(f":{'ä' * 50}")
+
+
+def test_what_cannot_be_read_is_refused_in_one_line() -> None:
+    def raises() -> Any:
+        yield "eager"
+        raise ValueError("no more")
+
+    class Closed(OddKernel):
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise ValueError("not\nyours")
+
+    with pytest.raises(UserError, match=r"^Closed: reading it raises ValueError: not yours; in_process=True measures"):
+        subjects(Closed(), {})
+    with pytest.raises(UserError, match=r"^an object of type Odd is neither a backend's name"):
+        subjects([Odd()], {})  # type: ignore[list-item]
+    with pytest.raises(UserError, match=r"^iterating over the generator raises ValueError: no more; give a list$"):
+        subjects(raises(), {})
