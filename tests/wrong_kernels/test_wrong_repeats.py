@@ -20,6 +20,18 @@ def test_wrong_in_one_call_of_some(steady_cpu: MeasuringDevice, every: int) -> N
     assert f"of {repeated_calls.CALLS}, " in reason
 
 
+def test_wrong_by_a_clock_that_does_not_move(steady_cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: each tenth call is wrong, of a kernel that was not timed, and takes 0 s by its clock. Found: wrong."""
+    original = repeated_calls.find_wrong_call
+
+    def untimed(instruments: Any, judge: Any, case: Any, prepared: Any, _: Any, nbytes: int) -> Any:
+        return original(instruments, judge, case, prepared, None, nbytes)
+
+    monkeypatch.setattr(repeated_calls, "find_wrong_call", untimed)
+    monkeypatch.setattr(repeated_calls, "perf_counter", lambda: 1.0)
+    assert f"of {repeated_calls.CALLS}, " in steady_cpu.finds_wrong(WrongNowAndThen(10), case())
+
+
 def test_wrong_where_calls_follow_each_other(cpu: MeasuringDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fault: it is wrong where it is called within 20 ms of its last call. Found: wrong, in calls without a pause.
 
