@@ -23,7 +23,7 @@ from attnbench.run import device_turns
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
 SLICE = 1.0  # seconds of one wait for an answer; longer waits count as this
 QUESTION = b'{"ask":'  # the beginning of a line with a worker's question, not an answer
-MOST_QUESTIONS = 10_000  # of one request
+MOST_QUESTIONS = 100_000  # of one request
 MOST_OF_ANSWER = 2**28  # bytes
 MOST_OF_STDERR = 2**30  # bytes, of one request
 AFTER_QUESTION = 5.0  # least seconds left to a worker after the answer to its question

@@ -202,7 +202,7 @@ BAD_REPORTS = {
     "occupied --html=link.html": "--format html=link.html: that is YAML, which would be overwritten",
     "occupied --html=named.html": "--format html=named.html: that is the name of a run file",
     "occupied --html=x.svg --svg=x.svg": "--svg: x.svg is given twice; one would overwrite the other",
-    "occupied --tp=2": "--tp is of a model; name one with --model",
+    "occupied --tp=2": "--tp needs a model; name one with --model",
     "occupied --by=": "--by: the value is empty",
     "run.jsonl --format=csv,md": "--format: csv,md are several; give -f csv -f md, all but one with a file: -f FORMAT=",
     "run.jsonl --format=csv --format=md": "--format: csv and md cannot both be printed; write one to a file: -f",

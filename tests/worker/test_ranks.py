@@ -236,7 +236,7 @@ def test_no_verdict_on_several_ranks_before_each_head_was_shown() -> None:
     answer = service.answer({"do": "check", "what": "first", "head": 1})
     assert from_json(Accuracy, answer["accuracy"]).ok
     assert not from_json(Accuracy, answer["together"]).ok  # a head that was wrong once stays wrong
-    with pytest.raises(ValueError, match="head 2 is none of those that were drawn"):
+    with pytest.raises(ValueError, match="head 2 was not drawn for the check"):
         service.answer({"do": "check", "what": "first", "head": 2})
 
 
