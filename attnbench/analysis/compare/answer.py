@@ -1,6 +1,6 @@
-"""The answer of a comparison in three sentences: how fast, what for the money or per watt, and how long a context.
+"""The answer of a comparison in three sentences: speed, work for the money and per watt, and the longest context.
 
-Each number in them is one of the tables' (tables.py), and can be computed by hand from the run files.
+Each number in them is in a table too (tables.py), and can be computed by hand from the run files.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from attnbench.analysis.compare.workload import MeasuredWorkload
 
 OWN = "each machine's own fastest backend"
-BY_CHANCE = 0.05  # of 95 % intervals that lack the truth
+BY_CHANCE = 0.05  # share of the 95 % intervals that do not contain the true value
 CHANGED = (
     "but they differ by more than {}: something may have changed, such as {}software, the clock, other work on the "
     "machine or the code that was measured"
 )
-MOST_NAMED = 3  # backends whose code differs, and kinds of cases whose longest context is told
+MOST_NAMED = 3  # backends whose code differs, and kinds of cases with their longest context
 
 
 def answer(c: Comparison) -> list[str]:
-    """Return what a buyer wants to know first, in a sentence each: speed, money and power, the longest context.
+    """Return the answer for a buyer, in a sentence each: speed, money and power, the longest context.
 
-    Before them stands whether other processes used a GPU meanwhile.
+    If other processes used a GPU during a run, the first sentence says it.
     """
     disturbed = doubt([file.run for machine in c.machines for file in machine.files])
     if c.one_model:
@@ -71,7 +71,7 @@ def _interval(ratio: Ratio) -> str:
 
 
 def _speed(c: Comparison) -> str:
-    """Return how fast the machines are with the same backends, and beside it with their own and at the other pace."""
+    """Return the speed ratios with shared backends, with each machine's own backends, and at the other pace."""
     main, ratios = c.main, _ratios(c.main, c)
     if c.workload and not ratios:
         no_other = f"No machine but {c.reference.label} can run all of the workload {c.workload.name!r}"
@@ -94,7 +94,7 @@ def _speed(c: Comparison) -> str:
 
 
 def _stand_ins(c: Comparison) -> str:
-    """Return which measured cases stand for those of a workload in words; "" where each was measured itself."""
+    """Return the measured cases that stand in for cases of the requests; "" if all cases were measured."""
     return "; ".join(part.stands_in for part in c.workload.parts if part.stands_in) if c.workload else ""
 
 
@@ -109,20 +109,20 @@ def _tokens_a_second(c: Comparison) -> str:
 
 
 def on_devices(workload: MeasuredWorkload, before: str) -> str:
-    """Return how many devices run a workload, behind a text: ", 2 devices", ", 1 and 2 devices"; "" for one device."""
+    """Return the number of devices of a workload, after a text: ", 2 devices", ", 1 and 2 devices"; "" for one."""
     if workload.devices == (1,):
         return ""
     return f"{before}{listed(map(str, workload.devices))} devices"
 
 
 def _ratios(figures: Figures, c: Comparison) -> list[tuple[Ratio, str]]:
-    """Return the ratio of each machine but the reference that has one, with its label, the fastest first."""
+    """Return (speed ratio to the reference, label) of each other machine that has a ratio, the fastest first."""
     found = [(ratio, machine.label) for machine in c.others if (ratio := figures.ratio(machine.label))]
     return sorted(found, key=lambda pair: -pair[0].value)
 
 
 def _short(figures: Figures, c: Comparison) -> str:
-    """Return the ratios alone: "1.42x (1.40 to 1.44)", and each with its machine where there are several."""
+    """Return the speed ratios as text: "1.42x (1.40 to 1.44)"; with the names of the machines if there are several."""
     ratios = _ratios(figures, c)
     if len(c.others) == 1:
         return ratio_text(ratios[0][0]) if ratios else case_names.NOTHING
@@ -140,7 +140,7 @@ def _compared(ratios: Sequence[tuple[Ratio, str]], home: str) -> str:
 
 
 def _fastest(ratios: Sequence[tuple[Ratio, str]], home: str) -> str:
-    """Return who is fastest, with those not shown to be slower."""
+    """Return the fastest machine as text, with the machines that were not shown to be slower."""
     everyone = sorted([*ratios, (EXACTLY_ONE, home)], key=lambda pair: -pair[0].value)
     first, label = everyone[0]
     level = [label for ratio, label in everyone if first.overlaps(ratio)]
@@ -166,7 +166,7 @@ def _over(figures: Figures) -> str:
 
 
 def unlike_software(figures: Figures) -> list[Case]:
-    """Return the cases in which figures of shared backends are of unlike versions, on machines of unlike models."""
+    """Return the cases that machines of unlike models measured with unlike versions of a shared backend."""
     machines = [*figures.machines.values()]
     if not figures.shared or len({machine.model for machine in machines}) == 1:
         return []
@@ -175,14 +175,14 @@ def unlike_software(figures: Figures) -> list[Case]:
 
 
 def _untried(c: Comparison) -> str:
-    """Return how many cases no total of own backends holds, and why; "" if none is left out."""
+    """Return the number of cases that the totals of own backends leave out, and why; "" if none is left out."""
     number = len(c.untried)
     left = f"{count(number, 'case')} {'is' if number == 1 else 'are'} in no total of own fastest backends"
     return f"{left}, as a machine did not try what is fastest on another, or ran it by unlike kernels" if number else ""
 
 
 def _works_apart(figures: Figures, label: str) -> str:
-    """Return the ratio of each kind of work; "" where there is one, or of a workload."""
+    """Return the speed ratio for each kind of work; "" if there is only one kind, or a workload."""
     works = {} if figures.workload else kinds_of_work(figures.cases)
     if len(works) < 2:
         return ""
@@ -197,7 +197,7 @@ def _works_apart(figures: Figures, label: str) -> str:
 
 
 def _money(c: Comparison) -> str:
-    """Return what each gives for the money, below which price one is worth it, and what each gives per watt."""
+    """Return the work that each machine gives for its price, its break-even price, and its work per watt."""
     said = [_bought(c), _worth(c), _tokens(c)]
     if not any(said) and len(c.others) == 1 and (ratio := c.main.ratio_of_device(c.others[0].label)):
         said = [f"{c.others[0].label} is worth it below {ratio_text(ratio)} of the price of {c.reference.label}"]
@@ -212,7 +212,7 @@ def _money(c: Comparison) -> str:
 
 
 def _bought(c: Comparison) -> str:
-    """Return what each machine gives for the money, and beside it the one other with own backends."""
+    """Return the work that each machine gives for its price; of two machines also with each one's own backends."""
     ratios = {machine.label: c.for_the_money(c.main, machine.label) for machine in c.others}
     said = _gives(f"for the money, {c.main.pace},", ratios, c)
     own = c.beside(sustained=c.main.sustained, shared=False)
@@ -222,14 +222,14 @@ def _bought(c: Comparison) -> str:
 
 
 def _gives(what: str, ratios: Mapping[str, Ratio | None], c: Comparison) -> str:
-    """Return what machines give against the reference, the most first; "" where no ratio is known."""
+    """Return the ratios of the machines to the reference as text, the largest first; "" if none is known."""
     ranked = sorted(((ratio.value, label, ratio) for label, ratio in ratios.items() if ratio), reverse=True)
     each = ", ".join(f"{label} gives {ratio_text(ratio)}" for _, label, ratio in ranked)
     return f"{what} {each} of {c.reference.label}" if each else ""
 
 
 def _worth(c: Comparison) -> str:
-    """Return below which price of its device each machine gives more for it than the reference."""
+    """Return the price of a device below which each machine gives more for its price than the reference."""
     found = []
     for machine in c.others:
         price, worth = c.worth_below(c.main, machine.label), c.offer(machine.label) or c.offer(c.reference.label)
@@ -245,7 +245,7 @@ def _worth(c: Comparison) -> str:
 
 
 def _worth_by_kind(c: Comparison) -> str:
-    """Return ", from 0.800x in decode to 1.005x in prefill": the ends of the break-even over the kinds of work."""
+    """Return the lowest and the highest break-even by kind of work: ", from 0.800x in decode to 1.005x in prefill"."""
     kinds = sorted((of for of in break_even(c) if of.kind != ALL), key=lambda of: of.ratio.value)
     if not kinds:
         return ""
@@ -260,13 +260,13 @@ def _worth_of(of: BreakEven) -> str:
 
 
 def price_text(of: Price, ratio: Ratio) -> str:
-    """Return a price of one device, with its interval: "$3.27/h ($3.20 to $3.35)"."""
+    """Return the price of one device, with its interval: "$3.27/h ($3.20 to $3.35)"."""
     ends = "" if ratio.low is None or ratio.high is None else f" ({of.money(ratio.low)} to {of.money(ratio.high)})"
     return f"{of.money(ratio.value)}{'' if of.bought else f'/{of.period}'}{' a GPU' if of.gpus > 1 else ''}{ends}"
 
 
 def _tokens(c: Comparison) -> str:
-    """Return what a million tokens of the workload cost on each machine."""
+    """Return the cost of a million tokens of the workload on each machine."""
     costs = {label: found for label in c.labels if (found := c.million_tokens(c.main, label))}
     if not costs or not c.workload:
         return ""
@@ -280,7 +280,7 @@ def _tokens(c: Comparison) -> str:
 
 
 def _longest(c: Comparison) -> str:
-    """Return the longest context of each machine in the kinds of cases in which memory refused one; "" without any."""
+    """Return each machine's longest context in the kinds of cases that reached the limit of memory; "" without any."""
     told = [of for of in c.longest_of_any if of.limited and all(of.fits.values())]
     shown = told[-MOST_NAMED:]
     text = length_text(fit for of in shown for fit in of.fits.values())
@@ -292,13 +292,13 @@ def _longest(c: Comparison) -> str:
 
 
 def length_text(fits: Iterable[Fit | None]) -> Callable[[int], str]:
-    """Return how to write all lengths of some fits: as 64k, or as tokens where one of them is no multiple of 1k."""
+    """Return a function that writes lengths as 64k, or in tokens if one of the fits has no multiple of 1k."""
     lengths = [n for fit in fits if fit for n in (fit.longest, fit.refused, *fit.not_measured) if n]
     return format_size if not any(n % 1024 for n in lengths) else "{:,}".format
 
 
 def fit_text(fit: Fit | None, text: Callable[[int], str]) -> str:
-    """Return "64k (no room to measure 128k)" where memory refused 128k, else "at least 64k (96k not measured)"."""
+    """Return a fit as text: "64k (no room to measure 128k)", or "at least 64k (96k not measured)"."""
     if fit is None:
         return case_names.NOTHING
     if fit.refused:
@@ -311,7 +311,7 @@ def fit_text(fit: Fit | None, text: Callable[[int], str]) -> str:
 
 
 def _one_model(c: Comparison) -> str:
-    """Return what runs of one model differ by: no machine is better than another."""
+    """Return the difference between runs of one model, of which no machine is better than another."""
     cards = {card for machine in c.machines for card in machine.cards}
     runs = count(len(c.machines), "run")
     setup = "one model and setup" if c.one_setup else "one model"
@@ -346,6 +346,6 @@ def _one_model(c: Comparison) -> str:
 
 
 def _no_prices(c: Comparison) -> str:
-    """Return why prices are not compared, where some were given."""
+    """Return why given prices are not compared; "" if none were given."""
     why = "all machines are of one model, and what its runs and cards differ by is no reason to buy one"
     return f"No price is compared: {why}." if c.prices else ""

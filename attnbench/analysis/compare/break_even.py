@@ -1,9 +1,9 @@
-"""At which price of one machine another costs the same for the same work: by kind of work, over the other's price.
+"""The break-even price: the price of a machine at which it costs as much as the reference for the same work.
 
-With r, how many times as much a device does as one of the reference in the same time, and the costs of an hour of
-money.py, both cost the same where c = r c_reference. So the price is a line over the reference's price, through the
-origin where no energy is added; its band is the 95 % interval of r. Prices are those of one device. The energy of an
-hour is that of all the work that is compared, for each kind of work alike.
+r is the work of a device over the work of a reference device in the same time; c is the cost of an hour (money.py).
+Both machines cost the same at c = r c_reference. The break-even price is thus a line over the reference's price,
+through the origin if no energy is added; its band is the 95 % interval of r. Prices are for one device. The energy of
+an hour is a mean over all the work that is compared, and the same for each kind of work.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class BreakEven:
     """The prices at which a machine costs as much as the reference for one kind of work."""
 
     machine: str
-    kind: str  # of work, a part of the workload, or ALL
-    ratio: Ratio  # of the work that a device does
-    home: Offer | None  # of the reference; None without its price
-    other: Offer | None  # of the machine, or as the reference is paid for; None without the reference's price
+    kind: str  # a kind of work, a part of the workload, or ALL
+    ratio: Ratio  # work of a device over the work of a reference device in the same time
+    home: Offer | None  # the reference's; None without its price
+    other: Offer | None  # the machine's, else on the reference's terms; None without the reference's price
     given: float | None  # the price of a device of the machine that was given
 
     def at(self, price: float) -> Ratio:
-        """Return the price of a device of the machine, with its interval, where one of the reference has this price."""
+        """Return the break-even price of a device of the machine, with its interval, at this price of the reference."""
         assert self.home
         assert self.other
         offered = replace(self.home.price, amount=price * self.home.price.gpus)
@@ -41,7 +41,7 @@ class BreakEven:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What the machine costs for this work beside the reference, at the given prices; None without both."""
+        """Whether the machine costs less or more than the reference for this work; None without both given prices."""
         if not self.home or self.given is None:
             return None
         found = self.at(device_price(self.home))
@@ -51,15 +51,15 @@ class BreakEven:
 
 
 def device_price(offer: Offer) -> float:
-    """Return the price of one device, for the time that it pays for."""
+    """Return the price of one device for the time that the price covers."""
     return offer.price.amount / offer.price.gpus
 
 
 def break_even(c: Comparison) -> list[BreakEven]:
-    """Return the break-even of each machine but the reference, in all that answers the buyer.
+    """Return the break-even of each machine but the reference, over all cases of the main figures.
 
-    With one other machine also of each kind of work, or of each part of the workload, where there are several. None of
-    machines of one model, which differ by no price.
+    With one other machine, also for each kind of work, or each part of the workload, if there are several. Empty for
+    machines of one model, which have one price.
     """
     if c.one_model:
         return []
@@ -77,7 +77,7 @@ def break_even(c: Comparison) -> list[BreakEven]:
 
 
 def _ratios(c: Comparison, label: str, by_kind: bool) -> list[tuple[str, Ratio]]:
-    """Return (kind of work, ratio of a device) of a machine, ALL first; none where it cannot run the workload."""
+    """Return (kind of work, ratio of a device) for a machine, ALL first; empty if it cannot run the workload."""
     main = c.main
     each: Sequence[tuple[str, Ratio | None]] = ()
     if c.workload:

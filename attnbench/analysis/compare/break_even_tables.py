@@ -1,4 +1,4 @@
-"""The break-even as a table, in every format, and as a chart over the price of the reference, on a page."""
+"""The break-even price as a table, in every format, and as a chart over the reference's price, on a page."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from attnbench.analysis.compare.money import Price
 from attnbench.render.document import BandLine, Column, Entry, LineChart, Table
 from attnbench.results.case_names import NOTHING
 
-STEPS = (0.5, 1.0, 1.5, 2.0)  # of the given price of the reference: columns of the table, and the axis of the chart
-MOST_LINES = 6  # of the chart; the table has all
-POINTS = 21  # of a line of the chart
+STEPS = (0.5, 1.0, 1.5, 2.0)  # times the reference's given price: columns of the table, and the axis of the chart
+MOST_LINES = 6  # in the chart; the table has all
+POINTS = 21  # in a line of the chart
 
 
 def tables(c: Comparison, brief: bool) -> list[Table]:
@@ -29,7 +29,7 @@ def tables(c: Comparison, brief: bool) -> list[Table]:
         assert of.other
         prices = (price_text(of.other.price, of.at(step * given)) for step in steps)
         name = of.machine if several else of.kind
-        ratio = () if brief else (ratio_text(of.ratio),)  # which a brief comparison has with the speed by kind of work
+        ratio = () if brief else (ratio_text(of.ratio),)  # a brief comparison has it in the speed by kind of work
         rows.append((name, *ratio, *prices, costs(of)))
     columns = (
         Column("machine" if several else "work"),
@@ -44,7 +44,7 @@ def tables(c: Comparison, brief: bool) -> list[Table]:
 
 
 def costs(of: BreakEven) -> str:
-    """Return what a machine costs at the given prices: "costs less", "costs more", "not told apart", or "-"."""
+    """Return the verdict at the given prices: "costs less", "costs more", "not told apart", or "-" without prices."""
     return {"less": "costs less", "more": "costs more"}.get(of.verdict or "", of.verdict or NOTHING)
 
 
@@ -88,7 +88,7 @@ def _line(of: BreakEven, given: float, several: bool) -> BandLine:
 
 
 def _unit(price: Price) -> str:
-    """Return what a price is in: "$/h" or "$ for 4y", of one device."""
+    """Return the unit of the price of one device: "$/h" or "$ for 4y"."""
     if price.hours is None:
         return price.sign
     return f"{price.sign} for {price.period}" if price.bought else f"{price.sign}/{price.period}"

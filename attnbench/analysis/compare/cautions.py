@@ -1,4 +1,4 @@
-"""What to doubt in a comparison: what its intervals leave out, and what sets machines apart beside the hardware."""
+"""The cautions of a comparison: doubts that its intervals leave out, and differences other than the hardware."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MOST_NAMED = 3  # files, cells or versions
 
 
 def cautions(c: Comparison) -> tuple[Caution, ...]:
-    """Return what to doubt, the most serious first."""
+    """Return the cautions of a comparison, the most serious first."""
     return stated(CAUTIONS, c)
 
 
 def facts(c: Comparison) -> tuple[Caution, ...]:
-    """Return what the intervals are from where nothing is to be doubted, and what cards of a model differ by."""
+    """Return the sources of the intervals, if no caution names them, and the difference between cards of a model."""
     return stated(FACTS, c)
 
 
@@ -41,13 +41,13 @@ def _of_one_round(c: Comparison) -> list[Machine]:
 
 
 def _sources(c: Comparison) -> set[str]:
-    """Return what the intervals are from, of ROUNDS and TABLE."""
+    """Return the sources of the intervals: ROUNDS, TABLE or both."""
     ratios = [figures.ratio(label) for figures in c.figures for label in c.labels]
     return {source for ratio in ratios if ratio for source in ratio.sources}
 
 
 def _reduced(c: Comparison) -> Places:
-    """Return the baselines that keep one value of a round, which leaves nothing to take an interval from."""
+    """Return the baselines that keep one value per round, from which no interval can be computed."""
     reduced = [machine.label for machine in _of_one_round(c) if any(file.run.reduced for file in machine.files)]
     return when(reduced and TABLE in _sources(c), labels=", ".join(reduced))
 
@@ -61,7 +61,7 @@ def _from_table(c: Comparison) -> Places:
 
 
 def _undecided(host_bound: bool) -> Callable[[Comparison], Places]:
-    """Return which cases count for nothing, as what reads fastest there holds the host's time, or is hardly known."""
+    """Return a function that finds cases left out because their fastest figure is host-bound, or hardly known."""
 
     def where(c: Comparison) -> Iterator[dict[str, Any]]:
         for figures in c.figures:
@@ -74,7 +74,7 @@ def _undecided(host_bound: bool) -> Callable[[Comparison], Places]:
 
 
 def _named(cells: Sequence[tuple[str, Key]], c: Comparison) -> str:
-    """Return the cells by case, each with the machines that it is of: a case is named once."""
+    """Return the cells as text, grouped by case, each cell with its machines."""
     several = len({case.dtype for case in c.cases}) > 1
     each = (
         listed(
@@ -87,7 +87,7 @@ def _named(cells: Sequence[tuple[str, Key]], c: Comparison) -> str:
 
 
 def _lacking(c: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield for each machine which backends it lacks: those that others have, and those that are fastest on another."""
+    """Yield the backends that each machine lacks: the ones that others have, and the fastest ones on another."""
     machines = c.main.machines
     asked = c.workload.cases if c.workload else common(machine.fastest for machine in machines.values())
     for label, machine in machines.items():
@@ -111,7 +111,7 @@ def _lacking(c: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def _unlike_kernels(c: Comparison) -> Places:
-    """Return which backends ran unlike kernels on machines that could run the same ones."""
+    """Return the backends that ran unlike kernels on machines that could run the same ones."""
     alike = grouped(c.unlike.items(), lambda pair: (pair[0][1], pair[1]))
     return [
         {"backend": backend, "cases": count(len(keys), "case"), "kernels": kernels}
@@ -120,9 +120,9 @@ def _unlike_kernels(c: Comparison) -> Places:
 
 
 def _unlike_versions(c: Comparison) -> Places:
-    """Return which backends are of unlike versions, with the number of their cases."""
+    """Return the backends with unlike versions on the machines, with the number of their cases."""
     machines = {key: [of.versions[key][1] for of in c.machines if key in of.versions] for key in c.of_unlike_versions}
-    cases = Counter(key[1] for key, versions in machines.items() if len({*versions}) > 1)  # methods are another rule's
+    cases = Counter(key[1] for key, versions in machines.items() if len({*versions}) > 1)  # methods have another rule
     each = some([f"{backend} ({count(n, 'case')})" for backend, n in cases.most_common()], MOST_NAMED)
     counted = {*c.of_unlike_versions} & {*c.cells}
     so = "A ratio holds what the software differs by" if counted else "They count as no shared backend there"
@@ -130,7 +130,7 @@ def _unlike_versions(c: Comparison) -> Places:
 
 
 def _methods(c: Comparison) -> Places:
-    """Return in how many of the cells that are compared the machines measured by unlike methods."""
+    """Return the number of compared cells that the machines measured by unlike methods."""
     methods = [[str(machine.cells[key].run.method) for machine in c.machines] for key in c.cells]
     apart = [of for of in methods if len({*of}) > 1]
     own = zip(c.machines, zip(*apart, strict=True), strict=bool(apart))
@@ -140,7 +140,7 @@ def _methods(c: Comparison) -> Places:
 
 
 def _joined(c: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield how the setups of the files of one machine differ."""
+    """Yield the differences between the setups of one machine's files."""
     for machine in c.machines:
         runs = [file.run for file in machine.files]
         packages = {name for run in runs for name in run.environment.packages}
@@ -155,7 +155,7 @@ def _joined(c: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def _older(c: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield which rounds of one machine count for nothing."""
+    """Yield the rounds of each machine that are left out for an older method or version."""
     for machine in c.machines:
         older = machine.older
         each = some([f"{backend} ({count(n, 'round')})" for backend, n in sorted(older.items())], MOST_NAMED)
@@ -163,7 +163,7 @@ def _older(c: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def _left_out(c: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield which files and machines say nothing for a comparison, and why."""
+    """Yield the files and machines that are left out of the comparison, and why."""
     for why, pairs in grouped(c.left_out.items(), lambda pair: pair[1]).items():
         names = some([path.name for path, _ in pairs], MOST_NAMED)
         yield {"what": f"{count(len(pairs), 'file')} left out: {names} ({why})"}
@@ -177,14 +177,14 @@ def _held_down(c: Comparison) -> Places:
 
 
 def _without_power(c: Comparison) -> Places:
-    """Return the GPUs without a figure of their work without pauses, or of its power."""
+    """Return the GPUs without a figure measured without pauses, or without its power."""
     gpus = [machine.sustained for machine in c.machines if machine.is_gpu]
     without = [machine.label for machine in gpus if not any(map(machine.watts, machine.log_rounds))]
     return when(without, labels=", ".join(without))
 
 
 def _units(c: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield what cards of a model differ by, where the machines are not of one card."""
+    """Yield the difference between cards of a model, unless all machines were measured on one card."""
     if all(machine.same_card(c.reference) for machine in c.others):
         return
     for known, machines in grouped(c.machines, lambda machine: spread(machine.environment.device)).items():
@@ -195,12 +195,12 @@ def _units(c: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def _setups(c: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield each difference in software, power limits and how machines were measured; hardware is what is compared."""
+    """Yield each difference between machines in software, power limits and the way of measuring, but not hardware."""
     machines, gpus = c.machines, [machine for machine in c.machines if machine.is_gpu]
     setups = {machine.label: [setup(file.run) for file in machine.files] for machine in machines}
 
     def values(name: str, among: Sequence[Machine] = machines) -> dict[str, str | None]:
-        """Return label -> the values of all files of a machine; None where none has one."""
+        """Return label -> the values of all files of a machine; None if no file has a value."""
         found = {m.label: {str(of[name]) for of in setups[m.label] if of.get(name)} for m in among}
         return {label: some(sorted(texts), MOST_NAMED) or None for label, texts in found.items()}
 
@@ -209,7 +209,7 @@ def _setups(c: Comparison) -> Iterator[dict[str, Any]]:
     used = {m.label: [libraries(file.run, packages, common_backends) for file in m.files] for m in machines}
 
     def versions_of(name: str) -> dict[str, str | None]:
-        """Return label -> the versions of a library, of the machines of which they are known."""
+        """Return label -> the versions of a library, for the machines whose versions are known."""
         known = {label: {of[name] for of in found if name in of} for label, found in used.items()}
         return {label: some(sorted(filter(None, texts)), MOST_NAMED) or None for label, texts in known.items() if texts}
 
@@ -241,7 +241,7 @@ def _setups(c: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def _differing(found: Mapping[str, Mapping[str, str | None]], why: str = "") -> Iterator[dict[str, Any]]:
-    """Yield "torch", "2.11.0 on H200 and H200 500 W, 2.12.0 on H100" of name -> label -> value."""
+    """Yield ("torch", "2.11.0 on H200 and H200 500 W, 2.12.0 on H100") from name -> label -> value."""
     for name, values in found.items():
         having = grouped(values.items(), lambda pair: pair[1] or NOT_INSTALLED)
         each = (f"{value} on {' and '.join(label for label, _ in pairs)}" for value, pairs in having.items())

@@ -1,4 +1,4 @@
-"""The cells and cases that all machines measured, and what each machine lacks and why."""
+"""The cells and cases that all machines measured, and the cells that each machine lacks, with the reason."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def common(mappings: Iterable[Mapping[T, object]]) -> list[T]:
 
 
 def kinds(cases: Iterable[Case]) -> dict[str, list[Case]]:
-    """Return the cases by head dimension, mask and pass ("d128 causal fwd"), with the dtype where there are several.
+    """Return the cases by head dimension, mask and pass ("d128 causal fwd"), with the dtype if there are several.
 
-    Decode, which waits for memory, is a pass of its own ("d128 causal decode"). Several devices stand apart, and so
-    does a step of each model: "prefill step of llama-3.1-8b (4 of 32 layers)".
+    Decode, which is bound by memory, is a pass of its own ("d128 causal decode"). Cases on several devices have their
+    own kinds, as have the steps of each model: "prefill step of llama-3.1-8b (4 of 32 layers)".
     """
     cases = list(cases)
     several = len({case.dtype for case in cases}) > 1
@@ -52,9 +52,9 @@ def kinds(cases: Iterable[Case]) -> dict[str, list[Case]]:
 
 
 def kinds_of_work(cases: Iterable[Case]) -> dict[str, list[Case]]:
-    """Return the cases by what a buyer does with them: "prefill" (forward), "training" (backward), "decode".
+    """Return the cases by kind of work: "prefill" (forward), "training" (backward), "decode".
 
-    Those on several devices stand apart, and so does a step of each model.
+    Cases on several devices have their own kinds, as have the steps of each model.
     """
     order = {"prefill": 0, "training": 1, "decode": 2}
     found: dict[str, list[Case]] = {}
@@ -66,16 +66,16 @@ def kinds_of_work(cases: Iterable[Case]) -> dict[str, list[Case]]:
 
 
 def work(case: Case) -> str:
-    """Return what a buyer does with a case: "prefill", "training" or "decode"."""
+    """Return the kind of work of a case: "prefill", "training" or "decode"."""
     if case.model_step:
         return {"train": "training"}.get(case.model_step.phase, case.model_step.phase)
     return "decode" if case.is_decode else "prefill" if case.direction == "fwd" else "training"
 
 
 def comparable(machines: Sequence[Machine], reference: Machine | None) -> list[Machine]:
-    """Return the most machines that have a case in common: those with `reference` if it is given, else with the first.
+    """Return the most machines with a case in common, among them `reference` if it is given, else the first.
 
-    Raises UserError where no two have one; it says where they differ and what to measure.
+    Raises UserError if no two machines have one; its message says how they differ and what to measure.
     """
     owners = [
         tuple(m for m in machines if case in m.fastest) for case in {c: None for m in machines for c in m.fastest}
@@ -106,7 +106,7 @@ def why_left_out(machine: Machine, compared: Sequence[Machine]) -> str:
 
 
 def _no_figure(machine: Machine) -> str:
-    """Return that a machine has no figure that counts, and what shows what its files hold."""
+    """Return a message that a machine has no usable figure, with the command that shows its files."""
     if machine.log_rounds:
         known = "is known to better than a factor of 1.5 and is the device's"
         return f"no case whose fastest figure {known}: nothing to compare"
@@ -118,18 +118,18 @@ def _no_figure(machine: Machine) -> str:
 
 @dataclass(frozen=True)
 class MissingCells:
-    """Cells of one backend that a machine lacks for one reason, though another machine has a figure of them."""
+    """Cells of one backend that a machine lacks for one reason, while another machine has a figure for them."""
 
     machine: str
     cells: int
     why: str  # of case_names.ENDINGS, or NOT_PLANNED, NOT_RUN, NO_TIME
     backend: str
     where: str  # "64k; d128"; "" where all cells of the backend are missing
-    reason: str  # "" where `why` says it all
+    reason: str  # "" if `why` needs none
 
 
 def missing_cells(machines: Sequence[Machine]) -> list[MissingCells]:
-    """Return what each machine lacks, gathered by backend and reason."""
+    """Return the cells that each machine lacks, grouped by backend and reason."""
     measured = list(dict.fromkeys(key for machine in machines for key in machine.log_rounds))
     found = []
     for machine in machines:
@@ -147,7 +147,7 @@ def missing_cells(machines: Sequence[Machine]) -> list[MissingCells]:
 
 
 def why_missing(machine: Machine, key: Key) -> tuple[str, str]:
-    """Return the word and the reason for a cell without a figure."""
+    """Return (`why`, `reason`) of MissingCells for a cell without a figure on a machine."""
     cell = machine.cells.get(key)
     if cell is None:
         return (NOT_RUN if key in machine.planned else NOT_PLANNED), ""
@@ -157,7 +157,7 @@ def why_missing(machine: Machine, key: Key) -> tuple[str, str]:
 
 
 def _differing_axes(first: Machine, other: Machine) -> str:
-    """Return the axes on which no value is common: "dtype bf16 on H200, fp32 on EPYC CPU"."""
+    """Return the axes on which two machines have no common value: "dtype bf16 on H200, fp32 on EPYC CPU"."""
     parts = []
     for name, read in _AXES.items():
         ours, theirs = ({read(case) for case in machine.fastest} for machine in (first, other))

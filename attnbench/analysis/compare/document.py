@@ -1,7 +1,7 @@
-"""A comparison as a document: the answer, the machines, the tables, what to doubt, and the same for other programs.
+"""A comparison as a document: the answer, machines, tables and cautions, and the same data for other programs.
 
-CSV has a row for each cell and machine, JSON the same rows and all that is derived. Seconds, watts and fractions are
-not scaled; tflops is TFLOP/s, gbps GB/s. `ratio` is to the reference in the same cell by like kernels.
+CSV has a row for each cell and machine; JSON has the same rows and all derived figures. Seconds, watts and fractions
+are not scaled; tflops is TFLOP/s, gbps GB/s. `ratio` is to the reference in the same cell, measured by like kernels.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from attnbench.results.export_rows import MadeRows, case_columns
 from attnbench.results.run_setup import setup_texts
 
 MOST_CAUTIONS = 3  # shown where a comparison is brief
-OF_MACHINES = ("machines", "money", "workload", "groups", "rates")  # tables of all cases together
+OF_MACHINES = ("machines", "money", "workload", "groups", "rates")  # tables over all cases together
 MOST_FILES = 4  # named in the description of a machine
 MORE = with_addresses(
     "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
@@ -44,7 +44,7 @@ MORE = with_addresses(
 
 
 def document(c: Comparison, every: bool = False) -> Document:
-    """Return the document of a comparison. `every`: with all cases, and with each cell that all machines have."""
+    """Return the document of a comparison. `every`: with all cases, and all cells that all machines have."""
     doubted, known = cautions(c), facts(c)
     rows = MadeRows(partial(_cell_rows, c))
     warnings = [one_line(str(caution)) for caution in doubted]
@@ -70,7 +70,7 @@ def document(c: Comparison, every: bool = False) -> Document:
 
 
 def _blocks(c: Comparison, every: bool) -> tuple[Block, ...]:
-    """Return the tables; the break-even and what is published stand after the figures of machines, before cases."""
+    """Return the tables; the break-even and the published figures follow the figures of machines, before the cases."""
     found = (*serving_tables(c), *tables(c, every))
     first = next((i for i, table in enumerate(found) if table.name not in OF_MACHINES), len(found))
     return (*found[:first], *break_even_tables(c, not every), *published_blocks(c, every), *found[first:])
@@ -94,7 +94,7 @@ def _description(machine: Machine, brief: bool = False) -> str:
 
 
 def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
-    """Yield a mapping for every cell that any machine has, and for every machine, all with the same keys."""
+    """Yield a mapping for each machine and each cell that any machine has, all with the same keys."""
     for key in dict.fromkeys(key for machine in c.machines for key in machine.cells):
         case, backend = key
         for machine in c.machines:
@@ -122,7 +122,7 @@ def _cell_rows(c: Comparison) -> Iterator[dict[str, Any]]:
 
 
 def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the whole comparison for JSON; `cells` are those of `_cell_rows`."""
+    """Return the whole comparison for JSON; `cells` are the rows from `_cell_rows`."""
     return {
         "answer": answer(c),
         "reference": c.reference.label,
@@ -143,7 +143,7 @@ def _data(c: Comparison, warnings: Sequence[str], cells: Sequence[Mapping[str, A
 
 
 def _machine(c: Comparison, machine: Machine) -> dict[str, Any]:
-    """Return what is known of a machine, with its figures that answer a buyer."""
+    """Return the device, setup and main figures of a machine for JSON."""
     environment, price = machine.environment, c.prices.get(machine.label)
     return {
         "name": machine.label,
@@ -192,7 +192,7 @@ def _machine_figures(c: Comparison, figures: Figures, label: str) -> dict[str, A
 
 
 def _break_even(of: BreakEven) -> dict[str, Any]:
-    """Return the break-even of a machine for a kind of work; `price` is at the reference's given price."""
+    """Return a break-even for JSON; `price` is the break-even price at the reference's given price."""
     price = of.at(device_price(of.home)) if of.home else None
     return {
         "machine": of.machine,

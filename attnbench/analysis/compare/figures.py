@@ -1,7 +1,7 @@
-"""The speed of all machines over the same cases: in bursts or without pauses, with the same backends or each its own.
+"""The speed of all machines over the same cases: in bursts or without pauses, with shared or own backends.
 
-All figures are geometric means over the cases, or those of the workload if there is one (workload.py); docs/compare.md
-says what each is.
+All figures are geometric means over the cases, or the workload's figures if there is one (workload.py); docs/compare.md
+defines each.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Figures:
-    """The figures of all machines of one kind. Mappings are by the machine's label."""
+    """One kind of figures for all machines. Mappings are by the machine's label."""
 
     sustained: bool
     shared: bool  # with backends that all machines have; False: each machine with its own fastest
-    machines: Mapping[str, Machine]  # whose figures are in bursts or without pauses
+    machines: Mapping[str, Machine]  # all with figures in bursts, or all without pauses
     reference: Machine
-    chosen: Mapping[str, Mapping[Case, Key]]  # the cell that counts for each case; the cases of all are the same
-    undecided: tuple[tuple[str, Key], ...] = ()  # (machine, cell) that reads fastest in its case, and decides nothing
+    chosen: Mapping[str, Mapping[Case, Key]]  # the cell that counts for each case; all have the same cases
+    undecided: tuple[tuple[str, Key], ...] = ()  # (machine, fastest cell of a case), if it is too uncertain to count
     workload: MeasuredWorkload | None = None
 
     @property
@@ -49,7 +49,7 @@ class Figures:
 
     @cached_property
     def kinds(self) -> Mapping[str, Figures]:
-        """The figures of the cases alone by head dimension, mask and pass: "d128 causal fwd"."""
+        """The figures without the workload, by head dimension, mask and pass: "d128 causal fwd"."""
         return {name: self.of(cases) for name, cases in kinds(self.cases).items()}
 
     def of(self, cases: Collection[Case]) -> Figures:
@@ -58,7 +58,7 @@ class Figures:
         return replace(self, chosen=chosen, workload=None)
 
     def ratio(self, label: str) -> Ratio | None:
-        """Return how many times as fast as the reference a machine is; None where it cannot run the workload."""
+        """Return the speed ratio of a machine to the reference; None if it cannot run the workload."""
         machine = self.machines[label]
         if self.workload:
             return self.workload.ratio(machine)
@@ -66,28 +66,28 @@ class Figures:
         return speed_ratio(self.reference, ours, machine, theirs)
 
     def ratio_of_device(self, label: str) -> Ratio | None:
-        """Return how many times as much as the reference's a device of a machine does in its time.
+        """Return the work of a machine's device over the work of a reference device in the same time.
 
-        It is `ratio` but for a workload whose calls run on unlike numbers of devices.
+        It equals `ratio` except for a workload whose calls run on unlike numbers of devices.
         """
         if self.workload:
             return self.workload.ratio(self.machines[label], of_devices=True)
         return self.ratio(label)
 
     def tflops(self, label: str) -> float | None:
-        """Return the TFLOP/s of a device; without a workload over the cases that are no decode, None if all are."""
+        """Return the TFLOP/s of a device: of the workload, else over the cases but decode; None if all are decode."""
         machine = self.machines[label]
         if self.workload:
             return self.workload.tflops(machine)
         return _geomean([machine.tflops(key) for key in self._computing(label)])
 
     def gbps(self, label: str) -> float | None:
-        """Return the GB/s of a machine over the cases that are decode; None if none is, or for a workload."""
+        """Return the GB/s of a machine over the decode cases; None without any, or for a workload."""
         cells = () if self.workload else self.chosen[label].values()
         return _geomean([self.machines[label].gbps(key) for key in cells if key[0].is_decode])
 
     def tokens_of_decode(self, label: str) -> float | None:
-        """Return the tokens a second of decode through one layer, as `gbps` is of; of all devices of a call."""
+        """Return the tokens a second through one layer over the cases of `gbps`, on all devices of a call together."""
         machine, cells = self.machines[label], () if self.workload else self.chosen[label].values()
         decode = [key for key in cells if key[0].is_decode]
         return _geomean(
@@ -95,31 +95,31 @@ class Figures:
         )
 
     def utilization(self, label: str) -> float | None:
-        """Return TFLOP/s over the datasheet's peak, a mean over the cases but decode; None if unknown or a workload."""
+        """Return TFLOP/s over the datasheet's peak, for cases but decode; None if unknown, or for a workload."""
         cells = () if self.workload else self._computing(label)
         return _geomean([self.machines[label].utilization(key) for key in cells])
 
     def _computing(self, label: str) -> list[Key]:
-        """Return the cells that count for the cases that are no decode."""
+        """Return the cells that count for all cases but decode."""
         return [key for key in self.chosen[label].values() if not key[0].is_decode]
 
     def watts(self, label: str) -> float | None:
-        """Return the power in the work that `tflops` is of; None unless all of it has a reading."""
+        """Return the power in watts over the cases of `tflops`; None unless all of them have a reading."""
         machine = self.machines[label]
         if self.workload:
             return self.workload.watts(machine)
         return _geomean([machine.watts(key) for key in self.chosen[label].values()])
 
     def tflops_per_watt(self, label: str) -> float | None:
-        """Return TFLOP/s over watts; None where a case is decode, so that the two are of unlike work."""
+        """Return TFLOP/s per watt; None if a case is decode."""
         tflops, watts = self.tflops(label), self.watts(label)
         return tflops / watts if tflops and watts and not self.gbps(label) else None
 
     def per_watt(self, label: str) -> Ratio | None:
-        """Return how many times as much work per joule a machine gives as the reference; None unless both have watts.
+        """Return the ratio of the work per joule of a machine to the reference; None unless both have watts.
 
-        It is the ratio of what their devices do over that of the watts. The interval is that of the energy of the
-        calls: of latency and power together.
+        It is `ratio_of_device` over the ratio of the watts. The interval is from the energy of the calls: latency and
+        power together.
         """
         home = self.reference.label
         done, ours, theirs = self.ratio_of_device(label), self.watts(home), self.watts(label)
@@ -143,11 +143,11 @@ def _geomean(values: Sequence[float | None]) -> float | None:
 def all_figures(
     machines: Sequence[Machine], reference: Machine, workload: Workload | Requests | None
 ) -> tuple[Figures, ...]:
-    """Return the figures that there are, those first that answer a buyer: without pauses, with shared backends.
+    """Return all kinds of figures, the main ones first: without pauses, with shared backends.
 
-    Figures without pauses follow those in bursts where they do not cover the cases of these. They are left out where
-    the machines have no such case in common, or the workload has cases without; those of own backends where they are
-    shared ones. Raises UserError where there are none, as for a workload without a figure.
+    Figures without pauses follow the ones in bursts if they cover fewer cases, and are left out if the machines have no
+    such case in common, or the workload has cases without. Figures with own backends are left out if these are the
+    shared ones. Raises UserError if there are no figures, as for a workload without a figure.
     """
     found: list[Figures] = []
     for sustained in (False, True):
@@ -156,7 +156,7 @@ def all_figures(
         own = _with_workload(_figures(of, reference.label, shared=False), workload, needed=not sustained and not shared)
         more = [*filter(None, (shared, None if own and shared and _adds_nothing(own, shared) else own))]
         if found and workload and more and _cells_of(more[0]).keys() != _cells_of(found[0]).keys():
-            continue  # they are of other cases
+            continue  # they have other cases
         first, best = next(iter(more), None), next(iter(found), None)
         covers = first and best and first.shared == best.shared and {*best.cases} <= {*first.cases}
         found = [*more, *found] if not found or workload or covers else [*found, *more]
@@ -166,7 +166,7 @@ def all_figures(
 
 
 def _nothing_in_common(machines: Sequence[Machine]) -> str:
-    """Return that machines share no backend, which backends each has, and what to do."""
+    """Return a message that machines share no backend, with the backends of each."""
     alike = grouped(machines, lambda machine: some(dict.fromkeys(name for _, name in machine.log_rounds)))
     each = (
         f"{names} on {some(f'{of.label} ({some(file.path.name for file in of.files)})' for of in group)}"
@@ -177,20 +177,20 @@ def _nothing_in_common(machines: Sequence[Machine]) -> str:
 
 
 def _adds_nothing(own: Figures, shared: Figures) -> bool:
-    """Whether own backends are the shared ones, and no case lacks them but where not all machines tried them."""
+    """Whether own backends equal the shared ones, and lack only cases that not all machines tried."""
     theirs = _cells_of(shared)
     undecided = {case for _, (case, _) in own.undecided} & {*shared.cases}
     return not undecided and all(theirs.get(case) == backends for case, backends in _cells_of(own).items())
 
 
 def untried(machines: Sequence[Machine]) -> list[Case]:
-    """Return the cases of all machines in which what is fastest on one was not tried by all (like_kernels.py)."""
+    """Return the common cases in which not all machines tried the fastest backend of each (like_kernels.py)."""
     cases = common(machine.fastest for machine in machines)
     return [case for case in cases if not tried_by_all(machines, {machine.fastest[case] for machine in machines})]
 
 
 def _figures(machines: Mapping[str, Machine], reference: str, shared: bool) -> Figures | None:
-    """Return the figures of machines by label; None where no case counts."""
+    """Return the figures of machines, which are by label; None if no case counts."""
     cells = {*shared_cells([*machines.values()])}
     among = {label: [key for key in m.log_rounds if not shared or key in cells] for label, m in machines.items()}
     fastest = {label: machine.fastest_of(among[label]) for label, machine in machines.items()}
@@ -203,7 +203,7 @@ def _figures(machines: Mapping[str, Machine], reference: str, shared: bool) -> F
 
 
 def _with_workload(figures: Figures | None, workload: Workload | Requests | None, needed: bool) -> Figures | None:
-    """Return the figures of a workload; None where it has none. Raises UserError where it is needed."""
+    """Return the figures with a workload; None if it has none, or UserError if it is `needed`."""
     if not figures or not workload:
         return figures
     try:
@@ -216,7 +216,7 @@ def _with_workload(figures: Figures | None, workload: Workload | Requests | None
 
 
 def _cells_of(figures: Figures) -> dict[tuple[str, Case], list[str]]:
-    """Return (machine, case) -> the backend that runs it, or those in parts of a workload."""
+    """Return (machine, case) -> the backend that runs it, or the backends in the parts of a workload."""
     if figures.workload:
         pairs = [(m.label, key) for part in figures.workload.parts for m, keys in part.cells.items() for key in keys]
     else:

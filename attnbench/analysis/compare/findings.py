@@ -50,17 +50,17 @@ class Comparison:
 
     machines: tuple[Machine, ...]
     reference: Machine
-    figures: tuple[Figures, ...]  # those that answer a buyer first
-    cells: tuple[Key, ...]  # with a figure on all machines by like kernels, in bursts
+    figures: tuple[Figures, ...]  # the main ones first
+    cells: tuple[Key, ...]  # with figures in bursts, by like kernels, on all machines
     prices: Mapping[str, Price]
-    energy: Mapping[str, float]  # what an hour of a bought device's power costs; empty where it was not asked for
+    energy: Mapping[str, float]  # cost of the energy of a bought device per hour; empty without an energy price
     missing: tuple[MissingCells, ...]
     longest: tuple[LongestSequence, ...]  # by backend
     longest_of_any: tuple[LongestSequence, ...]  # with any backend
-    left_out: Mapping[Path, str]  # files that say nothing for a comparison, with why
-    machines_left_out: Mapping[str, str]  # those that have no case in common with those that are compared, with why
-    serving: Serving | None = None  # the requests of a workload in words to a whole model
-    published: tuple[Published, ...] = ()  # figures of GPUs that none of the files measured, apart from all others
+    left_out: Mapping[Path, str]  # files without any use for a comparison -> reason
+    machines_left_out: Mapping[str, str]  # label -> why it has no case in common with the compared ones
+    serving: Serving | None = None  # of a whole model, for a workload in words
+    published: tuple[Published, ...] = ()  # figures of GPUs that no file measured
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -73,16 +73,16 @@ class Comparison:
 
     @property
     def main(self) -> Figures:
-        """The figures that answer a buyer."""
+        """The main figures, which the answer and the other texts quote."""
         return self.figures[0]
 
     @property
     def powered(self) -> Figures:
-        """The first figures without pauses, which alone have watts; the main ones where there are none."""
+        """The first figures without pauses, as only these have watts; the main ones if there are none."""
         return next((figures for figures in self.figures if figures.sustained), self.main)
 
     def beside(self, *, sustained: bool, shared: bool) -> Figures | None:
-        """Return other figures than `main`; None where there are none, or they are the same."""
+        """Return the figures with these properties; None if there are none, or they are `main`."""
         fit = (f for f in self.figures[1:] if (f.sustained, f.shared) == (sustained, shared))
         return next(fit, None)
 
@@ -97,24 +97,27 @@ class Comparison:
 
     @cached_property
     def untried(self) -> tuple[Case, ...]:
-        """The cases that no total of own backends holds, as a machine did not try what is fastest on another.
+        """The cases that totals of own backends leave out, as a machine did not try the fastest backend of another.
 
-        With a workload those of its cases.
+        With a workload, only its cases.
         """
         found = untried([*self.main.machines.values()])
         return tuple(case for case in found if not self.workload or case in self.workload.cases)
 
     def fastest_ratio(self, machine: Machine, cases: Sequence[Case]) -> Ratio:
-        """Return the ratio of a machine over some cases in bursts, both with their fastest backends."""
+        """Return the speed ratio of a machine to the reference over cases in bursts, each with its fastest backends."""
         return _fastest_ratio(self.reference, machine, cases)
 
     def sustained_ratio(self, machine: Machine, case: Case) -> Ratio | None:
-        """Return the ratio of a machine in one case without pauses, both with what is fastest so; None if not known."""
+        """Return the speed ratio of a machine to the reference in one case without pauses.
+
+        Each is taken with its fastest backend without pauses. None if either was not measured so.
+        """
         pair = self.reference.sustained, machine.sustained
         return _fastest_ratio(*pair, [case]) if all(case in one.fastest for one in pair) else None
 
     def same_ratio(self, machine: Machine, key: Key) -> Ratio | None:
-        """Return the ratio of a machine in one cell in bursts; None unless both have it, and ran like kernels."""
+        """Return the speed ratio of a machine in one cell in bursts; None unless both have it and ran like kernels."""
         return self._same_ratios.get((machine.label, key))
 
     @cached_property
@@ -129,24 +132,24 @@ class Comparison:
 
     @cached_property
     def unlike(self) -> Mapping[Key, str]:
-        """Cell -> the kernels that ran it, where machines ran unlike ones."""
+        """Cell -> its kernels by machine, for the cells that machines ran by unlike kernels."""
         every = dict.fromkeys(key for machine in self.machines for key in machine.log_rounds)
         return {key: kernels for key in every if (kernels := unlike_kernels(self.machines, key))}
 
     @cached_property
     def of_unlike_versions(self) -> tuple[Key, ...]:
-        """The cells that machines of unlike models measured by unlike versions of a backend, or unlike methods."""
+        """The cells that machines of unlike models measured with unlike versions of a backend, or by unlike methods."""
         common_cells = common(machine.log_rounds for machine in self.machines)
         return () if self.one_model else tuple(key for key in common_cells if unlike_versions(self.machines, key))
 
     @cached_property
     def one_model(self) -> bool:
-        """Whether all machines are of one model and power limit, so that there is nothing to choose between."""
+        """Whether all machines have one model and power limit, and a buyer thus has no choice."""
         return len({machine.model for machine in self.machines}) == 1
 
     @cached_property
     def one_setup(self) -> bool:
-        """Whether nothing but noise and units sets the machines apart."""
+        """Whether the machines differ by nothing but noise and their cards."""
         first, *others = (machine.run for machine in self.machines)
         commits = {machine.run.environment.git for machine in self.machines}
         changed = len(commits) > 1 and any(is_own_kernel(backend) for _, backend in self.cells)
@@ -154,33 +157,33 @@ class Comparison:
 
     @cached_property
     def _versioned(self) -> Mapping[tuple[str, str], str]:
-        """The names of (backend, version on a machine), with the part of the version that differs between machines."""
+        """(backend, version on a machine) -> the backend's name with the part of the version that differs."""
         return case_names.by_version(pair for machine in self.machines for pair in machine.run.versions.items())
 
     @cached_property
     def of_unlike_code(self) -> tuple[str, ...]:
-        """The backends of which not all machines ran one version, as where the source of a person's code changed."""
+        """The backends with unlike versions on the machines, for example after a change to the user's own code."""
         unlike = {backend for (backend, _), name in self._versioned.items() if name != backend}
         return tuple(sorted(unlike & {backend for _, backend in self.cells}, key=case_names.backend_rank))
 
     def backend_name(self, backend: str, *machines: Machine) -> str:
-        """Return a backend as a table names it: with its release on the machines where machines have different ones."""
+        """Return a backend's name for a table, with its releases on `machines` if releases differ between machines."""
         names = (self._versioned.get((backend, m.run.versions.get(backend, "")), backend) for m in machines)
         releases = dict.fromkeys(filter(None, (name.removeprefix(backend)[2:-1] for name in names)))
         return f"{backend} ({' / '.join(releases)})" if releases else backend
 
     def offer(self, label: str) -> Offer | None:
-        """Return what a machine costs; None without a price, and where all are of one model, which has one price."""
+        """Return the price and energy cost of a machine; None without a price, or if all machines are of one model."""
         price = None if self.one_model else self.prices.get(label)
         return Offer(price, self.energy.get(label, 0.0) if price.bought else 0.0) if price else None
 
     def bought(self, figures: Figures, label: str) -> float | None:
-        """Return what the machine's price buys of TFLOP/s, or of GB/s where all cases are decode; None without one."""
+        """Return the work that money buys in the cases of TFLOP/s, else of GB/s, in `unit`; None without a price."""
         offer, rate = self.offer(label), figures.tflops(label) or figures.gbps(label)
         return offer.buys(rate) if offer and rate else None
 
     def bought_of_decode(self, figures: Figures, label: str) -> float | None:
-        """Return what the machine's price buys of GB/s in decode; None without a price, or without such cases."""
+        """Return the work in decode (GB/s) that money buys; None without a price, or without decode cases."""
         offer, rate = self.offer(label), figures.gbps(label)
         return offer.buys(rate) if offer and rate else None
 
@@ -190,14 +193,14 @@ class Comparison:
         return offer.unit("TFLOP/s" if figures.tflops(self.reference.label) else "GB/s") if offer else ""
 
     def for_the_money(self, figures: Figures, label: str) -> Ratio | None:
-        """Return how many times as much a machine gives for its price as the reference; None without both prices."""
+        """Return the ratio of a machine's work for its price to the reference's; None without both prices."""
         ratio, home, offer = figures.ratio_of_device(label), self.offer(self.reference.label), self.offer(label)
         return for_the_money(ratio, home, offer) if ratio and home and offer else None
 
     def worth_below(self, figures: Figures, label: str) -> Ratio | None:
-        """Return the price of a machine's device below which it gives more for it than the reference.
+        """Return the price of a machine's device below which it gives more for its price than the reference.
 
-        A machine without a price is taken to be paid for as the reference is. None without the reference's price.
+        A machine without a price gets the reference's terms (rent, purchase). None without the reference's price.
         """
         ratio, home = figures.ratio_of_device(label), self.offer(self.reference.label)
         if not ratio or not home or label == self.reference.label:
@@ -206,15 +209,15 @@ class Comparison:
         return worth_below(ratio, home, self.offer(label) or like_home)
 
     def tokens_a_second(self, figures: Figures, label: str) -> float | None:
-        """Return the tokens of the workload that the attention of a machine gives in a second; None without one.
+        """Return the workload's tokens per second through a machine's attention; None without a workload.
 
-        They are of all the devices together that its calls run on.
+        They count all devices of its calls together.
         """
         seconds = figures.workload.seconds_a_token(figures.machines[label]) if figures.workload else None
         return 1 / seconds if seconds else None
 
     def million_tokens(self, figures: Figures, label: str) -> float | None:
-        """Return what a million tokens of the workload cost on all its devices; None without it or a price of time."""
+        """Return the cost of a million tokens of the workload on all devices; None without it or a price of time."""
         offer, machine = self.offer(label), figures.machines[label]
         seconds = figures.workload.seconds_a_token(machine, of_devices=True) if figures.workload else None
         return offer.million_tokens(seconds) if offer and seconds else None
@@ -235,9 +238,9 @@ def compare(
     energy_price: float | None = None,
     pue: float | None = None,
 ) -> Comparison:
-    """Return the comparison of some run files; the rest are the options of the command, as they were given.
+    """Return the comparison of run files; the other arguments are the options of the command, as the user gave them.
 
-    `names` may map paths to labels in place of the words of --name. Raises UserError where there is nothing to compare.
+    `names` may map paths to labels, instead of the values of --name. Raises UserError if there is nothing to compare.
     """
     if len(paths) < 2:
         raise UserError("give at least two run files to compare; attnbench report shows a single one")
@@ -278,7 +281,7 @@ def compare(
 
 
 def _serving(asked: Workload | Requests | None, machines: Sequence[Machine], runs: Sequence[Run]) -> Serving | None:
-    """Return requests in words as the machines serve them; None of another workload."""
+    """Return the serving figures of the machines for requests in words; None for any other workload."""
     if asked is None:
         return None
     from attnbench.analysis.compare import requests, serving  # as in _workload
@@ -287,7 +290,7 @@ def _serving(asked: Workload | Requests | None, machines: Sequence[Machine], run
 
 
 def _published(machines: Sequence[Machine], runs: Sequence[Run]) -> tuple[Published, ...]:
-    """Return the published figures of GPUs that no run measured, where GPUs of several models are compared."""
+    """Return the published figures of GPUs that no run measured; empty unless GPUs of several models are compared."""
     if len({machine.model for machine in machines}) == 1 or not all(machine.is_gpu for machine in machines):
         return ()
     from attnbench.analysis.claims.published import published  # for the same reason as below
@@ -296,7 +299,7 @@ def _published(machines: Sequence[Machine], runs: Sequence[Run]) -> tuple[Publis
 
 
 def _workload(text: str) -> Workload | Requests:
-    """Return the workload of a file, or of requests in words."""
+    """Return the workload from the path of a file, or from requests in words."""
     from attnbench.analysis.compare import requests, workload  # pydantic takes longer than most comparisons
 
     return requests.parse(text) if requests.is_in_words(text) else workload.load(Path(text))

@@ -1,8 +1,8 @@
-"""The longest sequence that was measured, and the next that memory refused, to the call or to its check.
+"""The longest measured sequence, and the next length for which the memory was too small, in the call or its check.
 
-A length that memory refused is the limit only where no planned length below it was left out for another reason (time,
-a crash, a wrong result): a machine on which one was may hold more than the longest that was measured there. What
-another machine measured counts as planned.
+Such a length is the limit only if no planned length below it was left out for another reason (time, a crash, a wrong
+result); otherwise the machine may hold more than the longest length measured on it. A length that another machine
+measured counts as planned.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from attnbench.core.case import DIRECTIONS, DTYPES
 from attnbench.results.case_names import backend_rank, headdim, heads, lengths_differ, pattern
 from attnbench.results.cells import Cell, Key
 
-_NO_ROOM = re.compile(r"needs .+; .+ free")  # the reason that run/plan.py gives for a skip for want of memory
+_NO_ROOM = re.compile(r"needs .+; .+ free")  # the reason that run/plan.py gives for a skip for lack of memory
 
 
 @dataclass(frozen=True)
 class Fit:
-    """What fits, as seqlen_k: the longest measured (None: none), and the next above it, which memory refused.
+    """The longest measured seqlen_k (None: none), and the next longer one, `refused` for lack of memory.
 
-    Where lengths between were left out for another reason, they are `not_measured`, and none is refused.
+    If lengths between were left out for another reason, they are `not_measured`, and `refused` is None.
     """
 
     longest: int | None
@@ -34,7 +34,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class LongestSequence:
-    """What fits of one backend, shape and pass, by the machine's label; None where it has no such cell."""
+    """The fits of one backend, shape and pass, by the machine's label; None for a machine without such a cell."""
 
     cases: str  # "d128 fwd, batch 1, 32/8 heads"
     backend: str  # "" for any
@@ -42,18 +42,18 @@ class LongestSequence:
 
     @property
     def limited(self) -> bool:
-        """Whether memory refused a length on any machine."""
+        """Whether the memory of any machine was too small for a length."""
         return any(fit and fit.refused for fit in self.fits.values())
 
 
 def longest_sequences(machines: Sequence[Machine], by_backend: bool = True) -> list[LongestSequence]:
-    """Return the longest sequences in the order of a report, of each backend or with any.
+    """Return the longest sequences in the order of a report, for each backend or with any.
 
-    A length fits if it fits with any mask; with any backend means with one that computes attention and was tried on
-    every machine, so that a library that one lacks is no limit of the other's memory.
+    A length fits if it fits with any mask. "Any backend" means one that computes attention and was tried on every
+    machine; a library that a machine lacks is thus no limit of its memory.
     """
     several_dtypes = len({case.dtype for machine in machines for case, _ in machine.cells}) > 1
-    kinds: dict[tuple[Any, ...], dict[str, dict[Key, Cell | None]]] = {}  # rank of a row -> label -> cells
+    kinds: dict[tuple[Any, ...], dict[str, dict[Key, Cell | None]]] = {}  # sort key of a row -> label -> cells
     rank: tuple[Any, ...]
     for machine in machines:
         for (case, backend), cell in {**dict.fromkeys(machine.planned), **machine.cells}.items():
@@ -86,7 +86,7 @@ def longest_sequences(machines: Sequence[Machine], by_backend: bool = True) -> l
 
 
 def _fit(cells: Mapping[Key, Cell | None], measured: Collection[int]) -> Fit | None:
-    """Return what fits of the cells, of which some were planned only; None unless one says what fits.
+    """Return the fit from cells, some of them only planned; None if no cell tells whether its length fits.
 
     `measured` are the lengths that any machine measured.
     """
@@ -108,7 +108,7 @@ def _length(key: Key) -> int:
 
 
 def _says(cell: Cell | None) -> bool:
-    """Whether a cell says what fits: it was measured, or memory refused it."""
+    """Whether a cell tells if its length fits: it was measured, or the memory was too small."""
     return cell is not None and (cell.status == "ok" or _refused_by_memory(cell))
 
 
@@ -120,5 +120,5 @@ def _refused_by_memory(cell: Cell | None) -> bool:
 
 
 def _is_unsupported(cell: Cell | None) -> bool:
-    """Whether a cell was skipped as its backend cannot run it, so that it says nothing of a length."""
+    """Whether a cell was skipped because its backend cannot run it, and thus tells nothing about a length."""
     return cell is not None and cell.status == "skipped" and not any(row.record.resumable for row in cell.rows)

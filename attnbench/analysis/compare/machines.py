@@ -1,7 +1,7 @@
-"""Makes machines, which a comparison sets side by side, of run files. docs/compare.md says which files are one machine.
+"""The machines of a comparison, built from run files. docs/compare.md says which files are one machine.
 
 A run file lists the libraries of the main environment. A backend may run in another interpreter (`--python`), whose
-libraries only the versions that backends give tell: "torch 2.11.0, flash-attn-4 4.0.0b36".
+libraries are known only from the backend's own version: "torch 2.11.0, flash-attn-4 4.0.0b36".
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ SEARCH = "a search of a batch, or within --memory"
 STEPS = "steps of whole models; compare them alone"
 SILENT = "no time of a call"
 MOST_VERSIONS = 3
-Version = tuple[int, str]  # the measuring method, and that of the backend
+Version = tuple[int, str]  # the measuring method, and the backend's version
 
 
 @dataclass(frozen=True)
 class File:
-    """A run file: where it is and what it holds."""
+    """A run file: its path and its run."""
 
     path: Path
     run: Run
@@ -66,20 +66,20 @@ class File:
 
 @dataclass(frozen=True, eq=False)
 class Machine:
-    """One of the machines that are compared, with all that was measured on it. Its label is unique."""
+    """A machine of a comparison, with all its measurements. Its label is unique."""
 
     label: str
     files: tuple[File, ...]
     runs: tuple[Run, ...] = field(repr=False)  # of its files joined, one for each measuring method, the newest first
-    versions: Mapping[Key, Version] = field(repr=False)  # of the cells with a figure, or that are wrong
-    older: Mapping[str, int]  # backend -> rounds left out, as they are of an older method or version
+    versions: Mapping[Key, Version] = field(repr=False)  # of the cells with a figure or a wrong result
+    older: Mapping[str, int]  # backend -> rounds left out for an older method or version
     card_of_round: Mapping[int, Card] = field(repr=False)
     cells: Mapping[Key, Cell] = field(repr=False)  # with and without a figure, in the order of a report
-    metric: Literal["latency", "sustained_latency", "joules"] = "latency"  # what its figures are of
+    metric: Literal["latency", "sustained_latency", "joules"] = "latency"  # the quantity of its figures
 
     @property
     def run(self) -> Run:
-        """What was measured by the newest method, with the setup and the versions of the last file."""
+        """The run by the newest method, with the setup and the versions of the last file."""
         return self.runs[0]
 
     @property
@@ -92,7 +92,7 @@ class Machine:
 
     @cached_property
     def model(self) -> tuple[object, ...]:
-        """What tells its model of device from others, with the power limit and the way of timing."""
+        """The values that identify its model of device, with the power limit and the way of timing."""
         return model(self.run)
 
     @cached_property
@@ -101,7 +101,7 @@ class Machine:
         return frozenset(file.card for file in self.files)
 
     def same_card(self, other: Machine) -> bool:
-        """Return whether both were measured on one card alone, as far as the files tell."""
+        """Return whether both were measured on one and the same card, as far as the files tell."""
         return len(self.cards | other.cards) == 1
 
     @cached_property
@@ -113,14 +113,15 @@ class Machine:
     def tried(self) -> frozenset[Key]:
         """The cells that have a figure, or cannot have one on this machine.
 
-        Not those that time or the plan left out, or whose library is not installed: they say nothing of the device.
+        Cells left out for time or by the plan, or without their library, are not included: they say nothing about the
+        device.
         """
         cannot = {(r.case, r.backend) for file in self.files for r in file.run.records if _cannot_run(file.run, r)}
         return frozenset(cannot | self.log_rounds.keys())
 
     @cached_property
     def pool(self) -> Pool[Key]:
-        """Its cells that have a figure, each of all cards that measured it."""
+        """Its cells that have a figure, each from all cards that measured it."""
         return Pool({key: self._reading(key) for key in self.log_rounds}, spread(self.environment.device))
 
     def _reading(self, key: Key) -> Reading:
@@ -137,9 +138,9 @@ class Machine:
 
     @cached_property
     def log_rounds(self) -> Mapping[Key, Mapping[int, float]]:
-        """Round -> natural logarithm of its latency in seconds, or energy in joules, of every cell with a figure.
+        """Cell -> round -> natural logarithm of the latency in seconds, or energy in joules, for cells with a figure.
 
-        What cannot be the time of the computation (`impossible`) is no figure.
+        A time that cannot be the computation's (`impossible`) is no figure.
         """
         known = {key: cell for key, cell in self.cells.items() if cell.value(self.metric) and not impossible(cell)}
         rounds = {key: cell.rounds(self.metric) for key, cell in known.items()}
@@ -147,7 +148,7 @@ class Machine:
 
     @cached_property
     def sustained(self) -> Machine:
-        """The same machine without pauses; it has only the cells that were measured so."""
+        """The same machine with only the figures measured without pauses."""
         return replace(self, metric="sustained_latency")
 
     @cached_property
@@ -156,13 +157,13 @@ class Machine:
         return replace(self, metric="joules")
 
     def within_process(self, key: Key) -> float:
-        """Return half the 95 % interval of a cell by the samples of its process alone; infinite where not known."""
+        """Return half the 95 % interval of a cell from the samples of its process alone; infinite if not known."""
         known = self.cells[key].uncertainty_of(self.metric)
         return math.inf if known is None or known.within is None else math.hypot(known.within, known.added)
 
     @property
     def log_figure(self) -> Mapping[Key, float]:
-        """The logarithm of the latency, or energy, of every cell that has a figure: on a card of its model (Pool)."""
+        """Cell -> logarithm of its latency in seconds, or energy in joules, on a card of the model (Pool)."""
         return self.pool.values
 
     def value(self, key: Key, metric: str) -> float:
@@ -173,32 +174,32 @@ class Machine:
 
     @cached_property
     def fastest(self) -> Mapping[Case, Key]:
-        """Case -> its cell with the fastest backend, of every case that has a figure."""
+        """Case -> its cell with the fastest backend, for every case that has a figure."""
         return self.fastest_of(self.log_rounds)
 
     def fastest_of(self, keys: Iterable[Key]) -> dict[Case, Key]:
-        """Return case -> the fastest of these cells that is no approximation; each has a figure.
+        """Return case -> the fastest of these cells, which have figures, without approximations.
 
-        A case is not among them where what reads fastest decides nothing (`undecided_of`).
+        A case is left out if its fastest figure is too uncertain to count (`undecided_of`).
         """
         return {case: key for case, key in self._reads_fastest(keys).items() if not self.decides_nothing(key)}
 
     def undecided_of(self, keys: Iterable[Key]) -> list[Key]:
-        """Return the cells that read fastest in their case among these, and decide nothing."""
+        """Return the cells with the fastest figure of their case among these, if it is too uncertain to count."""
         return [key for key in self._reads_fastest(keys).values() if self.decides_nothing(key)]
 
     def decides_nothing(self, key: Key) -> bool:
-        """Return whether a figure is hardly known, so that nobody knows which is fastest, or holds the host's time."""
+        """Return whether a figure cannot decide which backend is fastest: it is hardly known, or host-bound."""
         return self.is_hardly_known(key) or self.is_host_bound(key)
 
     def is_host_bound(self, key: Key) -> bool:
-        """Return whether the device waited for the host in a cell, so that its figure is not the device's speed."""
+        """Return whether the device waited for the host in a cell, whose figure is thus not the device's speed."""
         return self.cells[key].is_host_bound(self.metric)
 
     def is_hardly_known(self, key: Key) -> bool:
-        """Return whether a cell with a figure is known to no better than a factor of 1.5, or nobody knows how well.
+        """Return whether the figure of a cell is known to no better than a factor of 1.5, or has no known uncertainty.
 
-        A baseline keeps one value of each measurement, so that how well any of its cells is known was not kept.
+        A baseline keeps one value of each measurement, and thus no uncertainty.
         """
         cell = self.cells[key]
         half = cell.half_interval(self.metric)
@@ -217,29 +218,29 @@ class Machine:
         return math.exp(self.log_figure[key])
 
     def gbps(self, key: Key) -> float | None:
-        """Return the GB/s of a cell that has a figure, by the least bytes that a call moves; of each of several ranks.
+        """Return the GB/s of each rank in a cell that has a figure, from the least bytes that a call must move.
 
-        None for an approximation, which need not move them.
+        None for an approximation, which may move fewer.
         """
         if not self.cells[key].is_exact:
             return None
         return ideal_bytes(key[0]) / self.latency(key) / 1e9 / key[0].ranks
 
     def tflops(self, key: Key) -> float | None:
-        """Return the TFLOP/s of a cell with a figure, by exact FLOPs; None for an approximation, which does others."""
+        """Return the TFLOP/s of a cell with a figure, from exact FLOPs; None for an approximation, which has others."""
         if not self.cells[key].is_exact:
             return None
         return self.cells[key].flops / self.latency(key) / 1e12 / key[0].ranks
 
     def utilization(self, key: Key) -> float | None:
-        """Return TFLOP/s over the datasheet's peak; None where that is not known."""
+        """Return TFLOP/s over the datasheet's peak; None if the peak is not known."""
         peak, tflops = self.cells[key].rates.peak, self.tflops(key)
         return tflops * 1e12 / peak if peak and tflops else None
 
     def watts(self, key: Key) -> float | None:
-        """Return the power while the cell ran without pauses; None in bursts.
+        """Return the power in watts while the cell ran without pauses; None in bursts.
 
-        NVML's samples of bursts hold the pauses between them, and its average lags by a second. For sdpa-cudnn on an
+        NVML's samples of bursts include the pauses between them, and its average lags by a second. For sdpa-cudnn on an
         H200 (4k, d128, causal, fwd) they give 4.7 TFLOP/s per watt where 0.72 is right
         (results/20261121-060508-sustained-nvidia-h200.jsonl).
         """
@@ -247,7 +248,7 @@ class Machine:
 
 
 def impossible(cell: Cell) -> str:
-    """Return why a cell's time cannot be that of the computation; "" where nothing tells so."""
+    """Return why a cell's time cannot be the computation's; "" if nothing shows that."""
     return cell.not_computed or ("its rate is above what the device can do" if is_above_the_peak(cell) else "")
 
 
@@ -263,8 +264,8 @@ def _cannot_run(run: Run, record: Record) -> bool:
 def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, str] | None = None) -> list[Machine]:
     """Return the machines in the order of their first file.
 
-    `labels` are those that were asked for. Raises UserError where one label is given to files of different machines, or
-    no file says anything for a comparison.
+    `labels` are the labels from --name. Raises UserError if one label is given to files of different machines, or no
+    file is of use for a comparison.
     """
     labels = labels or {}
     unusable = left_out(paths, runs, bool(labels))
@@ -287,7 +288,7 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
 
 
 def left_out(paths: Sequence[Path], runs: Sequence[Run], labelled: bool) -> dict[Path, str]:
-    """Return the files that say nothing for a comparison, with why. `labelled`: --name was given."""
+    """Return file -> reason, for the files without any use for a comparison. `labelled`: --name was given."""
     pairs = [*zip(paths, runs, strict=True)]
     found = {path: SEARCH for path, run in pairs if run.search and (run.search.of != "seqlen" or run.search.memory)}
     steps = {path: STEPS for path, run in pairs if any(record.case.model_step for record in run.records)}
@@ -300,15 +301,15 @@ def left_out(paths: Sequence[Path], runs: Sequence[Run], labelled: bool) -> dict
 
 
 def model(run: Run) -> tuple[object, ...]:
-    """Return what must be alike in runs of one machine: device, power limit, environment variables, way of timing."""
+    """Return the values that runs of one machine share: device, power limit, environment variables, way of timing."""
     found = setup(run)
     return (*(found[name] for name in _OF_MODEL), *sorted(run.environment.variables.items()))
 
 
 def _by_model(files: Iterable[File], labels: Mapping[Path, str]) -> list[list[File]]:
-    """Return the files in groups of one given label, or of none and one model.
+    """Return the files in groups: by label, and without a label by model.
 
-    Raises UserError where files with one label are of different devices.
+    Raises UserError if files with one label are of different devices.
     """
     groups = [*grouped(files, lambda file: labels.get(file.path) or model(file.run)).values()]
     for first, *others in groups:
@@ -321,7 +322,7 @@ def _by_model(files: Iterable[File], labels: Mapping[Path, str]) -> list[list[Fi
 
 
 def parse_names(options: Iterable[str], paths: Sequence[Path]) -> dict[Path, str]:
-    """Return path -> label of --name FILE=LABEL; FILE is a path as given, its name, or that without its ending."""
+    """Return path -> label from --name FILE=LABEL; FILE is a path as given, or its name with or without the ending."""
     found: dict[Path, str] = {}
     for option in options:
         word, equals, label = (part.strip() for part in option.rpartition("="))
@@ -336,7 +337,7 @@ def parse_names(options: Iterable[str], paths: Sequence[Path]) -> dict[Path, str
 
 
 def reference(machines: Sequence[Machine], name: str | None) -> Machine:
-    """Return the machine that --to names; else the first. Raises UserError for a name of several machines or none."""
+    """Return the machine that --to names, else the first. Raises UserError unless the name fits one machine."""
     if name is None:
         return machines[0]
     fit = named(machines, name, "--to")
@@ -348,9 +349,9 @@ def reference(machines: Sequence[Machine], name: str | None) -> Machine:
 
 
 def named(machines: Sequence[Machine], name: str, option: str) -> list[Machine]:
-    """Return the machine of that label, in any case; else those with the name as whole words in label or device.
+    """Return the machine with this label (letter case ignored), else all with the name as words in label or device.
 
-    Raises UserError, which begins with the option, where there is none.
+    Raises UserError, which begins with the option, if there is none.
     """
     word = name.casefold().strip()
     if exact := [m for m in machines if m.label.casefold() == word]:
@@ -363,14 +364,14 @@ def named(machines: Sequence[Machine], name: str, option: str) -> list[Machine]:
 
 
 def short_name(run: Run) -> str:
-    """Return H200 for "NVIDIA H200", EPYC 9654 CPU for "AMD EPYC 9654 96-Core Processor (192 cores)"."""
+    """Return a short device name: H200 for "NVIDIA H200", EPYC 9654 CPU for "AMD EPYC 9654 96-Core Processor"."""
     device = run.environment.device
     bare = " ".join(_BRANDS.sub(" ", _CORES.sub("", device.name)).split()) or device.name
     return f"{bare} CPU" if device.kind == "cpu" else bare
 
 
 def machine_of(label: str, files: Sequence[File], beside: Together | None = None) -> Machine:
-    """Return the machine of some files. `beside` has the facts of all runs that are compared."""
+    """Return the machine measured in some files. `beside` has the facts of all compared runs."""
     beside = together(file.run for file in files) if beside is None else beside
     versions = _versions_that_count(files)
     runs, older, card_of_round = _joined(files, versions)
@@ -381,7 +382,7 @@ def machine_of(label: str, files: Sequence[File], beside: Together | None = None
 def _joined(
     files: Sequence[File], counts: Mapping[Key, Version]
 ) -> tuple[tuple[Run, ...], Mapping[str, int], Mapping[int, Card]]:
-    """Return the fields of a machine that join its files by method, each cell of one method and version.
+    """Return the fields `runs`, `older` and `card_of_round` of a machine, each cell with one method and version.
 
     The rounds of a file follow those of the file before it.
     """
@@ -416,7 +417,10 @@ def is_own_kernel(backend: str) -> bool:
 
 
 def version_of(run: Run, record: Record) -> Version:
-    """Return what must be alike in rounds of one cell. Of attnbench's own kernels an unknown change is one's own."""
+    """Return the method and version that all rounds of one cell must share.
+
+    For attnbench's own kernels this includes the commit and, with uncommitted changes, the start of the run.
+    """
     found = record.version or run.versions.get(record.backend, "")
     if is_own_kernel(record.backend):
         commit = run.environment.git or ""
@@ -426,9 +430,9 @@ def version_of(run: Run, record: Record) -> Version:
 
 
 def _versions_that_count(files: Sequence[File]) -> dict[Key, Version]:
-    """Return the newest method, and its version that was measured last, of each cell that has a figure or is wrong.
+    """Return the newest method, with its last measured version, for each cell with a figure or a wrong result.
 
-    Not wrong by an earlier check: that verdict stands only where nothing else is known of the cell.
+    A wrong result by an earlier check counts only for a cell without anything else.
     """
     found: dict[Key, tuple[int, str, Version]] = {}
     for run in (file.run for file in files if not file.run.search):
@@ -440,10 +444,10 @@ def _versions_that_count(files: Sequence[File]) -> dict[Key, Version]:
 
 
 def libraries(run: Run, names: Collection[str], backends: Collection[str]) -> dict[str, str | None]:
-    """Return library -> its version in a run, of those `names` that are known; None where the library is not there.
+    """Return library -> its version in a run, for the `names` that are known; None for a missing library.
 
-    It is what the backends say that they ran with; of a library that none of them names, that of the main environment.
-    What is not there may be in another interpreter of the run, and is then not known.
+    The versions are from the backends, else from the main environment. A library that is missing there may be in
+    another interpreter of the run, and is then not known.
     """
     records = {(record.backend, record.version) for record in run.records}
     said = [version for name, version in {*run.versions.items(), *records} if name in backends and version]
@@ -458,7 +462,7 @@ def libraries(run: Run, names: Collection[str], backends: Collection[str]) -> di
 
 
 def setup_differs(one: Run, other: Run) -> bool:
-    """Return whether the setups of two runs are known to differ, in more than the interpreter that has a library."""
+    """Return whether the setups of two runs are known to differ, apart from the interpreter that has a library."""
     names = {*one.environment.packages, *other.environment.packages}
     backends = one.versions.keys() & other.versions.keys()
     ours, theirs = (libraries(run, names, backends) for run in (one, other))

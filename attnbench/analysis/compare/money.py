@@ -1,25 +1,25 @@
-"""What an hour of a machine costs, what a dollar buys, below which price a machine is worth it: all formulas.
+"""The cost of an hour of a machine, the work that a dollar buys, and the break-even price: all formulas.
 
 Prices are given as --price NAME=PRICE; docs/compare.md has the forms.
 
-With a price P for n devices that pays for H hours, and r, how many times as much a device of B does as one of A in the
-same time, which is how many times as fast B is where all that is compared runs on as many devices:
+P is the price of n devices for H hours. r is the work of a device of B over the work of a device of A in the same time;
+it is the speed ratio if all compared work runs on the same number of devices.
 
-    cost of a device and hour     c = P / (n H), and for a device that is bought + W / 1000 x PUE x energy price
-    what a dollar buys            PFLOP/$ = TFLOP/s x 3600 / c / 1000; of decode TB/$ = GB/s x 3600 / c / 1000
+    cost of a device and hour     c = P / (n H), and for a bought device + W / 1000 x PUE x energy price
+    work for a dollar             PFLOP/$ = TFLOP/s x 3600 / c / 1000; of decode TB/$ = GB/s x 3600 / c / 1000
     for the money, B over A       r c_A / c_B
-    B is worth it below           the price of B's device at which that is 1: c_B = r c_A, solved for P / n
-    a million tokens              c / 3600 x device-seconds a token x 1,000,000 (workload.py has them)
+    break-even price of B         the price of B's device at which this is 1: c_B = r c_A, solved for P / n
+    a million tokens              c / 3600 x device-seconds a token x 1,000,000 (workload.py)
 
-For a purchase without a lifetime c is the price of a device itself, and a thousand dollars buy TFLOP/s (or GB/s)
+For a purchase without a lifetime c is the price of a device, and a thousand dollars buy TFLOP/s (or GB/s)
 x 1000 / c.
 
-The cost of ownership as a purchase spread over its lifetime plus its energy, and PUE, the power of a building over that
-of its computers: Barroso, Hölzle and Ranganathan, "The Datacenter as a Computer", third edition, 2018, chapters 5 and
-6; PUE is ISO/IEC 30134-2:2016. W is the board's power in the work that is compared, without pauses; the host's is not
-in it. A rent holds its energy.
+The cost of ownership is the purchase spread over its lifetime plus the energy; PUE is the power of a building over the
+power of its computers (Barroso, Hölzle and Ranganathan, "The Datacenter as a Computer", third edition, 2018, chapters 5
+and 6; ISO/IEC 30134-2:2016). W is the board's power in the compared work, without pauses and without the host. A rent
+includes its energy.
 
-The interval of what is for the money, and of a price to be below, is that of r; prices and W are taken as exact.
+The ratio for the money and the break-even price have the relative interval of r; prices and W are taken as exact.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from attnbench.core.errors import UserError
 from attnbench.core.formats import digits
 
 MOST_ENERGY, MOST_PUE = 1000.0, 10.0
-LEAST, MOST = 1e-6, 1e12  # of an amount, so that all that is computed from it is finite
+LEAST, MOST = 1e-6, 1e12  # limits of an amount, which keep all computed figures finite
 MOST_GPUS = 1024
-HOURS = {"h": 1.0, "d": 24.0, "mo": 730.5, "y": 8766.0}  # of a year of 365.25 days
+HOURS = {"h": 1.0, "d": 24.0, "mo": 730.5, "y": 8766.0}  # a year has 365.25 days
 EXAMPLES = "h200=3.40/h (rent), h200=32000/4y (bought, for 4 years), h200=280000/8gpu/4y (a host of 8) or h200=32000"
 
 _AMOUNT = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d[\d_]*(?:\.\d+)?|\.\d+"
@@ -52,17 +52,17 @@ _PRICE = re.compile(
 
 @dataclass(frozen=True)
 class Price:
-    """What a device costs, or a host with several."""
+    """The price of a device, or of a host with several."""
 
-    amount: float  # of all of them
-    currency: str  # a sign, or three letters; "" where none was given
+    amount: float  # for all devices
+    currency: str  # a sign, or three letters; "" if none was given
     gpus: int = 1  # devices that the amount is for
-    hours: float | None = None  # that it pays for; None for a purchase without a lifetime
+    hours: float | None = None  # that the amount covers; None for a purchase without a lifetime
     period: str = ""  # the same as it was given: "h", "4y"
-    bought: bool = True  # False: rented, so that power is included
+    bought: bool = True  # False: rented, with power included
 
     def __str__(self) -> str:
-        doubtful = self.hours is None and self.amount < 100  # perhaps meant by the hour
+        doubtful = self.hours is None and self.amount < 100  # perhaps meant as a price per hour
         whole = self.bought and self.amount == int(self.amount) and not doubtful
         text = self._with_sign(f"{self.amount:,.0f}" if whole else f"{self.amount:,.2f}")
         text = self.money(self.amount) if self.amount < 0.01 else text
@@ -71,11 +71,11 @@ class Price:
 
     @property
     def sign(self) -> str:
-        """The currency as units name it: PFLOP/$."""
+        """The currency in the form for units: PFLOP/$."""
         return self.currency or "$"
 
     def money(self, amount: float) -> str:
-        """Return a computed amount in the currency, with three significant digits."""
+        """Return a computed amount as text in the currency, with three significant digits."""
         return self._with_sign(f"{float(f'{amount:.3g}'):,.0f}" if abs(amount) >= 1000 else digits(amount))
 
     def _with_sign(self, text: str) -> str:
@@ -130,16 +130,16 @@ class Offer:
     """A device at a price."""
 
     price: Price
-    energy: float  # of an hour of it, in the price's currency; 0 where the price holds it, or it is not asked for
+    energy: float  # cost per hour, in the price's currency; 0 if the price includes it, or without an energy price
 
     @property
     def cost(self) -> float:
-        """The cost of a device and hour; for a purchase without a lifetime that of the device."""
+        """The cost of a device per hour; for a purchase without a lifetime, of the device."""
         price = self.price
         return price.amount / price.gpus / (price.hours or 1.0) + self.energy
 
     def buys(self, rate: float) -> float:
-        """Return what a dollar buys of TFLOP/s or GB/s: PFLOP or TB; of a purchase without a lifetime what 1,000 do."""
+        """Return the PFLOP (of TFLOP/s) or TB (of GB/s) for a dollar; without a lifetime the rate for 1,000 dollars."""
         return rate * (3600 / 1e3 if self.price.hours else 1e3) / self.cost
 
     def unit(self, of: Literal["TFLOP/s", "GB/s"] = "TFLOP/s") -> str:
@@ -149,21 +149,21 @@ class Offer:
         return f"{'PFLOP' if of == 'TFLOP/s' else 'TB'}/{sign}" if self.price.hours else f"{of} per {thousand}"
 
     def price_at(self, cost: float) -> float:
-        """Return the price of one device, for the same time, at which `cost` would be this."""
+        """Return the price of one device, for the same time, that gives this `cost`."""
         return (cost - self.energy) * (self.price.hours or 1.0)
 
     def million_tokens(self, seconds: float) -> float | None:
-        """Return what a million tokens cost that take so many seconds each; None without a cost of an hour."""
+        """Return the cost of a million tokens, from the device-seconds of one; None without a cost per hour."""
         return self.cost / 3600 * seconds * 1e6 if self.price.hours else None
 
 
 def for_the_money(speed: Ratio, reference: Offer, other: Offer) -> Ratio:
-    """Return how many times as much the other buys as the reference."""
+    """Return the work for the money on the other machine over the reference's. `speed`: ratio of a device."""
     return _scaled(speed, reference.cost / other.cost)
 
 
 def worth_below(speed: Ratio, reference: Offer, other: Offer) -> Ratio:
-    """Return the price of the other's device, with its interval, below which it buys more than the reference."""
+    """Return the price of the other's device, with its interval, below which it gives more work for the money."""
     cost = _scaled(speed, reference.cost)
     ends = [None if end is None else other.price_at(end) for end in (cost.low, cost.high)]
     return Ratio(other.price_at(cost.value), ends[0], ends[1], cost.sources)
@@ -177,9 +177,9 @@ def _scaled(ratio: Ratio, by: float) -> Ratio:
 def energy_costs(
     prices: Mapping[str, Price], watts: Mapping[str, float | None], energy_price: float | None, pue: float | None
 ) -> dict[str, float]:
-    """Return label -> what an hour of a bought device's power costs; empty without an energy price.
+    """Return label -> the energy cost of a bought device per hour; empty without an energy price.
 
-    `watts` are those of each machine's work. Raises UserError for an energy price that cannot be used.
+    `watts` is the power of each machine in the compared work. Raises UserError for an energy price that cannot be used.
     """
     _check("--energy-price", energy_price, 1e-6, MOST_ENERGY)
     _check("--pue", pue, 1.0, MOST_PUE)

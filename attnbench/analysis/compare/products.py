@@ -1,20 +1,20 @@
-"""How fast a machine computes what is not attention in a model: the products with its weights.
+"""The speed of the matrix products with a model's weights, which is the part of a model besides attention.
 
-A product takes as long as the longer of two: its FLOPs at a share of the datasheet's peak, and reading its weights one
-time at a share of the datasheet's bandwidth (the roofline of Williams, Waterman and Patterson, CACM 52(4), 2009). Both
-shares are measured, by the steps of whole models (`attnbench step`) among the run files. A step takes L, of which the
-kernels of attention run for a, and the device waits for the host for w:
+A product takes the longer of two times: its FLOPs at a share of the datasheet's peak, and reading its weights once at a
+share of the datasheet's bandwidth (the roofline of Williams, Waterman and Patterson, CACM 52(4), 2009). Both shares are
+measured, by the steps of whole models (`attnbench step`) among the run files. A step takes L; in it the kernels of
+attention run for a, and the device waits for the host for w:
 
-    share of the peak         FLOPs of the products / (L - a - w) / peak           of a prefill
-    share of the bandwidth    bytes of the weights / (L - a - w) / bandwidth       of a decode
+    share of the peak         FLOPs of the products / (L - a - w) / peak           in a prefill
+    share of the bandwidth    bytes of the weights / (L - a - w) / bandwidth       in a decode
 
-The fastest implementation of a step counts, the median over files. A machine has the share of the first of these that
-there is: the model's own step on it; steps of other dense models on it; steps on other machines; without any step the
-matmul and the copy that each run begins with, which products do not exceed.
+The fastest implementation of a step counts, the median over files. The share of a machine comes from
+the first available of these: the model's own step on it; steps of other dense models on it; steps on other machines;
+without any step, the matmul and the copy at the start of each run, whose speed products do not exceed.
 
-Half the 95 % interval of a share is the largest difference between two measured shares of a phase, as logarithms; of a
-single one, how far it is from that matmul or copy. A share of another machine adds by how much that of one model
-differs between machines.
+Half the 95 % interval of a share is the largest difference between the logarithms of two measured shares of a phase;
+for a single share, its difference from the share of this matmul or copy. A share from another machine adds the largest
+difference between machines for one model.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ from attnbench.core.text import listed
 from attnbench.results.cells import cells
 from attnbench.results.rows import Rates
 
-OF = {"prefill": "the peak", "decode": "the bandwidth"}  # phase -> what its share is of
+OF = {"prefill": "the peak", "decode": "the bandwidth"}  # phase -> the datasheet's rate of its share
 
 
 @dataclass(frozen=True)
 class StepShare:
-    """What the products of a measured step reach of the datasheet's rate."""
+    """The share of the datasheet's rate that the products of a measured step reach."""
 
-    device: str  # as a run names it
-    label: str  # the same, short
+    device: str  # name in the run
+    label: str  # short name
     model: str
-    phase: Phase  # "prefill", of whose products the FLOPs count, or "decode", of whose the bytes
+    phase: Phase  # the share is of FLOP/s in "prefill", of bytes/s in "decode"
     share: float
-    most: float  # the share that the matmul, or the copy, of the same run reached
+    most: float  # the share that the matmul, or the copy, reached in the same run
 
 
 @dataclass(frozen=True)
 class Rate:
-    """How fast a machine computes products: FLOP/s or bytes/s."""
+    """The speed of a machine in matrix products: FLOP/s or bytes/s."""
 
     value: float
-    doubts: Mapping[object, float]  # what it is unsure by -> half the 95 % interval, relative; of all machines alike
-    said: str  # where it is from: "its measured step of llama-3.1-8b (53% of the peak)"
-    of_model: bool = False  # whether it is of the model's own step on the machine
-    at_most: bool = False  # whether it is a limit and no measured rate
+    doubts: Mapping[object, float]  # source of doubt -> half the 95 % interval, relative; machines share sources
+    said: str  # its origin: "its measured step of llama-3.1-8b (53% of the peak)"
+    of_model: bool = False  # whether it is from the model's own step on the machine
+    at_most: bool = False  # whether it is an upper limit instead of a measured rate
 
 
 def step_shares(runs: Sequence[Run]) -> list[StepShare]:
-    """Return what the products of all measured steps of dense layers reach, one for each device, model and phase."""
+    """Return the shares from all measured steps of dense layers, one for each device, model and phase."""
     found: list[StepShare] = []
     for run in runs:
         if not any(record.case.model_step for record in run.records):
@@ -89,7 +89,7 @@ def step_shares(runs: Sequence[Run]) -> list[StepShare]:
 
 
 def _phase(case: Case) -> Phase | None:
-    """Return the phase of a step whose products tell a share: dense, in bf16; None of others, as of training."""
+    """Return the phase of a dense step in bf16, whose products give a share; None for others, such as training."""
     step = case.model_step
     if not step or case.dtype != "bf16" or step.phase == "train" or (step.experts and step.layers > step.dense):
         return None
@@ -97,7 +97,7 @@ def _phase(case: Case) -> Phase | None:
 
 
 def rate(machine: Machine, model: str, phase: Phase, shares: Sequence[StepShare]) -> Rate | None:
-    """Return how fast a machine computes a model's products in a phase; None where its rates are not known at all."""
+    """Return the speed of a machine in a model's products in a phase; None if none of its rates is known."""
     device, rates = machine.environment.device, _rates(machine)
     listed_rate = rates.peak if phase == "prefill" else rates.bandwidth
     of_phase = [one for one in shares if one.phase == phase]
@@ -122,20 +122,20 @@ def rate(machine: Machine, model: str, phase: Phase, shares: Sequence[StepShare]
 
 
 def _rates(machine: Machine) -> Rates:
-    """Return the datasheet's rates of a machine, for bf16."""
+    """Return the datasheet's rates for a machine in bf16."""
     found = next((cell.rates for cell in machine.cells.values() if cell.case.dtype == "bf16"), None)
     return found or Rates()
 
 
 def _doubt(shares: Sequence[StepShare]) -> float:
-    """Return half the interval of a share by how far the measured ones of a phase are apart."""
+    """Return half the interval of a share, from the differences between the measured shares of a phase."""
     if len(shares) > 1:
         return _spread(shares)
     return math.log(shares[0].most / shares[0].share)
 
 
 def _across(shares: Sequence[StepShare]) -> float | None:
-    """Return by how much the share of one model and phase differs between machines; None where no two have one."""
+    """Return the largest log difference between machines in the share of one model and phase; None without two."""
     each = grouped(shares, lambda one: (one.model, one.phase)).values()
     return max((_spread(own) for own in each if len(own) > 1), default=None)
 

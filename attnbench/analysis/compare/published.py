@@ -1,4 +1,4 @@
-"""The published figures of GPUs that nobody here measured, in a comparison: after all that was measured."""
+"""The published figures of GPUs without run files, which follow the measured figures of a comparison."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from attnbench.render.document import Paragraphs, Span, Table
 
 
 def published_blocks(c: Comparison, every: bool) -> list[Table | Paragraphs]:
-    """Return the table of published figures; without `every` a sentence that names their GPUs. None without any."""
+    """Return the table of published figures, or without `every` a sentence with their GPUs; empty without figures."""
     if not c.published:
         return []
     from attnbench.analysis.claims import published  # its claims need pydantic, which takes long to import
@@ -23,7 +23,7 @@ def published_blocks(c: Comparison, every: bool) -> list[Table | Paragraphs]:
 
 
 def published_summary(c: Comparison, most: int) -> list[Table]:
-    """Return the table of the last GPUs, a row for each; none where there are no published figures."""
+    """Return the table of the last `most` GPUs, a row for each; empty without published figures."""
     if not c.published:
         return []
     from attnbench.analysis.claims import published
@@ -33,7 +33,7 @@ def published_summary(c: Comparison, most: int) -> list[Table]:
 
 
 def published_rows(c: Comparison) -> list[dict[str, Any]]:
-    """Return the published figures for JSON; each says that it was not measured."""
+    """Return the published figures for JSON; each is marked as not measured."""
     if not c.published:
         return []
     from attnbench.analysis.claims import published

@@ -1,14 +1,14 @@
-"""A workload in words: requests to a model that a server takes, as --workload may have in place of a file.
+"""A workload in words: requests to a model on a server, which --workload accepts instead of a file.
 
     chat: 2k in, 300 out, llama-3.1-8b, batch 32
     code: 16k in, 1k out, llama-3.1-70b, batch 64, tp 8
 
-docs/compare.md says what they ask, docs/dev/compare.md how a time is interpolated between measured cases of one backend
-on one machine. Where no layout of heads but another one was measured, its cases stand in: a prefill takes time by its
-FLOPs, a decode by the bytes of keys and values, at the batch that has as many.
-It is a sum of measured times, t = sum of c_i t_i; each machine runs a part with the backend of the least t, among those
-that have a figure of every case in the sum. Cases with the model's heads come first, then those of bf16, then the
-nearest, then, of decode, those with pages of USUAL_PAGE tokens.
+docs/compare.md defines the words, docs/dev/compare.md the interpolation of a time between measured cases of one backend
+on one machine. If only cases with another layout of heads were measured, they stand in: the time of a prefill is scaled
+by its FLOPs, the time of a decode by the bytes of keys and values, at the batch with the same number of them.
+A time is a sum of measured times, t = sum of c_i t_i; each machine runs a part with the backend of the least t, among
+the backends with a figure for every case in the sum. Cases with the model's heads are preferred, then bf16, then the
+nearest, then, for decode, pages of USUAL_PAGE tokens.
 """
 
 from __future__ import annotations
@@ -39,36 +39,36 @@ from attnbench.run.model_axes import FIXED, layer_axes
 from attnbench.run.step_axes import heads, whole_step
 
 EXAMPLE = "chat: 2k in, 300 out, llama-3.1-8b, batch 32"
-FAR = 8.0  # times as many FLOPs or bytes, that a case may have to be interpolated from
-EXTRA = 1.25  # times as long, or as large a batch, that a case may be beyond all that was measured
+FAR = 8.0  # largest ratio of FLOPs or bytes between a case and the measured cases of its interpolation
+EXTRA = 1.25  # largest ratio of length or batch between a case and the nearest measured one, for extrapolation
 DOUBT = 0.04  # half the 95 % interval of an interpolated time, for each doubling
-STAND_IN = 0.29  # half the 95 % interval of a time by cases with other heads (docs/dev/compare.md)
-USUAL_PAGE = 16  # tokens; of cases that are as near, one with such pages stands for a server
-_NUMBER = r"(^|[:,\s])(\d\w* (in|out)|batch \d\w*)\s*($|[,\s])"  # in a workload in words
+STAND_IN = 0.29  # half the 95 % interval of a time from cases with other heads (docs/dev/compare.md)
+USUAL_PAGE = 16  # tokens; among equally near cases, the one with such pages is most like a server
+_NUMBER = r"(^|[:,\s])(\d\w* (in|out)|batch \d\w*)\s*($|[,\s])"  # marks a workload in words
 _WORDS = {"in": r"(\S+) in", "out": r"(\S+) out", "batch": r"batch (\S+)", "tp": r"tp (\S+)"}
 
 
 @dataclass(frozen=True)
 class Requests:
-    """What a server is asked, as a person wrote it."""
+    """The requests to a server, in the user's words."""
 
     name: str
-    seqlen_in: int  # tokens of each sequence that are given
-    seqlen_out: int  # and generated
+    seqlen_in: int  # given tokens per sequence
+    seqlen_out: int  # generated tokens per sequence
     model: Model
     batch: int
     tp: int = 1
 
     @property
     def seqlen_halfway(self) -> int:
-        """The keys of a sequence when half of it is generated."""
+        """The number of keys of a sequence when half of its output is generated."""
         return self.seqlen_in + self.seqlen_out // 2
 
     def measured(self, machines: Sequence[Machine], reference: Machine, shared: bool) -> MeasuredWorkload:
-        """Return the requests as a workload, from cases that all machines have measured whose memory holds it.
+        """Return the requests as a workload, from cases measured on all machines with enough memory for it.
 
-        `shared`: with backends alone that all machines have. Raises UserError where a kind of layers or a phase has no
-        figure, with the command that measures it, and where the reference's memory does not hold it.
+        `shared`: only with backends that all machines have. Raises UserError if a kind of layers or a phase has no
+        figure, with the command that measures it, and if the reference's memory is too small.
         """
         full = [machine for machine in machines if self.too_large([machine])]
         if reference in full:
@@ -87,7 +87,7 @@ class Requests:
 
     @property
     def cache(self) -> int:
-        """The bytes of keys and values of all layers on one device, once all is generated, in 16 bits."""
+        """The bytes of keys and values of all layers on one device, in 16 bits, at the end of the output."""
         model, tokens = self.model, self.seqlen_in + self.seqlen_out
         of_token = sum(model.latent or (model.heads(self.tp)[1] * (model.headdim + model.headdim_v),))
         kept = sum(layers.count * min(tokens, layers.window or tokens) for layers in model.layers)
@@ -95,9 +95,9 @@ class Requests:
 
     @property
     def weights(self) -> int:
-        """The bytes of the model's weights on one device, in 16 bits; 0 where the table of models does not tell.
+        """The bytes of the model's weights on one device, in 16 bits; 0 if the table of models does not have them.
 
-        It does not of models with experts, which are published in fewer bits.
+        It does not for models with experts, which are published in fewer bits.
         """
         if not self.model.step or self.model.step.get("experts"):
             return 0
@@ -105,7 +105,10 @@ class Requests:
         return 2 * (whole.weights(heads(self.model)) + whole.outside) // self.tp
 
     def too_large(self, machines: Sequence[Machine]) -> str:
-        """Return what is needed, and what those of some machines have whose memory does not hold it; "" if all do."""
+        """Return a text with the memory that the requests need, and the memory of each machine that has less.
+
+        Returns "" if none has less.
+        """
         machines = [machine for machine in machines if self.cache + self.weights > _room(machine)]
         if not machines:
             return ""
@@ -115,18 +118,18 @@ class Requests:
 
 
 def _room(machine: Machine) -> int:
-    """Return the bytes that a device had free when its run began, which the driver's own part is not of."""
+    """Return the bytes that were free on a device when its run began; the driver's own memory is not among them."""
     device = machine.environment.device
     return min(device.memory, device.free)
 
 
 def is_in_words(text: str) -> bool:
-    """Whether a text is a workload in words, and no file."""
+    """Whether a text is a workload in words instead of a file."""
     return re.search(_NUMBER, text) is not None
 
 
 def parse(text: str) -> Requests:
-    """Return the requests of a text. Raises UserError, with an example."""
+    """Return the requests in a text. Raises UserError, with an example."""
     name, colon, rest = text.partition(":")
     found: dict[str, str] = {}
     for part in (rest if colon else text).split(","):
@@ -151,18 +154,18 @@ def parse(text: str) -> Requests:
 class Sum:
     """The time of a call as a sum of measured times."""
 
-    case: Case  # that was asked for: of a prefill one sequence
+    case: Case  # the requested one; for a prefill one sequence
     times: Mapping[Case, float]  # measured case -> how often its time counts
-    doublings: float  # from the case to the nearest that was measured; 0 where it was measured itself
+    doublings: float  # from the case to the nearest measured one; 0 if it was measured itself
 
     @property
     def other_heads(self) -> bool:
-        """Whether the measured cases have other heads than the one that was asked for."""
+        """Whether the measured cases have other heads than the requested one."""
         return any(_heads(case) != _heads(self.case) for case in self.times)
 
     @property
     def doubt(self) -> float:
-        """Half the 95 % interval, relative, that the sum adds to those of the measured times."""
+        """Half the 95 % interval, relative, that the interpolation adds to the intervals of the measured times."""
         return math.hypot(DOUBT * self.doublings, STAND_IN if self.other_heads else 0.0)
 
     @property
@@ -173,7 +176,7 @@ class Sum:
 
     @property
     def beyond(self) -> bool:
-        """Whether all measured cases are smaller, or all larger, so that it is no interpolation."""
+        """Whether the time is extrapolated: all measured cases are smaller, or all larger."""
 
         def is_beyond(place: int, places: set[int]) -> bool:
             return not min(places) <= place <= max(places)
@@ -181,14 +184,14 @@ class Sum:
         own, shapes = self.case.shape, [case.shape for case in self.times]
         if is_beyond(own.seqlen_k, {shape.seqlen_k for shape in shapes}):
             return True
-        # Measured batches of other heads have as many keys and values, to the nearest sequence.
+        # A batch with other heads was chosen for the same number of keys and values, to the nearest sequence.
         return (
             _is_decode(self.case) and not self.other_heads and is_beyond(own.batch, {shape.batch for shape in shapes})
         )
 
     @property
     def _apart(self) -> float:
-        """How far the measured heads are from those that were asked for."""
+        """The distance between the measured and the requested numbers of heads: a sum of absolute log ratios."""
         pairs = zip(_heads(self.case), _heads(next(iter(self.times))), strict=True)
         return sum(abs(math.log(one / other)) for one, other in pairs)
 
@@ -201,7 +204,7 @@ def _part(
     machines: Sequence[Machine],
     cells: Collection[Key] | None,
 ) -> MeasuredPart:
-    """Return a phase of a kind of layers. Raises UserError where it has no figure on all machines."""
+    """Return one phase of a kind of layers. Raises UserError unless all machines have a figure for it."""
     best: tuple[tuple[object, ...], Sum, dict[Machine, dict[Key, float]]] | None = None
     for family in families(asked, layers, phase, cases):
         total = interpolated(asked, phase, family)
@@ -225,15 +228,15 @@ def _part(
 
 
 def _has(machine: Machine, asked: Requests, layers: Layers, phase: Phase) -> bool:
-    """Whether a machine alone has a figure of a phase of a kind of layers."""
+    """Whether a machine has a figure for a phase of a kind of layers, from its own cases."""
     sums = (interpolated(asked, phase, family) for family in families(asked, layers, phase, machine.fastest))
     return any(fastest_sum(machine, of.times, None) for of in sums if of)
 
 
 def families(asked: Requests, layers: Layers, phase: Phase, cases: Iterable[Case]) -> list[list[Case]]:
-    """Return the measured cases of a phase of a kind of layers, in lists that differ in length and batch alone.
+    """Return the measured cases of a phase of a kind of layers, in lists that differ only in length and batch.
 
-    Their heads may be others than the model's, but not where latent rows are decoded, which is no matter of bytes.
+    They may have other heads than the model, except for latent rows, whose decode time is not given by bytes.
     """
     axes = layer_axes(asked.model, layers, asked.tp, phase).model_copy(update={"seqlen_q": None})
     if not axes.latent:
@@ -244,10 +247,10 @@ def families(asked: Requests, layers: Layers, phase: Phase, cases: Iterable[Case
 
 
 def interpolated(asked: Requests, phase: Phase, family: Sequence[Case]) -> Sum | None:
-    """Return the time of a call from cases that differ in length and batch alone; None where they are too far."""
+    """Return the time of a call from cases that differ only in length and batch; None if they are too far."""
     if phase == "prefill":
         case = _with(family[0], 1, asked.seqlen_in)
-        nearest: dict[int, Case] = {}  # length -> the case whose batch is nearest to what was asked for
+        nearest: dict[int, Case] = {}  # length -> the case with the nearest batch to the requested one
         for one in sorted(family, key=lambda one: (abs(math.log(one.shape.batch / asked.batch)), one.shape.batch)):
             nearest.setdefault(one.shape.seqlen_k, one)
         found = _between(asked.seqlen_in, {n: flops(_with(case, 1, n)) for n in nearest}, flops(case))
@@ -257,7 +260,7 @@ def interpolated(asked: Requests, phase: Phase, family: Sequence[Case]) -> Sum |
         times = {nearest[n]: n_times / nearest[n].shape.batch for n, n_times in found.times.items()}
         return _scaled(Sum(own, times, found.doublings), flops(own) / flops(case))
     own = _with_heads(_with(family[0], asked.batch, asked.seqlen_halfway), asked)
-    batch = max(1, round(asked.batch * own.shape.nheads_k / family[0].shape.nheads_k))  # of as many keys and values
+    batch = max(1, round(asked.batch * own.shape.nheads_k / family[0].shape.nheads_k))  # as many keys and values
     case = _with(family[0], batch, asked.seqlen_halfway)
     by_batch: dict[int, dict[int, Case]] = {}
     for one in family:
@@ -286,7 +289,7 @@ def _heads(case: Case) -> tuple[int, int]:
 
 
 def _with_heads(case: Case, asked: Requests) -> Case:
-    """Return a case with the heads of the model on one device; the heads of latent rows are the model's already."""
+    """Return a case with the heads of the model on one device; latent rows keep theirs, which are the model's."""
     if case.latent:
         return case
     nheads, nheads_k = asked.model.heads(asked.tp)
@@ -294,14 +297,17 @@ def _with_heads(case: Case, asked: Requests) -> Case:
 
 
 class _Between(NamedTuple):
-    """A time as a sum of times at measured places of one axis."""
+    """A time as a sum of times at measured positions on one axis, such as lengths."""
 
-    times: Mapping[int, float]  # place -> how often its time counts
+    times: Mapping[int, float]  # position -> how often its time counts
     doublings: float
 
 
 def _between(place: int, sizes: Mapping[int, float], size: float) -> _Between | None:
-    """Return the time at a place of a size from those at places with `sizes`; None where these are too far."""
+    """Return the time at `place` on an axis, from the measured places; None if these are too far.
+
+    `sizes` are the FLOPs or bytes at the measured places, `size` at `place`.
+    """
     if place in sizes:
         return _Between({place: 1.0}, 0.0)
     below, above = max((p for p in sizes if p < place), default=0), min((p for p in sizes if p > place), default=0)
@@ -316,9 +322,10 @@ def _between(place: int, sizes: Mapping[int, float], size: float) -> _Between | 
 
 
 def fastest_sum(machine: Machine, times: Mapping[Case, float], cells: Collection[Key] | None) -> dict[Key, float]:
-    """Return the cells of the backend whose sum of times is least, with how often each counts.
+    """Return the cells of the backend with the least sum of times -> how often each counts.
 
-    Empty where no backend has all of them, or what reads fastest decides nothing. `cells` are those that may count.
+    Empty if no backend has all of them, or the fastest is too uncertain. `cells`: the cells to choose from; None for
+    all.
     """
 
     def cells_of(backend: str) -> dict[Key, float]:
@@ -335,13 +342,13 @@ def fastest_sum(machine: Machine, times: Mapping[Case, float], cells: Collection
 
 
 def _with(case: Case, batch: int, seqlen: int) -> Case:
-    """Return a case of another batch and length."""
+    """Return a case with another batch and length."""
     seqlen_q = 1 if _is_decode(case) else seqlen
     return replace(case, shape=replace(case.shape, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen))
 
 
 def _is_plain(case: Case) -> bool:
-    """Whether a case is dense and as usual on each axis that neither a model sets nor a server chooses."""
+    """Whether a case is dense, with the default on each axis that neither a model nor a server sets."""
     others = (axis for name, axis in AXES.items() if axis.field and name not in (*FIXED, "dtype", "page_size"))
     return not case.is_ragged and all(axis.of(case) == axis.usual for axis in others)
 
@@ -355,7 +362,7 @@ def _is_prefill(case: Case) -> bool:
 
 
 def _pages(case: Case) -> tuple[bool, float]:
-    """Return the rank of a case by its pages: of a decode those of a server come first."""
+    """Return the sort key of a case by its pages: for decode, a server's pages come first."""
     return _is_decode(case) and not case.is_paged, abs(math.log((case.page_size or 1) / USUAL_PAGE))
 
 
@@ -365,7 +372,7 @@ def _kind(layers: Layers) -> str:
 
 
 def stands_in(asked: Requests, what: str, total: Sum) -> str:
-    """Return which measured cases a time is made of, and what else they differ in; "" where it is the case itself."""
+    """Return the measured cases of a time, with their other differences; "" if it is the requested case itself."""
     said, unlike = _measured_at(asked, what, total), []
     if total.other_heads:
         own, other = (" and ".join(map(str, _heads(case))) for case in (total.case, next(iter(total.times))))
@@ -396,7 +403,7 @@ def _measured_at(asked: Requests, what: str, total: Sum) -> str:
 
 
 def _no_figure(asked: Requests, layers: Layers, phase: Phase, lacking: Sequence[str]) -> str:
-    """Return which machines lack a figure, or that each has one of other cases, and what to measure."""
+    """Return a message with the machines that lack a figure, or that each has other cases, and what to measure."""
     decodes = phase == "decode"
     size = asked.seqlen_halfway if decodes else asked.seqlen_in
     lengths = sorted({1 << math.floor(math.log2(size)), 1 << math.ceil(math.log2(size))})

@@ -1,22 +1,22 @@
-"""What a machine gives when it serves a whole model: tokens a second, the time to the first token and of each more.
+"""The serving figures of a whole model on a machine: tokens a second, time to the first token, time per token.
 
-The requests are those of `--workload` in words: a batch of sequences is filled, one sequence after the other, and then
-generates. With f, the time to fill one sequence, and d, that of a step of generation when half is generated:
+The requests are a `--workload` in words: a batch of sequences is filled, one sequence after the other, and then
+generates. f is the time to fill one sequence, d the time of a step of generation at half of the output:
 
-    time to the first token    f                          of a sequence that need not wait for others
-    time per token             d                          so each user has 1 / d tokens a second
+    time to the first token    f                          for a sequence that does not wait for others
+    time per token             d                          each user gets 1 / d tokens a second
     tokens a second            batch x out / (batch x f + out x d)
-    device-seconds a token     tp / (tokens a second)     what rent and energy are paid for
+    device-seconds a token     tp / (tokens a second)     the base of rent and energy
 
-Both are the sum of attention, from the pool of measured cells (requests.py says how it is interpolated), and of the
-products with weights (products.py), each of one of `tp` devices. What these devices send each other is left out, and so
-are norms, sampling, the host and waiting for a place in the batch.
+f and d are sums of the time of attention, from the pool of measured cells (requests.py has the interpolation), and of
+the products with weights (products.py), each on one of `tp` devices. Left out are the traffic between these devices,
+norms, sampling, the host and the wait for a free slot in the batch.
 
-Doubts are named, and enter a figure by its derivative. In a ratio of two machines a doubt that both have by one name,
-as the share of the bandwidth that one measured step tells, moves both alike and cancels as far as it does.
+Doubts have names, and enter a figure by its derivative. In a ratio of two machines, a doubt with the same name, such as
+the share of the bandwidth from one measured step, moves both alike and cancels in part or whole.
 
-The power of products was not measured: a million tokens take energy between the board's power in attention without
-pauses, in all measured cases of the phase, and the power limit.
+The power of products was not measured: the energy of a million tokens is between the one by the board's power in
+attention without pauses, in all measured cases of the phase, and the one by the power limit.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from attnbench.core.text import listed
 from attnbench.results.cells import Key
 from attnbench.run.step_axes import whole_step
 
-BATCHES = tuple(2**n for n in range(13))  # of a curve, beside those that were measured
+BATCHES = tuple(2**n for n in range(13))  # of a curve, besides the measured ones
 Doubts = Mapping[object, float]  # name -> half the 95 % interval of the logarithm that it adds
 
 
 @dataclass(frozen=True)
 class PhaseTime:
-    """The time of a phase on a machine: to fill one sequence, or of one step of a batch."""
+    """The time of a phase on a machine: the filling of one sequence, or one step of a batch."""
 
-    attention: float  # seconds, of all layers
+    attention: float  # seconds, for all layers
     products: float  # seconds
     doubts: Doubts
-    stands_in: tuple[str, ...]  # which measured cases attention is made of, for each kind of layers
+    stands_in: tuple[str, ...]  # the measured cases that stand in for attention, for each kind of layers
     backends: tuple[str, ...]
     rate: Rate  # of the products: the one that bounds them
-    measured: bool  # whether attention was measured as it is asked for, so that nothing is interpolated
-    beyond: bool  # whether it is scaled from cases that are all smaller, or all larger
+    measured: bool  # whether attention was measured as requested, without interpolation
+    beyond: bool  # whether it is extrapolated: all its cases are smaller, or all larger
 
     @property
     def seconds(self) -> float:
@@ -79,37 +79,40 @@ class Served:
 
     @property
     def tokens_a_second(self) -> float:
-        """Generated tokens a second of all devices together."""
+        """Generated tokens a second on all devices together."""
         return self.asked.batch * self.asked.seqlen_out / self._seconds
 
     @property
     def of_a_user(self) -> float:
-        """Generated tokens a second of one sequence, once it generates."""
+        """Generated tokens a second of one sequence during generation."""
         return 1 / self.decode.seconds
 
     @property
     def of_a_gpu(self) -> float:
-        """Generated tokens a second of one device."""
+        """Generated tokens a second per device."""
         return self.tokens_a_second / self.asked.tp
 
     @property
     def device_seconds(self) -> float:
-        """Seconds of a device for each generated token."""
+        """Device-seconds per generated token."""
         return 1 / self.of_a_gpu
 
     @property
     def attention(self) -> float:
-        """The share of the time that is attention."""
+        """The share of attention in the time."""
         return sum(n * of.attention for n, of in self._phases) / self._seconds
 
     @property
     def at_most(self) -> bool:
-        """Whether the products count at a limit of the machine, so that figures are no expectation."""
+        """Whether the time of the matrix products comes from the roofline instead of a measurement.
+
+        The figures are then upper bounds.
+        """
         return any(of.rate.at_most for _, of in self._phases)
 
     @cached_property
     def doubts(self) -> Doubts:
-        """Those of the tokens a second."""
+        """Source of doubt -> its half interval in the logarithm of the tokens a second."""
         found = defaultdict[object, float](float)
         for n, of in self._phases:
             for name, half in of.doubts.items():
@@ -117,14 +120,14 @@ class Served:
         return found
 
     def interval(self, value: float) -> tuple[float, float] | None:
-        """Return the 95 % interval of a figure that is as sure as the tokens a second; None where it is a limit."""
+        """Return the 95 % interval of a figure that is as sure as the tokens a second; None for a bound (`at_most`)."""
         if self.at_most:
             return None
         half = math.hypot(*self.doubts.values())
         return value * stats.exp(-half), value * stats.exp(half)
 
     def watts(self, phase: str) -> list[float]:
-        """Return the power of the machine in the fastest attention of each case of a phase, without pauses."""
+        """Return the power in watts of the fastest attention in each case of a phase, without pauses."""
         sustained = self.machine.sustained
         keys = (
             key
@@ -134,9 +137,9 @@ class Served:
         return [power for key in keys if (power := sustained.watts(key))]
 
     def kilowatt_hours(self) -> tuple[float | None, float | None]:
-        """Return the energy of a million tokens: by the power of measured attention, and at the power limit.
+        """Return the kWh of a million tokens by the power of measured attention, and by the power limit.
 
-        Neither where the time is the least that it can be.
+        Both are None if the time is a lower bound (`at_most`).
         """
         if self.at_most:
             return None, None
@@ -151,7 +154,7 @@ class Served:
 
     @property
     def _phases(self) -> tuple[tuple[int, PhaseTime], ...]:
-        """How often each phase runs, and its time."""
+        """(How often it runs, its time) for prefill and decode."""
         return (self.asked.batch, self.prefill), (self.asked.seqlen_out, self.decode)
 
     @property
@@ -165,20 +168,20 @@ class Serving:
 
     asked: Requests
     found: Mapping[str, Served]
-    without: Mapping[str, str]  # machine -> why it has no figure
-    curves: Mapping[str, Sequence[Served]]  # by batch, from the smallest on
+    without: Mapping[str, str]  # label -> why it has no figure
+    curves: Mapping[str, Sequence[Served]]  # one for each batch, the smallest first
     shares: Sequence[StepShare]
 
     @property
     def reasons(self) -> list[str]:
-        """Why machines have no figure, as a part of a sentence for each reason."""
+        """Parts of a sentence, one for each reason why machines have no figure."""
         reasons = grouped(self.without, self.without.__getitem__)
         return [f"no figure of the whole model on {listed(labels)}: {why}" for why, labels in reasons.items()]
 
     def ratio(self, label: str, reference: str) -> Ratio | None:
-        """Return how many times the tokens a second of the reference a machine gives.
+        """Return the ratio of a machine's tokens a second to the reference's.
 
-        None unless both have them, and where those of one are a limit and no expectation.
+        None if one of them has none, or only an upper bound.
         """
         if label not in self.found or reference not in self.found:
             return None
@@ -192,14 +195,14 @@ class Serving:
 
 
 def why_not_whole(asked: Requests) -> str:
-    """Return why the whole of a model is not computed; "" where it is."""
+    """Return why the figures of the whole model are not computed; "" if they are."""
     if not asked.model.step:
         return f"the table of models has no sizes of {asked.model.name} beside those of attention"
     return "products of experts are not computed" if asked.model.step.get("experts") else ""
 
 
 def serving(asked: Requests, machines: Sequence[Machine], runs: Sequence[Run]) -> Serving:
-    """Return requests as all machines serve them. `runs` hold steps of models, among others."""
+    """Return the serving figures of all machines. `runs` include the measured steps of models."""
     shares = step_shares(runs)
     found: dict[str, Served] = {}
     without: dict[str, str] = {}
@@ -217,7 +220,7 @@ def serving(asked: Requests, machines: Sequence[Machine], runs: Sequence[Run]) -
 
 
 def served(asked: Requests, machine: Machine, shares: Sequence[StepShare]) -> Served | str:
-    """Return requests as a machine serves them; why there is no figure where there is none."""
+    """Return the serving figures of a machine, or the reason for their absence."""
     if why := why_not_whole(asked) or asked.too_large([machine]):
         return why
     phases = []
@@ -234,7 +237,7 @@ def served(asked: Requests, machine: Machine, shares: Sequence[StepShare]) -> Se
 
 
 def _batches(asked: Requests, machine: Machine) -> list[int]:
-    """Return the batches of a curve: powers of two, those that were measured in decode, and the one asked for."""
+    """Return the batches of a curve: powers of two, the measured ones of decode, and the requested one."""
     decode = {case.shape.batch for case in machine.fastest if case.is_decode and not case.is_ragged}
     return sorted({*BATCHES, *decode, asked.batch})
 
@@ -249,7 +252,7 @@ class _Attention:
 
 
 def _attention(asked: Requests, layers: Layers, phase: Phase, machine: Machine) -> _Attention | None:
-    """Return the best sum of measured cells that a machine has; None where all are too far."""
+    """Return the best sum of a machine's measured cells; None if all are too far."""
     found = (interpolated(asked, phase, family) for family in families(asked, layers, phase, machine.fastest))
     for total in sorted((one for one in found if one), key=lambda one: one.rank):
         if of := fastest_sum(machine, total.times, None):
@@ -290,7 +293,7 @@ def _phase_time(
 
 
 def _step(asked: Requests, phase: Phase) -> Case:
-    """Return a step of the whole model on one device: the filling of one sequence, or a token of each of the batch."""
+    """Return a step of the whole model on one device: the filling of one sequence, or a token for each sequence."""
     model = asked.model
     decodes = phase == "decode"
     n = asked.seqlen_halfway if decodes else asked.seqlen_in

@@ -1,4 +1,4 @@
-"""What a machine gives when it serves a whole model, as sentences, tables, a chart and data for other programs."""
+"""The serving figures of a whole model, as sentences, tables, a chart and data for other programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOTE = (
 
 
 def sentences(c: Comparison) -> list[str]:
-    """Return what a buyer wants to know of a whole model, in a sentence each; none without requests in words."""
+    """Return the answer for a whole model (speed, money, energy) as sentences; empty without requests in words."""
     found = c.serving
     if not found:
         return []
@@ -59,7 +59,7 @@ def _of_machine(c: Comparison, found: Serving, label: str) -> str:
 
 
 def _made_of(found: Serving) -> str:
-    """Return which measured cases and steps the figures are made of, and what they leave out."""
+    """Return the measured cases and steps behind the figures, and the parts that they leave out."""
     attention = ", ".join(f"{share(one.attention)} on {label}" for label, one in found.found.items())
     said = [f"Attention is {attention}"]
     said += _by_machine({label: "; ".join(_stand_ins(one)) for label, one in found.found.items()})
@@ -70,12 +70,12 @@ def _made_of(found: Serving) -> str:
 
 
 def _rest(one: Served) -> str:
-    """Return how the time of what is not attention is known on a machine, in each phase."""
+    """Return the source of a machine's time outside attention, for each phase."""
     return " and ".join(f"in {phase} by {_phase(one, phase).rate.said}" for phase in ("prefill", "decode"))
 
 
 def _by_machine(each: dict[str, str]) -> list[str]:
-    """Return texts of machines once each, with the machines where they have unlike ones; without empty ones."""
+    """Return each distinct text once, with its machines if the texts differ; without empty ones."""
     texts = dict.fromkeys(filter(None, each.values()))
     if len(texts) == 1 and all(each.values()):
         return [*texts]
@@ -91,7 +91,7 @@ def _phase(one: Served, phase: str) -> PhaseTime:
 
 
 def _money(c: Comparison, found: Serving) -> str:
-    """Return what a million tokens cost, and below which price a machine is worth it; "" without prices of time."""
+    """Return the cost of a million tokens and the break-even prices; "" without prices of time."""
     costs = [f"{text} on {label}" for label in found.found if (text := _cost(c, found.found[label]))]
     if not costs:
         return ""
@@ -108,7 +108,7 @@ def _money(c: Comparison, found: Serving) -> str:
 
 
 def _cost(c: Comparison, one: Served) -> str:
-    """Return what a million tokens cost on a machine, with the interval; "" without a price of time."""
+    """Return the cost of a million tokens on a machine, with the interval; "" without a price of time."""
     offer = c.offer(one.machine.label)
     cost = offer.million_tokens(one.device_seconds) if offer else None
     if not offer or cost is None:
@@ -133,7 +133,7 @@ def _energy(found: Serving) -> str:
 
 
 def _powers(one: Served) -> str:
-    """Return the power of attention in each phase: "667 W in 43 prefills and 239 W in 1 decode"; "" where unknown."""
+    """Return the power of attention in each phase: "667 W in 43 prefills and 239 W in 1 decode"; "" if unknown."""
     if one.kilowatt_hours()[0] is None:
         return ""
     each = ((phase, one.watts(phase)) for phase in ("prefill", "decode"))
@@ -160,7 +160,7 @@ def _ends(one: Served) -> str:
 
 
 def tables(c: Comparison) -> list[Table]:
-    """Return the whole model by machine, and the batch against interactivity; none without requests in words."""
+    """Return the figures by machine and the curve over the batch; empty without requests in words."""
     found = c.serving
     if not found or not found.curves:
         return []
@@ -185,7 +185,7 @@ def _by_figure(c: Comparison, found: Serving) -> Table:
 
 
 def _curve(c: Comparison, found: Serving) -> Table:
-    """Return tokens a second of a user and of a GPU, by batch, a column for each machine."""
+    """Return tokens a second per user and per GPU, by batch, a column for each machine."""
     labels = [*found.curves]
     by_batch = {label: {one.asked.batch: one for one in found.curves[label]} for label in labels}
     batches = sorted({batch for own in by_batch.values() for batch in own})
@@ -217,7 +217,7 @@ def _cost_alone(c: Comparison, one: Served) -> str:
 
 
 def charts(c: Comparison) -> list[LineChart]:
-    """Return the chart of tokens a second of a GPU over those of a user, a line for each machine."""
+    """Return the chart of tokens a second per GPU over tokens a second per user, a line for each machine."""
     found = c.serving
     if not found or not found.curves:
         return []
@@ -244,7 +244,7 @@ def _asked(found: Serving) -> str:
 
 
 def data(c: Comparison) -> dict[str, Any] | None:
-    """Return the figures for JSON: seconds, tokens a second of all devices, kWh and prices of a million tokens."""
+    """Return the figures for JSON: seconds, tokens a second on all devices, kWh and cost of a million tokens."""
     found = c.serving
     if not found:
         return None
@@ -285,7 +285,7 @@ def _row(c: Comparison, one: Served) -> dict[str, Any]:
 
 
 def answer(c: Comparison) -> list[str]:
-    """Return the answer of a comparison; of requests in words that of the whole model, and beside it of attention."""
+    """Return the answer of a comparison; with requests in words, for the whole model and then for attention."""
     if not c.serving or not c.serving.found:
         return [*answer_of_attention(c), *sentences(c)]
     ratios = [f"{of.label} {ratio_text(c.main.ratio(of.label))}" for of in c.others if c.main.ratio(of.label)]
