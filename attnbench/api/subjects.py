@@ -163,7 +163,7 @@ def _name(given: Any, scope: Mapping[str, Any], taken: Iterable[str]) -> str:
     """
     own = told(given, "__name__")
     held = [name for name, value in scope.items() if value is given and not name.startswith("_")]
-    is_name = own.isidentifier() and own not in scope  # else it is another's here
+    is_name = own.isidentifier() and own not in scope  # a name in scope may belong to another object
     name = own if own in held or is_name else (held or [own])[0]
     if not _can_be_bound(name):
         name = re.sub(r"\W", "_", type(given).__name__, flags=re.ASCII)

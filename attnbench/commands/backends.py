@@ -45,7 +45,7 @@ def backends(given: Options) -> None:
     wanted = given.wanted()
     if given.into and options.changed(given, ("python", "gpu", "device")):
         raise UserError(
-            "--into renews the matrix of a document, which has GPUs of its own; leave out the other options"
+            "--into rewrites the matrix of a file for a fixed list of GPUs; leave out --python, --gpu and --device"
         )
     if given.python and options.changed(given, ("matrix", "gpu", "device")):
         raise UserError("--python: the matrix asks no library, so that it needs no interpreter; leave it out")

@@ -32,7 +32,7 @@ class Options(output.Output, options.OnDevice):
         None,
         autocompletion=complete.several(complete.backends),
     )
-    backend: list[str] | None = options.backend("The same, as an option.", options.plain)
+    backend: list[str] | None = options.backend("Backends to check, in place of the argument BACKENDS.", options.plain)
     axes: Mapping[str, Any] = options.axes(cases, HELPS)
     wrong: Path | None = cases("FILE", "Check only the cases of the wrong results in this run file.")
     trust: bool = options.trust()
@@ -47,9 +47,9 @@ def check(given: Options) -> None:
     attnbench check ./mine.py:attention --headdim 64 --pass fwd --dtype bf16
     attnbench check 'sdpa-*' triton
 
-    Exit code 0: right; 5: wrong; 1: a case failed, or nothing could be checked, or nothing of one of your functions. A
-    function says that it does not support a case by raising NotImplementedError. After Ctrl-C (130) it shows what it
-    has found.
+    Exit code 0: right; 5: wrong; 1: a case failed, nothing could be checked, or one of your functions was not checked
+    in any case. A function says that it does not support a case by raising NotImplementedError. After Ctrl-C (130) it
+    shows what it has found.
     """
     wanted = given.wanted()
     from attnbench.analysis.check.document import document

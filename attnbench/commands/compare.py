@@ -37,8 +37,8 @@ class Options(Output):
     pue: float | None = what("RATIO", "Power of the building over that of its devices, such as 1.3. Default: 1.")
     workload: str | None = what(
         "FILE|WORDS",
-        "YAML: cases with weights, for one figure in all; or 'chat: 2k in, 300 out, llama-3.1-8b, batch 32' (, tp 2): "
-        "a whole model, interpolated between what was measured.",
+        "A YAML file of weighted cases, combined into one figure; or words such as 'chat: 2k in, 300 out, "
+        "llama-3.1-8b, batch 32, tp 2' for a whole model, interpolated between what was measured.",
     )
     document_file: Path | None = options.files(
         "FILE", "Write the one format to a file and print nothing.", None, "--out", "-o"
@@ -66,8 +66,8 @@ def compare(given: Options) -> None:
     """Compare machines for a buyer: speed, power, price, what fits in memory; needs no GPU.
 
     Measure the same suite on each, best with --suite sustained --rounds 5: what a machine sustains is less than what it
-    does in bursts. Files of one model with one power limit are one machine, by the newest of what they measured; where
-    all are of one model, each file stands for itself and no price is compared.
+    does in bursts. Files of one GPU model with one power limit count as one machine, with the newest measurement of
+    each cell. If all files are of one model, each file is a machine of its own, and prices are not compared.
 
     With --price of the machine that others are compared with, it says at which price each costs the same for the same
     work; --all and --html show that over the price. The page of --html prints as one side of A4. GPUs that no file

@@ -57,7 +57,10 @@ class HowToJudge:
     missing: str = matters(
         "pass|fail", "Whether a cell that the current run lacks counts as a regression (fail).", "fail"
     )
-    allow_wrong: bool = matters.flag("A wrong result is expected, unless it was right before. Exit code 5 otherwise.")
+    allow_wrong: bool = matters.flag(
+        "Accept a wrong result, unless it was right in the baseline. Without this option a wrong result gives exit "
+        "code 5."
+    )
 
     def judged_by(self) -> Request:
         """Return the request of these options to a gate. Raises UserError for unknown names and wrong margins."""
@@ -131,7 +134,8 @@ class Options(GateOutput, HowToJudge):
     )
     b: str | None = when_open("BUILD", "With --settle: the build of CURRENT. Default: what CURRENT names.")
     trust: bool = when_open.flag(
-        "With --settle: run the code and interpreters that the run files name, also where none would be chosen here."
+        "With --settle: also run code and interpreters that only the run files name. Give it only for files whose "
+        "author you trust."
     )
 
     def settles(self) -> Settle | None:

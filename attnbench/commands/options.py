@@ -223,7 +223,7 @@ def allow_wrong() -> Any:
 def trust() -> Any:
     """Return the field of --trust."""
     return how.flag(
-        "Run the code and interpreters that the given run file names, also where none would be chosen here."
+        "Also run code and interpreters that only the run file names. Give it only for a file whose author you trust."
     )
 
 

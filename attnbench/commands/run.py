@@ -34,14 +34,16 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
         "gets more rounds.",
         1,
     )
-    timeout: str | None = options.how("TIME", "Stop a job that takes longer, and 5 times its forecast. Default: 2m.")
+    timeout: str | None = options.how(
+        "TIME", "Stop a job after this time or after 5 times its forecast, whichever is longer. Default: 2m."
+    )
     max_seconds: str | None = options.how(
         "TIME", "Most time spent sampling a cell, once it has --min-samples. Default: 0.2s, or the suite's."
     )
     min_samples: int | None = options.how(
         "N",
-        "Fewest samples of a cell. Default: 10. Of calls of 5 to 15 ms six tenths of it where they agree, of longer "
-        "ones at most 6, over 50 ms 3.",
+        "Fewest samples of a cell. Default: 10. Slow calls need fewer: 60 % of N for calls of 5 to 15 ms if the "
+        "samples agree, at most 6 above 15 ms, at most 3 above 50 ms.",
     )
     warmup: str | None = options.how("TIME", "Least time of calls before the first sample. Default: 0.015s.")
     fresh_caches: bool = options.how.flag(

@@ -182,7 +182,10 @@ class _Writer:
         ]
 
         def least(wrapped: int) -> list[int]:
-            """Return the characters that each column needs, if entries that may wrap have so many, and whole words."""
+            """Return the width of each column in characters; a column of bars has its least width.
+
+            A column that may wrap shrinks to `wrapped` or, where that is more, to its longest word.
+            """
             each = zip(table.columns, widths, words, drawn, strict=True)
             return [
                 BARS[0] if bars else min(width, max(wrapped, min(word, LONGEST_WORD))) if column.wrap else width

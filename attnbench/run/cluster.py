@@ -254,7 +254,8 @@ def _nodes() -> list[Node]:
             said = ray.get(answer, timeout=1)
         except ray.exceptions.RayError as error:
             said = {"version": "", "cpu": "", "why": f"the node does not answer: {_why(error)}"}
-        amounts, name = node["Resources"], _unique(_name(node), taken)  # of several nodes of one machine, as in a test
+        # Nodes on one machine, as in tests, share a host name, so the name is made unique.
+        amounts, name = node["Resources"], _unique(_name(node), taken)
         models = [key.partition(":")[2] for key in amounts if key.startswith("accelerator_type:")]
         gpus = int(amounts.get("GPU", 0))
         model = (models or ["GPU"])[0] if gpus else said["cpu"]

@@ -116,7 +116,7 @@ class WorkerProcess:
         self._mark = self._stderr.seek(0, os.SEEK_END)
         self._killed_for_memory = _killed_for_memory()
         self._sent += 1
-        self._questions = 0  # of this request
+        self._questions = 0  # questions that the worker asked during this request
         self._write({**request, "number": self._sent})
 
     def _write(self, message: Mapping[str, Any]) -> None:

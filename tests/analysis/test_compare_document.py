@@ -130,7 +130,7 @@ def test_runs_of_one_machine_are_no_choice(cards: tuple[str | None, str | None],
 @pytest.mark.parametrize(
     ("mine", "eager", "source", "said"),
     [
-        (1.0, 1.0, "bbbb", "between which the code of mine differs, but no more than noise sets them apart"),
+        (1.0, 1.0, "bbbb", "between which the code of mine differs, but they differ by no more than noise"),
         (1.1, 1.1, "bbbb", "between which the code of mine differs, but they differ by more than noise"),
         (1.0, 1.0, "aaaa", "so what sets them apart is noise; a cell differs by 0%"),
         (1.0, 0.9, "aaaa", "but they differ by more than noise"),  # in one backend that is nowhere the fastest

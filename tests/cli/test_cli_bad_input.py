@@ -228,7 +228,7 @@ def test_bad_reports(littered: Tool, options: str, says: str) -> None:
         (["backends", "--python", "x"], "--python: 'x' is not NAME=PATH"),
         (["backends", "-f", "tabel"], "--format: unknown 'tabel'; did you mean \"table\"?"),
         (["backends", "--matrix", "--python", "fa4=python3"], "--python: the matrix asks no library"),
-        (["backends", "--into", "x.md", "--gpu", "h100"], "--into renews the matrix of a document"),
+        (["backends", "--into", "x.md", "--gpu", "h100"], "--into rewrites the matrix of a file"),
         *(
             (
                 [command, "--device", "cpu", "-b", "eager", "--ranks", "2"],

@@ -296,7 +296,8 @@ def _check(request: Request) -> list[str]:
         raise UserError(f"--code: {function} is also the name of a backend of attnbench; give the function another")
     device, measurable, errors = parse_device(request.device), [], []
     possible = resolve_suite_for(load_suite(request.suite), device, request.settings)
-    places = ("on a GPU ", "on a CPU ") if len(possible) > 1 else ("",)  # each has cells of its own
+    # A suite has different cases on a GPU and on a CPU.
+    places = ("on a GPU ", "on a CPU ") if len(possible) > 1 else ("",)
     for place, resolved in zip(places, possible, strict=True):
         names = [function] if function else [*select_backends(resolved.backends)]
         cells = [full_name(name, case) for case in resolved.cases for name in names]

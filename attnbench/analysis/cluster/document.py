@@ -323,12 +323,12 @@ def _facts(found: Sequence[Model]) -> Iterator[Caution]:
     for model in found:
         for family, judged in model.judgements.items():
             if judged:
-                far = "" if judged.far == judged.threshold else f"is far off beyond {_limits(judged.far)}, and "
+                far = "" if judged.far == judged.threshold else f"a unit outside {_limits(judged.far)} is far off and "
                 yield Caution(
                     f"{model.label}, {family}: units differ by {percent(judged.deviation)} (standard deviation, "
                     f"{percent(judged.own_share)} from these units, the rest from the table: {model.spread}).",
-                    f"With {count(len(model.units), 'unit')} one {far}stands out beyond {_limits(judged.threshold)}; "
-                    f"one that is slower by {percent(stats.expm1(judged.found))} stands out 19 times of 20.",
+                    f"Among {count(len(model.units), 'unit')}, {far}a unit outside {_limits(judged.threshold)} stands "
+                    f"out; a unit slower by {percent(stats.expm1(judged.found))} is found in 95 % of such clusters.",
                 )
 
 

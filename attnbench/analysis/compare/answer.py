@@ -333,7 +333,7 @@ def _one_model(c: Comparison) -> str:
     elif all(ratio.low is None for ratio, _ in ratios):
         because = f"and how much of what sets them apart is {why} is not known"
     else:
-        because = f"but no more than {why} sets them apart" if code else f"so what sets them apart is {why}"
+        because = f"but they differ by no more than {why}" if code else f"so what sets them apart is {why}"
     said = [f"These are {what}, {because}"]
     if of_cells:
         moves = [abs(ratio.value - 1) for ratio in of_cells]

@@ -315,7 +315,9 @@ def _cases_of(
         speeds.append(_MachineColumn(f"shared backends / {home}", what, shared))
     if any(c.sustained_ratio(machine, case) for machine in c.others for case in cases):
         speeds.append(_speed(c, lambda case, machine: c.sustained_ratio(machine, case), "speed without pauses"))
-    note = "In bursts, but where it says without pauses."
+    note = "All figures are in bursts."
+    if any(without_pauses(case, machine) for machine in c.machines for case in cases):
+        note = 'All figures are in bursts, except in the columns "without pauses".'
     if differ:
         note += " Own fastest: of the backends that each machine has; shared backends: of those that all have."
     found = _by_machine(c, _table(name, title, rows, note), cases, columns, speeds)

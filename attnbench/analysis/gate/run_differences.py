@@ -78,7 +78,7 @@ def differences(baseline: Run, current: Run) -> list[Difference]:
     others = {name: pair for name, pair in backends.items() if name not in known}
     found += [Difference((name,), phrase(name, *pair), name in both) for name, pair in others.items()]
     found += _of_fields(_POLICY, baseline.policy, current.policy)
-    if baseline.method != current.method:  # the same kernel reads another figure
+    if baseline.method != current.method:  # another method can give another figure for the same kernel
         what = f"{phrase('measuring method', baseline.method, current.method)} (measure the baseline again)"
         found.append(Difference((METHOD,), what))
     return found + [replace(d, matters=False) for d in _of_fields(_TOLD, ours, theirs)]

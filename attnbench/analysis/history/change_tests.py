@@ -186,7 +186,10 @@ def _correlation(rows: Floats, floor: float, changes: int = 0) -> float:
 
 
 def _limit(correlation: float, runs: int) -> float:
-    """Return the largest autocorrelation that one of so many runs may stand for, in steps of _STEP."""
+    """Return the upper limit of the autocorrelation, at most MOST, in steps of _STEP.
+
+    It is the estimate, 0 where that is negative, plus one standard error.
+    """
     known = min(max(correlation, 0.0), MOST)
     return round(min(known + math.sqrt((1 - known**2) / runs), MOST) / _STEP) * _STEP
 

@@ -153,7 +153,8 @@ def _traffic(profile: Profile, traffic: Traffic, roofline: Roofline | None) -> I
         parts.append(f"{traffic.passes} passes, so some reads may have hit L2")
     yield "HBM traffic", size(traffic.total), "; ".join(parts)
     if roofline:
-        yield "  ratio", times(traffic.total / roofline.nbytes), "over the least, each operand once"
+        over_least = "measured traffic over the least possible, which moves each operand once"
+        yield "  ratio", times(traffic.total / roofline.nbytes), over_least
     if profile.spans:
         rate = traffic.total / stats.median(profile.spans)
         of = f", {percent(rate / roofline.bandwidth)} of the bandwidth" if roofline else ""

@@ -60,7 +60,10 @@ def why_unknown(found: Sequence[Problem]) -> str:
 
 
 def _in(found: Sequence[Problem], **values: Any) -> Places:
-    """Return one place for some problems, or none without any: their number as {cases}, their {names}, and {used}."""
+    """Return the values of a caution about some problems, [] without problems.
+
+    {cases} is their number with a noun, {names} their names, {used} the backends to use.
+    """
     names = some(map(problem_names.name, found))
     used = dict.fromkeys(problem.use.backend for problem in found if problem.use)
     return when(found, cases=count(len(found), "case"), names=names, used=", ".join(used), **values)

@@ -358,7 +358,7 @@ def _history(site: Findings, given: Sequence[str]) -> Document:
     said = [over_time.sentence(found)] if found else []
     try:
         shown = document([file.run for file in site.files])
-    except UserError as error:  # of a library that it needs
+    except UserError as error:  # raised where a library that the history needs is missing
         shown = Document("history", "", (f"{error}.",))
     blocks = (*versions, *shown.blocks, *([over_time.cards(shown)] if shown.machines else []))
     shown = replace(shown, title="Over time", answer=(*said, *shown.answer), machines=(), blocks=blocks)
