@@ -9,7 +9,7 @@ With y the logarithm of card k's value of cell c, the median over its n rounds (
   difference in all work, and its further difference in work that the power limit slows, where a chip that draws less
   power runs faster. The **load** of a cell is 0 up to LOADED_FROM of the datasheet's rate, 1 from LOADED_TO on, and
   linear between. The H200s and H100s in results/ differ by 0.2 % in all work and by 0.8 % more under full load. Cells
-  without a known rate count as full load, and so does decode, as two cards of one model measured it in results/. Decode
+  without a known rate count as full load, and so does decode, as no two cards in results/ measured it. Decode
   is bound by memory, so its load is a kind of its own, about which a card's other cells say nothing.
 - **rest** is the card's difference in this cell alone, which is larger under load, and the noise of n processes: the
   variance of one over n, times pi / 2 for a median of more than two.

@@ -3,7 +3,7 @@
     {"row": "d64 16k causal bwd", "blocks": {"dkdv": "64x64x4x3-t"}, "check": true}
 
 "check" requests only a check on odd lengths; without it the row is checked and timed. The answer has "failed" (the
-reason) or "wrong" (the error), or else "error", "seconds" and "rate" (FLOP/s, as counted by tune_triton.py).
+reason) or "wrong" (the error), or else "largest" (error), "seconds" and "rate" (FLOP/s, as counted by tune_triton.py).
 
     {"candidates": {"dkdv d64": ["64x128x8x3", "64x64x4x3-t"]}}
 
@@ -190,7 +190,7 @@ def judge(row: str, blocks: dict[str, str], check: bool, dry: bool) -> dict[str,
     device, case = "cpu" if dry else "cuda:0", case_of(row, dry)
     chosen = {kernel: blocks_of(text) for kernel, text in blocks.items()}
     empty = torch.empty
-    answer: dict[str, Any] = {"error": 0.0}
+    answer: dict[str, Any] = {"largest": 0.0}
 
     def empty_filled_with_nan(*args: Any, **options: Any) -> Tensor:
         return empty(*args, **options).fill_(float("nan"))
@@ -207,7 +207,7 @@ def judge(row: str, blocks: dict[str, str], check: bool, dry: bool) -> dict[str,
             with patch.object(torch, "empty", empty_filled_with_nan):
                 results = launch()
             error = max(error_of(name, got, want[name]) for name, got in results.items())
-            answer["error"] = max(error, answer["error"])
+            answer["largest"] = max(error, answer["largest"])
             if not error <= TOLERANCE:
                 return {"wrong": f"off by {error:.1e} at {checked_case.shape.seqlen_q} x {checked_case.shape.seqlen_k}"}
         if not check:
