@@ -178,7 +178,7 @@ def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
 
 
 def _groups(c: Comparison, brief: bool = False) -> Table:
-    """Return the speed ratios by kind of case: of the main figures and, if they differ, with own backends.
+    """Return the speed ratios by kind of case: of the main figures and, if they differ, with own fastest backends.
 
     `brief`: by kind of work.
     """

@@ -16,12 +16,12 @@ from attnbench.render.document import Column, Document, Entry, Table
 from attnbench.results import case_names
 from attnbench.results.cells import Key
 
-MOST_LETTERS = 40  # in a version in a table
+MOST_LETTERS = 40  # for a version in a table
 
 
 @dataclass(frozen=True)
 class Change:
-    """The speed ratio of a backend on a GPU to its version before, over the cells that both have."""
+    """A backend on a GPU now and before, with the speed ratio (above 1: faster now) over the cells that both have."""
 
     machine: Machine
     before: Machine

@@ -157,7 +157,7 @@ def _by_command(site: Findings, given: Sequence[str]) -> tuple[Section, ...]:
 
 
 def _compared(site: Findings, *words: str) -> tuple[Section, ...]:
-    """Return the section with a `compare` command, and a note on its further figures."""
+    """Return the section with a `compare` command, and a note that it also takes own code, if there is any."""
     (section,) = _command(*words)
     if not site.own_code:
         return (section,)
