@@ -30,7 +30,7 @@ class BreakEven:
     ratio: Ratio  # work of a device over the work of a reference device in the same time
     home: Offer | None  # the reference's; None without its price
     other: Offer | None  # the machine's, else on the reference's terms; None without the reference's price
-    given: float | None  # the price of a device of the machine that was given
+    given: float | None  # the given price of a device of the machine
 
     def at(self, price: float) -> Ratio:
         """Return the break-even price of a device of the machine, with its interval, at this price of the reference."""

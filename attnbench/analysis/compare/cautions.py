@@ -61,7 +61,7 @@ def _from_table(c: Comparison) -> Places:
 
 
 def _undecided(host_bound: bool) -> Callable[[Comparison], Places]:
-    """Return a function that finds cases left out because their fastest figure is host-bound, or hardly known."""
+    """Return a function that finds cases left out because the fastest figure is host-bound, or else hardly known."""
 
     def where(c: Comparison) -> Iterator[dict[str, Any]]:
         for figures in c.figures:

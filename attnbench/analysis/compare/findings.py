@@ -78,7 +78,7 @@ class Comparison:
 
     @property
     def powered(self) -> Figures:
-        """The first figures without pauses, as only these have watts; the main ones if there are none."""
+        """The first figures without pauses, since only these have watts; the main ones if there are none."""
         return next((figures for figures in self.figures if figures.sustained), self.main)
 
     def beside(self, *, sustained: bool, shared: bool) -> Figures | None:

@@ -1,7 +1,7 @@
-"""A comparison on one side of A4, which paper shows in place of its page: what a buyer hands on.
+"""A comparison on one side of A4 for a buyer to hand on, which is printed instead of the page.
 
-It is a part of the page of `compare --html`, so that screen and paper come from one file, and no option or format is
-added. Every list ends after as many entries as the side holds; the page on the screen has the rest.
+It is a part of the page of `compare --html`: screen and paper come from one file, without another option or format.
+Every list is limited to the entries that fit on the side; the page on the screen has the rest.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from attnbench.results.case_names import NOTHING
 from attnbench.results.run_setup import setup_texts
 
 MOST_ROWS, MOST_GPUS, MOST_MACHINES, MOST_CAUTIONS, MOST_NAMED = 7, 8, 3, 3, 3
-MOST_LETTERS, MOST_LETTERS_IN_ALL, MOST_LETTERS_OF_CAUTION = 620, 1700, 180  # of a sentence, the answer, a caution
+MOST_LETTERS, MOST_LETTERS_IN_ALL, MOST_LETTERS_OF_CAUTION = 620, 1700, 180  # in a sentence, the answer, a caution
 MORE = with_addresses("The page on the screen has every case, caution and file. What the figures are: docs/compare.md.")
 
 
 def sheet(c: Comparison, answer: Sequence[str], cautions: Sequence[Caution]) -> Document | None:
-    """Return the sheet of a comparison, with its answer and what to doubt in it; None where there is no choice."""
+    """Return the sheet of a comparison, with its answer and cautions; None if all machines are of one model."""
     if c.one_model:
         return None
     more = len(cautions) - MOST_CAUTIONS
@@ -45,7 +45,7 @@ def sheet(c: Comparison, answer: Sequence[str], cautions: Sequence[Caution]) -> 
 
 
 def _answer(answer: Sequence[str]) -> Iterator[str]:
-    """Yield the sentences of an answer that the side has room for, long ones cut."""
+    """Yield the sentences of an answer that fit on the side, long ones cut."""
     room = MOST_LETTERS_IN_ALL
     for sentence in answer:
         short = _short(sentence, min(MOST_LETTERS, room))
@@ -56,7 +56,7 @@ def _answer(answer: Sequence[str]) -> Iterator[str]:
 
 
 def _short(sentence: str, most: int) -> str:
-    """Return a sentence of at most so many letters, cut between its parts, with a mark where some are left out."""
+    """Return a sentence cut between its parts to `most` letters, with a mark for the parts left out."""
     if len(sentence) <= most:
         return sentence
     kept = sentence[:most]
@@ -65,7 +65,7 @@ def _short(sentence: str, most: int) -> str:
 
 
 def _by_work(c: Comparison) -> Table:
-    """Return the ratio, the rates and the break-even by kind of work, or by machine; without prices a bar of each.
+    """Return the ratio, rates and break-even by kind of work or by machine, with bars instead if there are no prices.
 
     A workload, whose parts are work of several kinds, has no rates.
     """
@@ -87,7 +87,7 @@ def _by_work(c: Comparison) -> Table:
         if priced
         else (Column(f"{least:.2f}x to {most:.2f}x", wrap=False),)
     )
-    unlike = c.workload and c.workload.devices != (1,)  # then the ratio is of the work that a device does
+    unlike = c.workload and c.workload.devices != (1,)  # then the ratio is of the work per device
     rated = () if c.workload else (home, "the machine" if several else c.others[0].label)
     columns = (
         Column("machine" if several else "work"),
@@ -104,7 +104,7 @@ def _by_work(c: Comparison) -> Table:
 
 
 def _bar(of: BreakEven, least: float, most: float) -> Entry:
-    """Return a bar from 1x to the ratio, on the axis of all."""
+    """Return a bar from 1x to the ratio, on an axis from `least` to `most`."""
     width = (most - least) or 1.0
     start, end = sorted(((1 - least) / width, (of.ratio.value - least) / width))
     low, high = of.ratio.low, of.ratio.high
@@ -119,7 +119,7 @@ def _cases(c: Comparison, of: BreakEven) -> str:
 
 
 def _rate(c: Comparison, of: BreakEven, label: str) -> str:
-    """Return TFLOP/s of a machine, or GB/s of decode; "-" where there is none."""
+    """Return the TFLOP/s of a machine, or GB/s for decode; "-" without a figure."""
     main = c.main if of.kind == ALL else c.main.of(kinds_of_work(c.main.cases)[of.kind])
     tflops, gbps = main.tflops(label), main.gbps(label)
     return f"{digits(tflops)} TFLOP/s" if tflops else f"{digits(gbps)} GB/s" if gbps else NOTHING
@@ -141,7 +141,7 @@ def _machines(c: Comparison) -> Iterator[Machine]:
 
 
 def _notes(c: Comparison) -> Iterator[str]:
-    """Yield what is left out, and what the figures are from."""
+    """Yield notes on the omitted parts and the sources of the figures."""
     left = [] if c.workload else ["all of a model but its attention, hosts and network"]
     left += (
         [f"{count(len(c.untried), 'case')} that not each machine tried with the fastest backend"] if c.untried else []

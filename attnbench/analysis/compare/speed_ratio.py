@@ -1,13 +1,13 @@
-"""How many times as fast one machine is as another, and how sure that is.
+"""The speed ratio of two machines, with its 95 % interval.
 
-Everything here is a weighted sum of logarithms of latencies (or energies), L = sum of w log t over cells: of one cell,
-the geometric mean of many (all w alike), or a workload's time (w its share in it). log t is the value of a cell from
-all cards of the machine (results/pool.py). Of the machines A and B the ratio is exp(L_A - L_B): above 1, B is the
-faster.
+The ratio is computed from weighted sums of logarithms of latencies (or energies), L = sum of w log t over cells: one
+cell, the geometric mean of many (equal w), or a workload's time (w: the cell's share in it). log t is the value of a
+cell from all cards of the machine (results/pool.py). For machines A and B the ratio is exp(L_A - L_B): above 1, B is
+the faster.
 
-Half of the 95 % interval of log ratio is the root of the sum of the squares of the parts in docs/dev/compare.md: rounds
-and processes of each machine, cards of both, and the interpolation of a workload in words (requests.py). The energy of
-a call is taken to differ as its latency does.
+Half of the 95 % interval of the log ratio is the root of the sum of the squares of the parts in docs/dev/compare.md:
+rounds and processes of each machine, cards of both, and the interpolation of a workload in words (requests.py). The
+energy of a call is assumed to vary like its latency.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ ROUNDS, TABLE = "rounds", "table"
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio of speeds. `low` and `high` are its 95 % interval; None where nothing is known of the noise."""
+    """A ratio of speeds. `low` and `high` are its 95 % interval; None if the noise is not known."""
 
     value: float
     low: float | None
     high: float | None
-    sources: tuple[str, ...]  # what the interval is from, of ROUNDS and TABLE
+    sources: tuple[str, ...]  # sources of the interval: ROUNDS, TABLE or both
 
     def overlaps(self, other: Ratio) -> bool:
-        """Return whether the intervals overlap, or one is not known: no difference was shown."""
+        """Return whether no difference was shown: the intervals overlap, or one is not known."""
         if self.low is None or self.high is None or other.low is None or other.high is None:
             return True
         return self.low <= other.high and other.low <= self.high
 
 
-EXACTLY_ONE = Ratio(1.0, 1.0, 1.0, ())  # of a machine to itself
+EXACTLY_ONE = Ratio(1.0, 1.0, 1.0, ())  # a machine to itself
 
 
 def speed_ratio(
@@ -53,11 +53,11 @@ def speed_ratio(
     value: float | None = None,
     interpolation: float = 0.0,
 ) -> Ratio:
-    """Return how many times as fast `other` is as `reference` over weighted cells.
+    """Return the speed ratio of `other` to `reference` over weighted cells.
 
-    `other_weights` are those of the other machine's cells, where other backends count there; else they are the same.
-    `value` is the ratio itself where it is not exp(L_A - L_B); the weights then give its interval alone.
-    `interpolation` is the part of half the interval that is not of measured cells.
+    `other_weights` are the weights on the other machine, if other backends count there; None: `weights`.
+    `value` is the ratio itself if it is not exp(L_A - L_B); the weights then give only its interval.
+    `interpolation` is the part of half the interval that is not from measured cells.
     """
     if other is reference:
         return EXACTLY_ONE
@@ -67,13 +67,13 @@ def speed_ratio(
     half = math.hypot(
         ours.half, theirs.half, of_cards((reference.pool, weights), (other.pool, other_weights)), interpolation
     )
-    known = abs(log) + half < 700  # finite, and so that exp has a number for it
+    known = abs(log) + half < 700  # finite, and exp does not overflow
     low, high = (stats.exp(log - half), stats.exp(log + half)) if known else (None, None)
     return Ratio(stats.exp(log), low, high, tuple(sorted({*ours.sources, *theirs.sources})))
 
 
 def uncertainty(machine: Machine, weights: Weights) -> float:
-    """Return half the 95 % interval of the logarithm of a weighted sum of a machine's cells, for any card of it."""
+    """Return half the 95 % interval of a weighted sum of log latencies of cells, for any card of the machine."""
     return math.hypot(_log_sum(machine, weights).half, of_cards((machine.pool, weights)))
 
 
@@ -83,15 +83,15 @@ def equal_weights(keys: Collection[Key]) -> Weights:
 
 
 class _LogSum(NamedTuple):
-    """A weighted sum of log latencies on one machine, and half its 95 % interval, without what cards differ by."""
+    """A weighted sum of log latencies on one machine, and half its 95 % interval, without differences between cards."""
 
     value: float
     half: float
-    sources: set[str]  # of ROUNDS and TABLE
+    sources: set[str]  # ROUNDS, TABLE or both
 
 
 def _log_sum(machine: Machine, weights: Weights) -> _LogSum:
-    """Return the weighted sum of log latencies of cells that all have a figure."""
+    """Return the weighted sum of log latencies over cells, all with a figure."""
     value = math.fsum(weight * machine.log_figure[key] for key, weight in weights.items())
     every = {key: machine.pool.rounds_of(key) for key in weights}
     sources = {ROUNDS if n > 1 else TABLE for rounds in every.values() for n in rounds}

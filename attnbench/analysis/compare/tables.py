@@ -1,4 +1,4 @@
-"""The tables of a comparison. Machines are columns or, where that is too wide to read, rows."""
+"""The tables of a comparison. Machines are columns or, if that is too wide to read, rows."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from attnbench.results.cells import Key
 if TYPE_CHECKING:
     from attnbench.analysis.compare.workload import MeasuredPart, MeasuredWorkload
 
-MOST_ROWS = 24  # of cases, of what machines lack and of lengths, unless --all was given
-MOST_COLUMNS = 4  # machines as columns; with more, no page is wide enough
+MOST_ROWS = 24  # in the tables of cases, missing cells and lengths, unless --all was given
+MOST_COLUMNS = 4  # for machines; with more, no page is wide enough
 NO_TOTAL = "; so the case is in no total of own fastest backends"
 _TEXT = {"machine", "figures", "with", "part", "case", "cases of", "cell", "backend", "backends", "why"}
 _LONG_TEXT = {"where", "reason"}  # text too
@@ -35,7 +35,7 @@ _LONG_TEXT = {"where", "reason"}  # text too
 def tables(c: Comparison, every: bool = False) -> list[Table]:
     """Return the tables in the order of a report, without empty ones.
 
-    `every`: with all cases, each cell, and bars of the speed. Without it those that fit on a screen (`is_brief`).
+    `every`: with all cases, each cell, and bars of the speed. Without it, the tables that fit on a screen (`is_brief`).
     """
     if is_brief(c, every):
         workload = [_workload(c, c.workload)] if c.workload else []
@@ -56,13 +56,13 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
 
 
 def is_brief(c: Comparison, every: bool) -> bool:
-    """Return whether the tables are left out that would not fit on a screen."""
+    """Return whether to leave out the tables that do not fit on a screen."""
     rows = len(c.cases) + len(c.missing) + sum(longest.limited for longest in c.longest)
     return not every and rows > MOST_ROWS
 
 
 def _machines(c: Comparison) -> Table:
-    """Return the speed and power of each machine, a row for each kind of figures, the answer's first."""
+    """Return the speed and power of each machine, a row for each kind of figures, the main ones first."""
     home = c.reference.label
     tokens = "tokens/s" + (on_devices(c.workload, " of ") if c.workload else "")
     rows = [
@@ -98,9 +98,9 @@ def _machines(c: Comparison) -> Table:
 
 
 def _for_the_money(c: Comparison, brief: bool = False) -> Table:
-    """Return what each machine costs and gives for it, a row for each kind of figures, the answer's first.
+    """Return each machine's cost and its work for it, a row for each kind of figures, the main ones first.
 
-    `brief`: those of the answer alone.
+    `brief`: only the main ones.
     """
     offers = {label: offer for label in c.labels if (offer := c.offer(label))}
     if not offers:
@@ -143,7 +143,7 @@ def _row_of(figures: Figures, label: str) -> dict[str, str]:
 
 
 def _without_empty(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
-    """Return the rows without the columns in which none says anything."""
+    """Return the rows without the columns that are empty in all of them."""
     said = [name for name in rows[0] if any(row[name] != NOTHING for row in rows)]
     return [{name: row[name] for name in said} for row in rows]
 
@@ -178,7 +178,7 @@ def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
 
 
 def _groups(c: Comparison, brief: bool = False) -> Table:
-    """Return the ratios by kind of case, of the figures that answer and beside them of those with own backends.
+    """Return the speed ratios by kind of case: of the main figures and, if they differ, with own fastest backends.
 
     `brief`: by kind of work.
     """
@@ -213,7 +213,7 @@ def _groups(c: Comparison, brief: bool = False) -> Table:
 
 
 def _rates(c: Comparison) -> Table:
-    """Return the rates by kind of work: of decode GB/s and the tokens/s of a layer, else TFLOP/s."""
+    """Return the rates by kind of work: GB/s and tokens/s through a layer for decode, else TFLOP/s."""
     works = {name: c.main.of(cases) for name, cases in kinds_of_work(c.main.cases).items()}
 
     def rate(name: str, machine: Machine) -> str:
@@ -228,7 +228,7 @@ def _rates(c: Comparison) -> Table:
 
 
 def _bars(c: Comparison) -> list[Table]:
-    """Return TFLOP/s, and what the money buys, by kind of case and machine, as bars from 0."""
+    """Return TFLOP/s, and the work for the money, by kind of case and machine, as bars from 0."""
     note = f"Figures {c.main.pace}, geometric means, with "
     note += (
         "the fastest of the backends that all machines have."
@@ -260,7 +260,7 @@ def _bars(c: Comparison) -> list[Table]:
 
 
 def _cases(c: Comparison) -> list[Table]:
-    """Return the cases of all machines, decode apart, with the fastest backend of each and those that both have."""
+    """Return the common cases, with decode in its own table, by each machine's fastest backend and by shared ones."""
     decode = [case for case in c.cases if case.is_decode]
     others = [case for case in c.cases if not case.is_decode]
     return [
@@ -288,7 +288,7 @@ def _cases_of(
         return " ".join([c.backend_name(key[1], machine), *(f"[{number}]" for number in marks)])
 
     def without_pauses(case: Case, machine: Machine) -> str:
-        """Return the rate without pauses of the backend that is fastest so, named where it is not so in bursts."""
+        """Return the rate of the fastest backend without pauses, with its name if another one is fastest in bursts."""
         key = machine.sustained.fastest.get(case)
         if key is None:
             return ""
@@ -325,7 +325,7 @@ def _cases_of(
 
 
 def _lacking(c: Comparison, key: Key) -> list[str]:
-    """Return why a cell that is fastest on a machine is not compared with those of others, a sentence each."""
+    """Return the reasons, a sentence each, why a machine's fastest cell is not compared with other machines."""
     said = [
         f"{key[1]} has no figure on {machine.label}: {': '.join(filter(None, why_missing(machine, key)))}"
         f"{'' if key in machine.tried else NO_TOTAL}"
@@ -352,7 +352,7 @@ def _cells(c: Comparison) -> Table:
 
 
 def _rate(key: Key, machine: Machine) -> str:
-    """Return the rate of a cell with its unit: of decode GB/s; the time of an approximation, which has no rate."""
+    """Return the rate of a cell with its unit (GB/s for decode), or the time of an approximation, without a rate."""
     rate, unit = (machine.gbps(key), "GB/s") if key[0].is_decode else (machine.tflops(key), "TFLOP/s")
     return f"{digits(rate)} {unit}" if rate else duration(machine.latency(key))
 
@@ -385,29 +385,29 @@ def _longest(c: Comparison) -> Table:
 
 
 def _table(name: str, title: str, rows: Sequence[Mapping[str, str]], note: str = "") -> Table:
-    """Return the table of rows that each have heading -> entry."""
+    """Return a table of rows, each a mapping heading -> entry."""
     columns = tuple(_column(heading, heading) for heading in (rows[0] if rows else ()))
     return Table(name, columns, tuple(tuple(row.values()) for row in rows), title, note)
 
 
 def _column(heading: str, holds: str) -> Column:
-    """Return a column; what it holds says on which side its entries stand and whether they may break."""
+    """Return a column; `holds`, the kind of its entries, sets their alignment and whether lines may break."""
     return Column(heading, "left" if holds in _TEXT | _LONG_TEXT else "right", wrap=holds in _LONG_TEXT)
 
 
 class _MachineColumn(NamedTuple):
-    """What a table says of each machine: a column for each machine, or one column where machines are rows."""
+    """A figure of each machine in a table: a column for each machine, or one column if machines are rows."""
 
-    heading: str  # of the one column
-    own: str  # heading of a machine's own column, with {} for its label
-    text: Callable[[Any, Machine], str]  # of what a row compares, and a machine
+    heading: str  # when machines are rows
+    own: str  # heading of a machine's column, with {} for its label
+    text: Callable[[Any, Machine], str]  # (the row's element of `compared`, a machine) -> entry
 
 
 def _by_machine(c: Comparison, table: Table, compared: Sequence[Any], *groups: Sequence[_MachineColumn]) -> Table:
     """Return a table with columns added for the machines: each group machine by machine, without empty columns.
 
-    `compared` is what each row compares. `narrow` of the result has a row for each machine instead; with more than
-    MOST_COLUMNS machines that is the result.
+    `compared` has the case, cell or other subject of each row. `narrow` of the result has a row for each machine
+    instead; with more than MOST_COLUMNS machines this table is the result.
     """
     columns = [column for group in groups for column in group]
     own = [(machine, column) for group in groups for machine in c.machines for column in group]
@@ -433,7 +433,7 @@ def _by_machine(c: Comparison, table: Table, compared: Sequence[Any], *groups: S
 
 
 def _speed(c: Comparison, ratio: Callable[[Any, Machine], Ratio | None], what: str = "") -> _MachineColumn:
-    """Return the column of the ratios of all machines but the reference; `what` says with which backends."""
+    """Return the column with the speed ratios of all machines but the reference; `what` names the backends."""
     home = c.reference.label
     own = (what or "speed") if len(c.others) == 1 else f"{what}{': ' if what else ''}{{}} / {home}"
 
@@ -448,7 +448,7 @@ def _or_nothing(value: float | None, form: Callable[[float], str] = digits) -> s
 
 
 def _names(cells: Iterable[tuple[str, Case]]) -> list[str]:
-    """Return unique names of (backend, case), with the dtype, batch and heads where these tell them apart."""
+    """Return unique names for (backend, case), with the dtype, batch and heads if needed to distinguish them."""
     cells = list(cells)
     several_dtypes = len({case.dtype for _, case in cells}) > 1
     names = [case_names.case_name(backend, case, several_dtypes).strip() for backend, case in cells]

@@ -1,4 +1,4 @@
-"""A weighted workload: what a machine is to be used for, as parts with weights.
+"""A weighted workload: the intended use of a machine, as parts with weights.
 
     name: chat
     weights: time             # shares of the time on the reference machine (default), of the work (FLOPs), or calls
@@ -6,17 +6,16 @@
       - {name: prefill 8k, weight: 70%, seqlen: 8k, causal: true, pass: fwd, headdim: 128}
       - {name: training 4k, weight: 30%, seqlen: 4k, pass: [fwd, bwd], backend: "sdpa-*"}
 
-docs/compare.md says what a part, a weight, a token and a device are. A machine takes T = sum of n t for the workload,
-with n, how often a part is called (its share over its time on the reference, or over its FLOPs), and t, the sum of its
-cases' times.
+docs/compare.md defines part, weight, token and device. A machine takes T = sum of n t for the workload; n is the number
+of calls of a part (its share over its time on the reference, or over its FLOPs), t the sum of its cases' times.
 
-**The interval of a ratio**: the logarithm of T changes with those of its cells' latencies in proportion to their shares
-of T, which are their weights in speed_ratio.py. By time, n contains the reference's own times: T_ref is 1, and the
-reference's cells have the weights that the parts have on the other machine.
+**The interval of a ratio**: log T changes with the logarithms of its cells' latencies in proportion to their shares of
+T, which are their weights in speed_ratio.py. With weights by time, n contains the reference's own times: T_ref is 1,
+and the reference's cells get the weights that the parts have on the other machine.
 
-**Devices**: a call of several ranks keeps each of its devices busy for its time, and so does a layer whose heads are
-divided among several (`tp` of requests in words). Speed and tokens a second are by T, of all these devices together.
-FLOP/s, watts, work per joule and money are of one device, by device-seconds: the sum of n t times the devices.
+**Devices**: a call of several ranks, or of a layer with its heads divided among several devices (`tp` of requests in
+words), keeps all of them busy for its time. Speed and tokens a second are by T, for all these devices together.
+FLOP/s, watts, work per joule and money are per device, by device-seconds: the sum of n t times the devices.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Part(Axes):
 
     @property
     def amount(self) -> float:
-        """The number of the weight, in per cent or not."""
+        """The weight as a number, without a per cent sign."""
         return float(self.weight.rstrip("% "))
 
 
@@ -81,8 +80,8 @@ class Workload(BaseModel):
     name: str = ""
     description: str = ""
     weights: Literal["time", "work", "calls"] = "time"
-    tokens: PositiveInt | None = None  # that all calls give, where they are not those that go through attention
-    layers: int = 1  # of a model: how often a token passes through attention
+    tokens: PositiveInt | None = None  # output of all calls, unless all tokens that go through attention count
+    layers: int = 1  # layers of the model: how often a token passes through attention
     parts: list[Part]
 
     @field_validator("layers")
@@ -99,9 +98,9 @@ class Workload(BaseModel):
         return [part.amount / total for part in self.parts]
 
     def measured(self, machines: Sequence[Machine], reference: Machine, shared: bool) -> MeasuredWorkload:
-        """Return a workload as the machines measured it. `shared`: with backends alone that all able machines have.
+        """Return the workload with its figures. `shared`: only with backends that all able machines have.
 
-        Raises UserError where a part has no figure on the reference, or none that the machines share.
+        Raises UserError if a part has no figure on the reference, or none that the machines share.
         """
         fastest = [_fastest_cells(part, machines, reference) for part in self.parts]
         able = [machine for machine in machines if all(of_part[machine] for of_part in fastest)]
@@ -133,7 +132,7 @@ class Workload(BaseModel):
 
 
 def load(path: Path) -> Workload:
-    """Return the workload of a file; what has no name is named after the file, or by its place.
+    """Return the workload in a file; without names, it is named after the file and a part by its number.
 
     Raises UserError that begins with the file and says what is wrong.
     """
@@ -153,7 +152,7 @@ def load(path: Path) -> Workload:
 
 
 def _problem(parts: Sequence[Part]) -> str:
-    """Return what is wrong with valid parts, or with their weights together; "" if nothing is."""
+    """Return the error in a list of valid parts, or in their weights together; "" if there is none."""
     percents = {part.weight.endswith("%") for part in parts}
     total = math.fsum(part.amount for part in parts)
     if not parts:
@@ -172,24 +171,24 @@ def _problem(parts: Sequence[Part]) -> str:
 
 @dataclass(frozen=True)
 class MeasuredPart:
-    """A part of a workload, as it was measured on the machines that can run every part of it."""
+    """A part of a workload, with its figures on the machines that can run all parts."""
 
     name: str
-    share: float  # of the whole: its weight; of calls its share of the time on the reference
+    share: float  # of the workload: its weight; with weights by calls, its share of the time on the reference
     calls: float  # how often it is called
     cases: tuple[Case, ...]
-    left_out: int  # cases that not every machine has a figure of
-    cells: Mapping[Machine, Mapping[Key, float]]  # those that run its cases on each machine, and how often in a call
-    interpolation: float = 0.0  # half the 95 % interval of its time, relative, beside that of the cells
-    stands_in: str = ""  # which measured cases its time is interpolated from, as a part of a sentence; "" if none
-    tp: int = 1  # devices that a layer's heads are divided among, each of which runs every call
+    left_out: int  # number of cases without a figure on some machine
+    cells: Mapping[Machine, Mapping[Key, float]]  # machine -> cell of each case -> times per call
+    interpolation: float = 0.0  # half the 95 % interval that is added to its time, relative
+    stands_in: str = ""  # the measured cases of an interpolated time, as a part of a sentence; "" if none
+    tp: int = 1  # devices that share a layer's heads; each runs every call
 
     def devices(self, key: Key) -> int:
-        """Return how many devices run a call of a cell."""
+        """Return the number of devices that run a call of a cell."""
         return self.tp * key[0].ranks
 
     def seconds(self, machine: Machine, of_devices: bool = False) -> float:
-        """Return the time that the part takes in the workload; `of_devices`: the sum over the devices that run it."""
+        """Return the part's time in the workload; `of_devices`: summed over the devices that run it."""
         cells = self.cells[machine].items()
         each = (n * machine.latency(key) * (self.devices(key) if of_devices else 1) for key, n in cells)
         return self.calls * math.fsum(each)
@@ -201,38 +200,38 @@ class MeasuredPart:
         return self.calls * sum(case.extent.batch * case.extent.seqlen_q for case in forward or self.cases)
 
     def backends(self, machine: Machine) -> list[str]:
-        """Return those that run its cases; none on a machine that cannot run every part."""
+        """Return the backends that run its cases; empty on a machine that cannot run all parts."""
         return sorted({backend for _, backend in self.cells.get(machine, ())}, key=case_names.backend_rank)
 
 
 @dataclass(frozen=True)
 class MeasuredWorkload:
-    """A workload on all machines. A machine that cannot run every part has no figure: None."""
+    """A workload on all machines. The figures of a machine that cannot run all parts are None."""
 
     name: str
     weights: str  # "time", "work" or "calls"
     layers: int
-    tokens: float  # of all calls
+    tokens: float  # in all calls
     reference: Machine
     parts: tuple[MeasuredPart, ...]
-    notes: tuple[str, ...]  # which machine has no figure, and why
+    notes: tuple[str, ...]  # machines without a figure, with the reason
     tokens_are: str = "tokens"  # what `tokens` counts
 
     @property
     def cases(self) -> frozenset[Case]:
-        """The measured cases that its parts are made of."""
+        """The measured cases of its parts."""
         return frozenset(case for part in self.parts for cells in part.cells.values() for case, _ in cells)
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """How many devices run its calls, in rising order: (1,), or (1, 2) where parts differ."""
+        """The numbers of devices that run its calls, in rising order: (1,), or (1, 2) if parts differ."""
         keys = ((part, key) for part in self.parts for key in part.cells[self.reference])
         return tuple(sorted({part.devices(key) for part, key in keys}))
 
     def ratio(self, machine: Machine, part: MeasuredPart | None = None, of_devices: bool = False) -> Ratio | None:
-        """Return how many times as fast as the reference a machine is, in a part or in all of the workload.
+        """Return the speed ratio of a machine to the reference, in a part or in the whole workload.
 
-        `of_devices`: by the device-seconds, so how many times as much it does for each of them.
+        `of_devices`: by device-seconds, which gives the ratio of the work per device.
         """
         parts = [part] if part else self.parts
         if machine not in parts[0].cells:
@@ -245,21 +244,21 @@ class MeasuredWorkload:
         return speed_ratio(home, our_weights, machine, their_weights, value, interpolation)
 
     def tflops(self, machine: Machine) -> float | None:
-        """Return the TFLOP/s of one device."""
+        """Return the TFLOP/s per device."""
         if machine not in self.parts[0].cells:
             return None
-        # The FLOPs of a case are of all its ranks, and of one device's share of the heads.
+        # The FLOPs of a case count all its ranks, but only one device's share of the heads.
         work = math.fsum(part.calls * part.tp * sum(map(flops, part.cases)) for part in self.parts)
         return work / _seconds(self.parts, machine, of_devices=True) / 1e12
 
     def seconds_a_token(self, machine: Machine, of_devices: bool = False) -> float | None:
-        """Return how long a token takes through the attention of all layers; `of_devices`: summed over the devices."""
+        """Return the seconds of a token in the attention of all layers; `of_devices`: summed over the devices."""
         if machine not in self.parts[0].cells:
             return None
         return _seconds(self.parts, machine, of_devices) * self.layers / self.tokens
 
     def energy_weights(self, machine: Machine) -> Weights:
-        """Return the shares of a machine's cells in the energy of the workload. How often they run counts as exact."""
+        """Return the shares of a machine's cells in the workload's energy, with the number of calls taken as exact."""
         joules = defaultdict[Key, float](float)
         for key, times in self._runs(machine):
             joules[key] += times * machine.energy.latency(key)
@@ -267,7 +266,7 @@ class MeasuredWorkload:
         return {key: of / total for key, of in joules.items()}
 
     def watts(self, machine: Machine) -> float | None:
-        """Return the mean power of one device over the workload; None unless all of it has a reading."""
+        """Return the mean power of one device in watts over the workload; None unless all cells have a reading."""
         seconds = [times * machine.latency(key) for key, times in self._runs(machine)]
         watts = [machine.watts(key) for key, _ in self._runs(machine)]
         known = [one for one in watts if one]
@@ -276,7 +275,7 @@ class MeasuredWorkload:
         return math.fsum(t * w for t, w in zip(seconds, known, strict=True)) / math.fsum(seconds)
 
     def _runs(self, machine: Machine) -> list[tuple[Key, float]]:
-        """Return how often each cell runs on any device, in each part; none on a machine that cannot run every part."""
+        """Return (cell, its runs on all devices) for each part; empty on a machine that cannot run all parts."""
         of_parts = ((part, part.cells.get(machine, {})) for part in self.parts)
         return [(key, part.calls * n * part.devices(key)) for part, cells in of_parts for key, n in cells.items()]
 
@@ -286,13 +285,13 @@ def _seconds(parts: Sequence[MeasuredPart], machine: Machine, of_devices: bool =
 
 
 def _interpolation(parts: Sequence[MeasuredPart], machine: Machine, of_devices: bool) -> float:
-    """Return half the interval that interpolation adds to the time of parts: of each in proportion to its time."""
+    """Return half the interval that interpolation adds to the time of parts, each in proportion to its time."""
     total = _seconds(parts, machine, of_devices)
     return math.hypot(*(part.interpolation * part.seconds(machine, of_devices) / total for part in parts))
 
 
 def _cell_weights(parts: Sequence[MeasuredPart], machine: Machine, weighing: Machine, of_devices: bool) -> Weights:
-    """Return the weights of a machine's cells: shares in the time of their part, which counts as on `weighing`."""
+    """Return the weights of a machine's cells: their shares in their part's time, times the part's on `weighing`."""
     weights = defaultdict[Key, float](float)
     total = _seconds(parts, weighing, of_devices)
     for part in parts:
@@ -303,7 +302,7 @@ def _cell_weights(parts: Sequence[MeasuredPart], machine: Machine, weighing: Mac
 
 
 def shares_of_time(parts: Sequence[MeasuredPart], reference: Machine) -> list[MeasuredPart]:
-    """Return parts of calls with their shares of the time on the reference."""
+    """Return parts weighted by calls, with their shares of the time on the reference."""
     total = _seconds(parts, reference)
     return [replace(part, share=part.seconds(reference) / total) for part in parts]
 
@@ -311,9 +310,10 @@ def shares_of_time(parts: Sequence[MeasuredPart], reference: Machine) -> list[Me
 def _fastest_cells(
     part: Part, machines: Sequence[Machine], reference: Machine, among: Collection[Key] | None = None
 ) -> dict[Machine, dict[Case, Key]]:
-    """Return the part's cases on each machine, and the fastest cell of each, of those `among` which it may be.
+    """Return the part's cases on each machine, each with its fastest cell.
 
-    Raises UserError where no case or no backend fits, with the axis that is to blame, and where the reference has none.
+    `among`: the cells to choose from; None for all.
+    Raises UserError if no case or no backend fits, with the axis that causes it, and if the reference has none.
     """
     cases = {case for machine in machines for case, _ in machine.log_rounds if not case.step}
     if not cases:
@@ -339,7 +339,7 @@ def _fastest_cells(
 
 
 def _unmeasured_axis(part: Part, cases: Iterable[Case]) -> str:
-    """Return the first axis of a part none of whose values was measured, and the values that were."""
+    """Return the first axis of a part without any measured value, and the measured values."""
     for name, axis in AXES.items():
         value = getattr(part, name)
         if value is not None and not any(matches(Axes().model_copy(update={name: value}), case) for case in cases):

@@ -1,1 +1,1 @@
-"""Run files -> the pages of a site: an index that answers, and pages by GPU, work, backend, pair, subject and run."""
+"""The pages of a site from run files: an index, and pages by GPU, work, backend, pair, subject and run."""

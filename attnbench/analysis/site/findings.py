@@ -1,7 +1,6 @@
-"""What the pages of a site are made of: machines, what is fastest in each case on each, pairs compared, run files.
+"""The findings behind a site's pages: machines, their fastest backend in each case, compared pairs and run files.
 
-Machines, figures and ratios are those of `compare` (docs/compare.md): nothing is computed twice, so that a site and the
-command agree.
+Machines, figures and ratios come from `compare` (docs/compare.md), which keeps a site and the command in agreement.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from attnbench.core.record import Run
 from attnbench.results import case_names, run_file
 from attnbench.results.cells import Cell, Key, contest_of
 
-MOST_PAIRS = 45  # that have pages: all of ten machines
+MOST_PAIRS = 45  # with pages: all pairs of ten machines
 
 
 @dataclass(frozen=True)
 class RunFile:
-    """A run file: its path as it was given, its run, the address of its page, and its own where it is published."""
+    """A run file: its path as given, its run, the address of its page, and the file's own address if published."""
 
     path: Path
     run: Run
@@ -45,23 +44,23 @@ class RunFile:
 
 @dataclass(frozen=True)
 class Standing:
-    """How the backends of a case stand on a machine. `fastest` is None where that is not known (docs/compare.md)."""
+    """The ranking of the backends of a case on a machine. `fastest` is None if it is not known (docs/compare.md)."""
 
     case: Case
     fastest: Key | None
-    alike: tuple[Key, ...]  # those that tie with the fastest
-    measured: tuple[Key, ...]  # all that compute attention and have a figure, the fastest first
+    alike: tuple[Key, ...]  # the ones that tie with the fastest
+    measured: tuple[Key, ...]  # all exact ones with a figure, the fastest first
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two machines compared; ratios are to the first."""
+    """The comparison of two machines; ratios are to the first."""
 
     comparison: Comparison
 
     @property
     def labels(self) -> tuple[str, str]:
-        """The machine that is compared, and the reference."""
+        """The compared machine, and the reference."""
         return self.comparison.others[0].label, self.comparison.reference.label
 
     @property
@@ -70,10 +69,10 @@ class Pair:
 
 
 class Findings:
-    """All that the pages of a site show of some run files.
+    """All findings from run files that the pages of a site show.
 
-    Own code (Run.own_code) competes with nothing: what a person tries out, or slows down to test a gate, is no
-    implementation that a reader can take. Where there is nothing else, the site is of it.
+    The user's own code (Run.own_code), such as an experiment, is no implementation that a reader can install, and is
+    ranked with no other. If there is nothing else, the site shows it alone.
     """
 
     def __init__(self, files: Sequence[RunFile]) -> None:
@@ -86,12 +85,12 @@ class Findings:
 
     @cached_property
     def standings(self) -> Mapping[str, Mapping[Case, Standing]]:
-        """Label of a machine -> case -> how its backends stand, in the order of a report."""
+        """Label of a machine -> case -> the ranking of its backends, in the order of a report."""
         return {machine.label: _standings(machine) for machine in self.machines}
 
     @cached_property
     def names(self) -> Mapping[Case, str]:
-        """Case -> its name, with batch and heads where other cases need them."""
+        """Case -> its name, with batch and heads if needed to distinguish cases."""
         cases = [*dict.fromkeys(case for of in self.standings.values() for case in of)]
         short = {case: case_names.case_name("", case, dtype=True).strip() for case in cases}
         number = Counter(short.values())
@@ -101,17 +100,17 @@ class Findings:
 
     @cached_property
     def backends(self) -> tuple[str, ...]:
-        """All backends that have a figure of a kind of work, in the order of a report; own code apart."""
+        """All backends with a figure for a kind of work, in the order of a report, without own code."""
         return _backends(self.machines)
 
     @cached_property
     def own_code(self) -> tuple[str, ...]:
-        """The names of own code that has a figure of a kind of work."""
+        """The names of own code with a figure for a kind of work."""
         return tuple(name for name in _backends(self.of_own_code) if name not in self.backends)
 
     @cached_property
     def _words(self) -> Mapping[tuple[str, str], str]:
-        """(kind, name) -> the name as a part of an address; unlike names of a kind have unlike ones."""
+        """(kind, name) -> the name as a part of an address, unique within the kind."""
         labels = [machine.label for machine in self.machines]
         gpus = {("gpu", label): one for label, one in zip(labels, words(labels), strict=True)}
         names = (*self.backends, *self.own_code)
@@ -122,7 +121,7 @@ class Findings:
         return self._words["gpu", label]
 
     def short(self, label: str) -> str:
-        """Return the fewest leading words of the label of a machine that no other label begins with: H100."""
+        """Return the shortest unique beginning of a machine's label, in whole words: H100."""
         parts = label.split()
         others = [machine.label.split() for machine in self.machines if machine.label != label]
         lengths = (n for n in range(1, len(parts)) if all(other[:n] != parts[:n] for other in others))
@@ -142,15 +141,15 @@ class Findings:
         return f"pair-{self.pair(pair)}.html"
 
     def of_work(self, machine: Machine, work: Work) -> list[Standing]:
-        """Return how the backends of a machine stand in the cases of a kind of work."""
+        """Return the rankings of a machine's backends in the cases of a kind of work."""
         return [standing for case, standing in self.standings[machine.label].items() if work_of(case) == work]
 
     def works(self, machine: Machine) -> list[Work]:
-        """Return the kinds of work that a machine has figures of."""
+        """Return the kinds of work with figures on a machine."""
         return [work for work in WORKS.values() if self.of_work(machine, work)]
 
     def sources(self, cell: Cell) -> list[RunFile]:
-        """Return the run files that the figure of a cell is from, the newest first."""
+        """Return the run files behind the figure of a cell, the newest first."""
         found = {file.address: file for row in cell.ok if (file := self._file_of.get(id(row.record.measurements)))}
         return sorted(found.values(), key=lambda file: file.run.started, reverse=True)
 
@@ -161,7 +160,7 @@ class Findings:
         return sorted(found, key=lambda file: file.run.started, reverse=True)
 
     def label(self, run: Run) -> str:
-        """Return the label of the machine that a run was measured on; the name of its device where it is none."""
+        """Return the label of a run's machine; the name of its device if it belongs to none."""
         return self._labels.get(model(run)) or short_name(run)
 
     @cached_property
@@ -169,7 +168,7 @@ class Findings:
         return {machine.model: machine.label for machine in self.machines}
 
     def cards(self, machine: Machine, keys: Iterable[Key]) -> int:
-        """Return how many cards of a machine measured some cells; cards that no file names count as one."""
+        """Return the number of a machine's cards that measured some cells; all cards without a name count as one."""
         return len({machine.card_of_round[number] for key in keys for number in machine.log_rounds[key]})
 
 
@@ -179,7 +178,7 @@ def word(text: str) -> str:
 
 
 def words(names: Sequence[str]) -> list[str]:
-    """Return `word` of each name, with a number where another one has it already."""
+    """Return `word` for each name, with a number if an earlier name has the same."""
     found: dict[str, None] = {}
     for name in names:
         plain = word(name)
@@ -189,9 +188,9 @@ def words(names: Sequence[str]) -> list[str]:
 
 
 def run_files(read: Sequence[tuple[Path, Run]], roots: Sequence[Path], published: str = "") -> list[RunFile]:
-    """Return the run files with addresses of their own, from their paths below the folders that were given.
+    """Return the run files with unique addresses, from their paths below the given folders.
 
-    `published` is the address below which the files are published under those paths; "" where they are not.
+    `published` is the address below which the files are published under these paths; "" if they are not.
     """
     below = [_below(path, roots) for path, _ in read]
     names = words(["-".join((*one.parts[:-1], run_file.name(one))) for one in below])
@@ -203,17 +202,17 @@ def run_files(read: Sequence[tuple[Path, Run]], roots: Sequence[Path], published
 
 
 def _below(path: Path, roots: Sequence[Path]) -> Path:
-    """Return the path of a file below the folder that was given, or its name."""
+    """Return the path of a file below the given folder, or its name."""
     return next((path.relative_to(root) for root in roots if path.is_relative_to(root)), Path(path.name))
 
 
 def rate(machine: Machine, key: Key, work: Work) -> float | None:
-    """Return the rate of a cell in the unit of its work; None for an approximation, which does other work."""
+    """Return the rate of a cell in the unit of its kind of work; None for an approximation, which does other work."""
     return machine.gbps(key) if work.metric == "gbps" else machine.tflops(key)
 
 
 def _of_backends(files: Iterable[RunFile], *, own: bool) -> list[RunFile]:
-    """Return the run files with what is own code alone, or without it; files that have nothing else are left out."""
+    """Return the run files with only own code (`own`), or without it; files with nothing left are omitted."""
     found = []
     for file in files:
         run = file.run
@@ -227,14 +226,14 @@ def _of_backends(files: Iterable[RunFile], *, own: bool) -> list[RunFile]:
 
 
 def _machines(files: Sequence[RunFile]) -> list[Machine]:
-    """Return the machines: a model of device with its power limit each, also where all files are of one."""
+    """Return the machines, one for each model of device and power limit, even if all files are of one."""
     if not files:
         return []
     paths, runs = [file.path for file in files], [file.run for file in files]
     several = len({*map(model, runs)}) > 1
     try:
         return machines(paths, runs, None if several else {file.path: short_name(file.run) for file in files})
-    except UserError:  # none of the files says anything of a machine's speed
+    except UserError:  # no file has the speed of a machine
         return []
 
 
@@ -244,10 +243,7 @@ def _backends(machines: Iterable[Machine]) -> tuple[str, ...]:
 
 
 def _pairs(found: Sequence[Machine]) -> tuple[list[Pair], int]:
-    """Return the pairs of machines with the most cases in common, as `compare` compares their files.
-
-    Returned too: the number of pairs with fewer.
-    """
+    """Return (pairs of machines with the most common cases, the number of other pairs), compared as `compare` does."""
     cases = {machine: {case for case, _ in machine.log_rounds} for machine in found}
     shared = {(a, b): len(cases[a] & cases[b]) for a, b in combinations(found, 2)}
     in_order = sorted((pair for pair in shared if shared[pair]), key=lambda pair: -shared[pair])
@@ -265,7 +261,7 @@ def _pairs(found: Sequence[Machine]) -> tuple[list[Pair], int]:
 
 
 def _standings(machine: Machine) -> dict[Case, Standing]:
-    """Return case -> how the backends of a machine stand, of every case in which one that computes it has a figure."""
+    """Return case -> ranking of a machine's backends, for every case in which an exact backend has a figure."""
     ranked = [key for key in machine.log_rounds if machine.cells[key].is_ranked and work_of(key[0])]
     found = {}
     for case, keys in grouped(ranked, lambda key: key[0]).items():

@@ -1,4 +1,4 @@
-"""Backends over time: each against the version before it on the same GPU, over the cases that were measured of both."""
+"""Backends over time: each against its version before on the same GPU, over the cases measured with both."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from attnbench.render.document import Column, Document, Entry, Table
 from attnbench.results import case_names
 from attnbench.results.cells import Key
 
-MOST_LETTERS = 40  # of a version in a table
+MOST_LETTERS = 40  # for a version in a table
 
 
 @dataclass(frozen=True)
 class Change:
-    """A backend on a GPU now and before: how many times as fast it became, over the cells that both have."""
+    """A backend on a GPU now and before, with the speed ratio (above 1: faster now) over the cells that both have."""
 
     machine: Machine
     before: Machine
@@ -31,7 +31,7 @@ class Change:
 
 
 def changes(site: Findings) -> list[Change]:
-    """Return what became of each backend on each GPU of which two versions were measured by the newest method."""
+    """Return the changes of all backends on each GPU that have two versions measured by the newest method."""
     found = []
     for machine in site.machines:
         before = _before(machine)
@@ -51,7 +51,7 @@ def _rank(of_backend: tuple[str, list[Key]]) -> tuple[int, str]:
 
 
 def _before(machine: Machine) -> Machine | None:
-    """Return the machine as it was, of each cell the version before the one that counts; None without any."""
+    """Return the machine with each cell by the version before its current one; None without such cells."""
     files = []
     for file in machine.files:
         run = file.run
@@ -68,7 +68,7 @@ def _before(machine: Machine) -> Machine | None:
 
 
 def table(site: Findings, found: list[Change]) -> Table:
-    """Return the changes as bars with intervals."""
+    """Return a table of the changes, as bars with intervals."""
     low, high = axis_of([change.ratio for change in found])
     rows: list[tuple[Entry, ...]] = []
     for change in found:
@@ -97,7 +97,7 @@ def table(site: Findings, found: list[Change]) -> Table:
 
 
 def _version(machine: Machine, keys: tuple[Key, ...]) -> str:
-    """Return the version of most of some cells, cut to MOST_LETTERS, and how many others there are."""
+    """Return the most frequent version of the cells, cut to MOST_LETTERS, and the number of other versions."""
     said = [machine.versions[key][1] for key in keys]
     most = max(dict.fromkeys(said), key=said.count)
     others = len({*said}) - 1
@@ -106,7 +106,7 @@ def _version(machine: Machine, keys: tuple[Key, ...]) -> str:
 
 
 def sentence(found: list[Change]) -> str:
-    """Return how many backends became faster or slower beyond the interval."""
+    """Return the numbers of backends that became faster or slower beyond the interval, as a sentence."""
     faster = sum(change.ratio.low is not None and change.ratio.low > 1 for change in found)
     slower = sum(change.ratio.high is not None and change.ratio.high < 1 for change in found)
     of = f"Of {count(len(found), 'backend')} on a GPU with an earlier version"
@@ -114,6 +114,6 @@ def sentence(found: list[Change]) -> str:
 
 
 def cards(shown: Document) -> Table:
-    """Return the cards of a history with their runs, which a document lists as its machines."""
+    """Return a table of a history's cards with their runs, from the machines of its document."""
     rows = tuple((machine.label, machine.description) for machine in shown.machines)
     return Table("cards", (Column("card"), Column("runs")), rows, f"{count(len(rows), 'card')}, by unit")

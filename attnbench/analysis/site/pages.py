@@ -1,4 +1,4 @@
-"""The pages of a site, each an address and a Document; those of other commands' questions are their documents."""
+"""The pages of a site, each an address and a Document; some are the documents of other commands."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ from attnbench.results.cells import cells as cells_of
 INDEX = "index.html"
 RUNS = "runs.html"
 BACKENDS = "backends.html"
-MOST_PAIRS = 2  # drawn on the index
+MOST_PAIRS = 2  # with charts on the index
 ReportOf = Callable[[RunFile], Document]
 
 
 @dataclass(frozen=True)
 class Page:
-    """A page of a site: its address in the site's folder, its name in the links of all pages, and what it shows.
+    """A page of a site: its address in the site's folder, its name in the links of all pages, and its document.
 
-    `make` returns the document; a page without a name is linked from other pages alone.
+    `make` returns the document; a page without a name is linked only from the text of other pages.
     """
 
     address: str
@@ -52,7 +52,7 @@ class Page:
 
 
 def pages(site: Findings, given: Sequence[str], report_of: ReportOf) -> list[Page]:
-    """Return the pages of a site, the index first. `given` are the words of the command that name the run files.
+    """Return the pages of a site, the index first. `given`: the words for the run files in a command.
 
     `report_of` returns the report of a run file, as `attnbench report` shows it.
     """
@@ -77,7 +77,7 @@ def pages(site: Findings, given: Sequence[str], report_of: ReportOf) -> list[Pag
 
 
 def _command(*words: str) -> tuple[Section, ...]:
-    """Return the part of a page that says which command gives the same figures."""
+    """Return the section with the command that gives the same figures."""
     return (Section("command", "The same by command", code=f"attnbench {shlex.join(words)}"),)
 
 
@@ -108,14 +108,14 @@ def _index(site: Findings, given: Sequence[str]) -> Document:
 
 
 def _not_compared(site: Findings) -> Iterator[str]:
-    """Yield what a person does about pairs of machines that have no page."""
+    """Yield a sentence on the pairs of machines without a page, with the command that compares them."""
     if site.not_compared:
         pairs = count(site.not_compared, "more pair")
         yield f"{pairs} of machines with fewer cases in common: attnbench compare FILE FILE compares two."
 
 
 def _said(pair: Pair) -> str:
-    """Return how fast a machine is beside the reference in each kind of work, in one sentence."""
+    """Return the speed ratios of a machine to the reference for each kind of work, in one sentence."""
     other, home = pair.labels
     figures = next((f for f in pair.comparison.figures if not f.sustained and f.shared), None)
     each = []
@@ -157,7 +157,7 @@ def _by_command(site: Findings, given: Sequence[str]) -> tuple[Section, ...]:
 
 
 def _compared(site: Findings, *words: str) -> tuple[Section, ...]:
-    """Return the part of a page with a command of `compare`, and what it has besides."""
+    """Return the section with a `compare` command, and a note that it also takes own code, if there is any."""
     (section,) = _command(*words)
     if not site.own_code:
         return (section,)
@@ -179,7 +179,7 @@ def _work(site: Findings, work: Work, given: Sequence[str]) -> Document:
 
 
 def _over_gpus(site: Findings) -> tuple[Block, ...]:
-    """Return how a sequence that is split over several GPUs gains from each, by run, and the run files."""
+    """Return the gain from each further GPU for a sequence that is split over GPUs, by run, and the run files."""
     from attnbench.analysis.report import scaling
 
     files = [file for file in site.files if any(record.case.ranks > 1 for record in file.run.records)]
@@ -190,7 +190,7 @@ def _over_gpus(site: Findings) -> tuple[Block, ...]:
 
 
 def _by_model(block: Block) -> Block:
-    """Return a table whose column "machine" names the model alone; its links say which runs it is of."""
+    """Return a table with only the model in its column "machine"; the links lead to the runs."""
     if not isinstance(block, Table):
         return block
     place = next((i for i, column in enumerate(block.columns) if column.heading == "machine"), len(block.columns))
@@ -225,7 +225,7 @@ def _backends(site: Findings) -> Document:
 
 
 def _own_code(site: Findings) -> Iterator[Block]:
-    """Yield a paragraph that names the own code, with links to its pages, if there is any."""
+    """Yield a paragraph with the names of own code, linked to its pages, if there is any."""
     if site.own_code:
         names = joined([link(name, site.backend_address(name))] for name in site.own_code)
         why = ". Named by file or module when it was measured, so it is no implementation to take: it is in no ranking."
@@ -273,7 +273,7 @@ def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
 
 
 def _subjects(site: Findings, given: Sequence[str]) -> Iterator[Page]:
-    """Yield the pages of models, steps, capacity, claims and history, of the runs that have such records."""
+    """Yield the pages of models, steps, capacity, claims and history, from the runs with such records."""
     from attnbench.analysis.site import whole_models
 
     if models := whole_models.models(site):
@@ -293,7 +293,7 @@ def _subjects(site: Findings, given: Sequence[str]) -> Iterator[Page]:
 
 
 def _with_files(shown: Document, files: Sequence[RunFile], *command: str) -> Document:
-    """Return a document with links to the run files that it is of, and the command that gives it."""
+    """Return a document with links to its run files, and the command that prints it."""
     words = command or (shown.command, *(str(file.path) for file in files))
     return replace(shown, blocks=(*shown.blocks, files_table(files)), appendix=(*shown.appendix, *_command(*words)))
 
@@ -320,7 +320,7 @@ def _capacity(site: Findings, files: Sequence[RunFile]) -> Document:
 
 
 def _narrowed(shown: Document, hidden: Collection[str]) -> Document:
-    """Return a document whose tables leave columns out on a narrow screen, and may wrap the others."""
+    """Return a document with tables that omit the `hidden` columns on a narrow screen, and may wrap the others."""
     return replace(shown, blocks=tuple(_narrow(block, hidden) for block in shown.blocks))
 
 

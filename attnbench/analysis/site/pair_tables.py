@@ -1,4 +1,4 @@
-"""The tables of a comparison with a column of the run files that each row is from."""
+"""The tables of a comparison, with a column for the run files behind each row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from attnbench.core.case import Case
 from attnbench.render.document import Block, Column, Entry, Table
 from attnbench.results.cells import Key
 
-Cells = Mapping[str, Sequence[Key]]  # label of a machine -> the cells that a row is from
+Cells = Mapping[str, Sequence[Key]]  # label of a machine -> the cells behind a row
 BARS = ("bars", "decode-bars")  # with a row for each kind of case and machine
 
 
@@ -45,13 +45,13 @@ def _kinds(table: Table) -> list[str]:
 
 
 def _of_kind(c: Comparison, kind: str) -> Cells:
-    """Return the cells of a kind of case, or of all, that count with the same backends."""
+    """Return the cells that count with shared backends, for a kind of case or all cases."""
     of = c.main.kinds.get(kind, c.main)
     return {label: [*of.chosen[label].values()] for label in c.labels}
 
 
 def _with_links(site: Findings, c: Comparison, table: Table, compared: Sequence[Cells]) -> Table:
-    """Return a table with links. A row that names nothing in its first column goes on with the one above."""
+    """Return a table with links to run files. A row with an empty first column belongs to the row above."""
     by_label = {machine.label: machine for machine in c.machines}
 
     def links(cells: Cells, labels: Iterable[str]) -> Entry:

@@ -1,4 +1,4 @@
-"""What others published of GPUs that no run file of the site measured, on the overview, apart from all figures."""
+"""Published figures of GPUs without a run file, on the overview page, separate from all measured figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attnbench.render.document import Table
 
 
 def published_table(site: Findings) -> Sequence[Table]:
-    """Return a row for each GPU, with hatched bars and the sources; nothing without a measured GPU beside them."""
+    """Return a table with a row for each GPU, with hatched bars and sources; empty without any measured GPU."""
     if not any(machine.is_gpu for machine in site.machines):
         return ()
     found = published(file.run.environment.device for file in site.files)

@@ -1,4 +1,4 @@
-"""The tables of a site: what is fastest in each case, two machines beside each other, and lists of run files."""
+"""The tables of a site: the fastest backend in each case, pairs of machines, and lists of run files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attnbench.results import case_names
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell, Key
 
-MOST_SOURCES = 2  # run files of a figure that are linked
+MOST_SOURCES = 2  # linked run files for a figure
 LEAST_AXIS = 0.02  # to both sides of 1x
 UNLIKE = "†"  # beside a ratio of two GPUs, each with its own backend
 MOST_NAMED = 3  # backends in a sentence
@@ -36,7 +36,7 @@ def link(text: str, address: str) -> Span:
 
 
 def joined(spans: Iterable[Sequence[Span]], by: str = ", ") -> tuple[Span, ...]:
-    """Return stretches of text with something between them."""
+    """Return the spans joined, with the text `by` between them."""
     found: list[Span] = []
     for one in spans:
         found += [Span(by), *one] if found else one
@@ -44,7 +44,7 @@ def joined(spans: Iterable[Sequence[Span]], by: str = ", ") -> tuple[Span, ...]:
 
 
 def share_of_limit(machine: Machine, key: Key, work: Work) -> str:
-    """Return the share of what the datasheet allows, such as "71%"; "-" where that is not known."""
+    """Return the share of the datasheet's limit, such as "71%"; "-" if it is not known."""
     found = _part(machine, key, work)
     return share(found) if found else NOTHING
 
@@ -57,12 +57,12 @@ def _part(machine: Machine, key: Key, work: Work) -> float | None:
 
 
 def sources(site: Findings, machine: Machine, key: Key) -> tuple[Span, ...] | str:
-    """Return links to the pages of the run files that a figure is from."""
+    """Return links to the pages of the run files behind a figure."""
     return _links(site.sources(machine.cells[key]))
 
 
 def file_links(site: Findings, cells: Iterable[Cell]) -> tuple[Span, ...] | str:
-    """Return links to the pages of the run files that the figures of some cells are from, as `sources` does."""
+    """Return links to the pages of the run files behind the figures of some cells, as `sources` does."""
     found = {file.address: file for cell in cells for file in site.sources(cell)}
     return _links(sorted(found.values(), key=lambda file: file.run.started, reverse=True))
 
@@ -83,7 +83,7 @@ def _day(file: RunFile) -> str:
 
 
 def figure(machine: Machine, key: Key, work: Work) -> str:
-    """Return the rate of a cell without its unit, with a mark where the clock was held down."""
+    """Return the rate of a cell without its unit, with a mark if the clock was held down."""
     found = rate(machine, key, work)
     return NOTHING if found is None else digits(found) + ("~" if machine.cells[key].held_down else "")
 
@@ -99,20 +99,20 @@ def gpu_link(site: Findings, machine: Machine, work: Work) -> tuple[Span, ...]:
 
 
 def gpu_bar(site: Findings, machine: Machine, part: float, text: str) -> Bar:
-    """Return the bar of a machine, of its colour, as long as its speed is of the fastest machine's in the row."""
+    """Return a bar in a machine's colour; `part` is its speed over the fastest machine's in the row."""
     place = next(i for i, of in enumerate(site.machines) if of.label == machine.label)
     return Bar(0.0, part, place, label=f"{machine.label}: {text}, {percent(part)} of the best")
 
 
 def device_bar(site: Findings, run: Run, part: float, text: str) -> Bar:
-    """Return the bar of the device of a run, of the colour of its machine."""
+    """Return the bar for the device of a run, in the colour of its machine."""
     label = site.label(run)
     place = next((i for i, of in enumerate(site.machines) if of.label == label), len(site.machines))
     return Bar(0.0, part, place, label=f"{text} on {label}, {percent(part)} of the best")
 
 
 def standing_entry(site: Findings, standing: Standing) -> Entry:
-    """Return the fastest backend of a case with a link, and those that tie with it."""
+    """Return the fastest backend of a case with a link, and the backends that tie with it."""
     if standing.fastest is None:
         return Span(NOT_KNOWN, "quiet")
     named = [standing.fastest, *standing.alike]
@@ -120,7 +120,7 @@ def standing_entry(site: Findings, standing: Standing) -> Entry:
 
 
 def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
-    """Return what is fastest in each case of a kind of work on a machine."""
+    """Return a table of the fastest backend in each case of a kind of work on a machine."""
     rows: list[tuple[Entry, ...]] = []
     alone = 0
     for standing in site.of_work(machine, work):
@@ -174,7 +174,7 @@ def _part_bar(site: Findings, machine: Machine, key: Key, work: Work) -> Bar | N
 
 
 def wins(standings: Sequence[Standing]) -> Counter[str]:
-    """Return in how many cases each backend is the fastest or alike with it, of those with several backends."""
+    """Return the number of cases in which each backend is fastest or ties, among cases with several backends."""
     found = Counter[str]()
     for standing in standings:
         if standing.fastest and len(standing.measured) > 1:
@@ -183,7 +183,7 @@ def wins(standings: Sequence[Standing]) -> Counter[str]:
 
 
 def often(site: Findings, machine: Machine, work: Work) -> str:
-    """Return which backends are fastest most often: "fa3 in 42 of 134 cases, triton in 23"; "" without a contest."""
+    """Return the most often fastest backends: "fa3 in 42 of 134 cases, triton in 23"; "" without several in a case."""
     standings = site.of_work(machine, work)
     several = sum(1 for one in standings if one.fastest and len(one.measured) > 1)
     named = [f"{name} in {number}" for name, number in wins(standings).most_common(MOST_NAMED)]
@@ -191,7 +191,7 @@ def often(site: Findings, machine: Machine, work: Work) -> str:
 
 
 def summary(site: Findings) -> Table:
-    """Return which backend is fastest most often, by machine and kind of work, and what was reached at most."""
+    """Return a table of the most often fastest backend and the highest rate, by machine and kind of work."""
     rows: list[tuple[Entry, ...]] = []
     for machine in site.machines:
         for i, work in enumerate(site.works(machine)):
@@ -240,13 +240,13 @@ def _reached(site: Findings, machine: Machine, best: Key, work: Work) -> tuple[S
 
 
 def axis_of(ratios: Iterable[Ratio]) -> tuple[float, float]:
-    """Return both ends of an axis that has 1x, all ratios and their intervals on it."""
+    """Return both ends of an axis that includes 1x and all ratios with their intervals."""
     ends = [end for ratio in ratios for end in (ratio.low, ratio.high, ratio.value) if end is not None]
     return min([1 - LEAST_AXIS, *ends]), max([1 + LEAST_AXIS, *ends])
 
 
 def ratio_bar(ratio: Ratio, low: float, high: float, label: str, group: int = 0) -> Bar:
-    """Return the bar of a ratio from 1x on, with its interval, on an axis from `low` to `high`."""
+    """Return the bar from 1x to a ratio, with its interval, on an axis from `low` to `high`."""
 
     def at(value: float) -> float:
         return (value - low) / (high - low)
@@ -257,7 +257,7 @@ def ratio_bar(ratio: Ratio, low: float, high: float, label: str, group: int = 0)
 
 
 def pair_chart(site: Findings, pair: Pair) -> Table:
-    """Return a bar with its interval for each kind of work: how many times as fast a machine is as the reference."""
+    """Return the speed ratio of a pair as a bar with its interval, for each kind of work."""
     other, home = pair.labels
     c = pair.comparison
     bursts = [figures for figures in c.figures if not figures.sustained]
@@ -302,7 +302,7 @@ def pair_chart(site: Findings, pair: Pair) -> Table:
 
 
 def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Table:
-    """Return the fastest backend of each case of a kind of work on each machine, as bars of one axis by case."""
+    """Return the fastest backend of each case of a kind of work on each machine, as bars with one axis per case."""
     compared = {frozenset(pair.labels): pair for pair in site.pairs}
     rows: list[tuple[Entry, ...]] = []
     alone = 0
@@ -355,7 +355,7 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
 
 
 def _ratio(pair: Pair, machine: Machine, first: Machine, case: Case) -> str:
-    """Return the ratio of a machine to another in one case, where `compare` has one in this order."""
+    """Return the ratio of a machine to another in one case, if `compare` has one in this order."""
     c = pair.comparison
     ours = next((m for m in c.machines if m.label == machine.label), None)
     if ours is None or c.reference.label != first.label or any(case not in m.fastest for m in c.machines):
@@ -364,7 +364,7 @@ def _ratio(pair: Pair, machine: Machine, first: Machine, case: Case) -> str:
 
 
 def backend_table(site: Findings, backend: str, work: Work, machines: Sequence[Machine]) -> Table:
-    """Return the figures of a backend in a kind of work, beside the fastest of each case; machines are bars by case."""
+    """Return a backend's figures in a kind of work and the fastest of each case; machines are bars by case."""
     rows: list[tuple[Entry, ...]] = []
     exact = all(machine.cells[key].is_exact for machine in machines for key in _keys(machine, backend, work))
     cases = dict.fromkeys(key[0] for machine in machines for key in _keys(machine, backend, work))
@@ -409,7 +409,7 @@ def _keys(machine: Machine, backend: str, work: Work) -> list[Key]:
 
 
 def _beside_the_fastest(site: Findings, machine: Machine, key: Key, standing: Standing | None) -> str:
-    """Return the speed of a cell over that of the fastest backend of its case, or that it is the fastest or alike."""
+    """Return a cell's speed over the fastest backend's in its case, or a text that it is the fastest or ties."""
     best = standing and standing.fastest
     if not standing or not best:
         return NOTHING
@@ -420,7 +420,7 @@ def _beside_the_fastest(site: Findings, machine: Machine, key: Key, standing: St
 
 
 def files_table(files: Sequence[RunFile], title: str = "Run files") -> Table:
-    """Return the run files with links to their pages, the newest first."""
+    """Return a table of the run files with links to their pages, the newest first."""
     rows = tuple(
         (
             (link(file.run.started[:16].replace("T", " ") or file.name, file.address),),

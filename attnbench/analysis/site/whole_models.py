@@ -25,11 +25,11 @@ from attnbench.results.cells import runs_of
 
 GPU = Column("GPU", wrap=False)
 RUN_FILES = Column("run files", optional=1)
-BAR = Column("speed", optional=1)  # of a row, over the fastest of its table
+BAR = Column("speed", optional=1)  # speed of a row over the fastest in its table
 
 
 def models(site: Findings) -> dict[str, list[RunFile]]:
-    """Return model -> the run files of `run --model` or of the suite of models that have a whole step of it."""
+    """Return model -> the run files, from `run --model` or the suite of models, with a whole step of it."""
     files = [file for file in site.files if file.run.suite == "models" or _names_a_model(file.run.argv)]
     found = cells_of([file.run for file in files])
     own: dict[str, list[RunFile]] = {}
@@ -49,7 +49,7 @@ def model_address(name: str) -> str:
 
 
 def list_of_models(site: Findings, found: Mapping[str, Sequence[RunFile]]) -> Document:
-    """Return what the attention of each model takes in one step on each GPU, with links to their pages."""
+    """Return the time of each model's attention in one step on each GPU, with links to the models' pages."""
     rows: list[tuple[Entry, ...]] = []
     for model, files in found.items():
         first = True
@@ -88,7 +88,7 @@ def model_page(site: Findings, model: str, files: Sequence[RunFile]) -> Document
 
 
 def _by_step(model: str, files: Sequence[RunFile]) -> dict[str, list[StepTime]]:
-    """Return a step in words -> its times on all devices: "4k, batch 1, bf16, fwd"."""
+    """Return step in words ("4k, batch 1, bf16, fwd") -> its times on all devices."""
     found = step_times(cells_of([file.run for file in files]), MODELS[model], 1)
 
     def what(time: StepTime) -> str:

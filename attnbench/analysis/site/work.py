@@ -1,4 +1,4 @@
-"""The kinds of work that a site sets apart, each with the rate that tells most of it."""
+"""The kinds of work with their own pages on a site, each with the rate that describes it best."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from attnbench.core.case import Case
 
 @dataclass(frozen=True)
 class Work:
-    """A kind of work. `name` is in addresses, `metric` the rate of a figure: "tflops" or "gbps"."""
+    """A kind of work. `name` is used in addresses; `metric` is the rate of its figures: "tflops" or "gbps"."""
 
     name: str
     title: str
@@ -35,7 +35,7 @@ WORKS: Mapping[str, Work] = {
 
 
 def work_of(case: Case) -> Work | None:
-    """Return the kind of work of a case; None for a step of a whole model, which has pages of its own."""
+    """Return the kind of work of a case; None for a step of a whole model, which has its own pages."""
     if case.step:
         return None
     if case.ranks > 1:
