@@ -61,6 +61,18 @@ def texts_of(name: str, given: Any) -> Sequence[str]:
     return texts
 
 
+def margin_of(given: Any) -> float:
+    """Return a margin as a share: 0.03 for 0.03 and for "3%". Raises UserError for any other value."""
+    from attnbench.analysis.gate.margins import parse
+
+    if isinstance(given, str):
+        return parse(given, "margin")
+    check_types({"margin": given}, {"margin": (NUMBER, TEXT)})
+    if not 0 < given < 1:  # nan too
+        raise UserError(f'margin: {given!r} is not between 0 and 1; write 0.03 or "3%"')
+    return float(given)
+
+
 def settings(axes: Mapping[str, Values], **others: Any) -> Settings:
     """Return the settings of a suite that arguments replace; axes that are None are left out.
     Raises UserError for an unknown axis or value.

@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from attnbench.api.arguments import NUMBER, TEXT, Values, check_types, settings
+from attnbench.api.arguments import Values, margin_of, settings
 from attnbench.api.definitions import told
 from attnbench.api.measure import CheckResult, WrongResultError, check, measure
 from attnbench.api.results import Results, of_runs
@@ -131,7 +131,7 @@ class Guard:
         """
         __tracebackhide__ = True
         seconds = parse_duration(budget or self.budget, "budget")
-        margin = _margin(margin)
+        margin = margin_of(margin)
         self.number += 1
         scope = caller_scope()
         asked = _Asked(_said(what), _code(what, scope), margin, suite, seconds, device or self.device, axes)
@@ -280,18 +280,6 @@ class Guard:
 
     def _note(self, what: str, than: str, verdict: str, detail: str = "", files: tuple[str, ...] = ()) -> None:
         self.rows.append(Row(self.test, what, than, verdict, detail, files))
-
-
-def _margin(given: Any) -> float:
-    """Return a margin as a number: 0.03 for 0.03 and for "3%". Raises UserError for any other value."""
-    from attnbench.analysis.gate.margins import parse
-
-    if isinstance(given, str):
-        return parse(given, "margin")
-    check_types({"margin": given}, {"margin": (NUMBER, TEXT)})
-    if not 0 < given < 1:  # nan too
-        raise UserError(f'margin: {given!r} is not between 0 and 1; write 0.03 or "3%"')
-    return float(given)
 
 
 def _said(given: Any) -> str:

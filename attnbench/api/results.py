@@ -7,10 +7,11 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from attnbench.api.arguments import NONE, SWITCH, TEXT, check_types, path_of, texts_of
+from attnbench.api.arguments import NONE, SWITCH, TEXT, check_types, margin_of, path_of, texts_of
 from attnbench.api.shown import Plot, Shown, Verdict
 from attnbench.core.errors import UserError, one_of
 from attnbench.core.files import GONE, working_folder, write_file
@@ -149,7 +150,7 @@ class Results:
             raise UserError("the baseline has no run")
         asked = Request(
             tuple(one_of("metric", one, RULES) for one in texts_of("metrics", metrics)) or DEFAULT,
-            margins([f"{margin:%}"] if isinstance(margin, (int, float)) else texts_of("margin", margin)),
+            margins([f"{margin_of(margin):%}"] if isinstance(margin, Real) else texts_of("margin", margin)),
             tuple(texts_of("expect", expect)),
             one_of("inconclusive", inconclusive, CHOICES),
             one_of("missing", missing, CHOICES),

@@ -103,6 +103,7 @@ def test_what_a_person_can_mend_is_a_user_error(more: dict[str, Any], said: str)
     [
         (lambda of: of.gate(of, margin=[3]), "^margin: 3 is not a text"),
         (lambda of: of.gate(of, margin="x"), "margin: 'x' is not a margin"),
+        (lambda of: of.gate(of, margin=3), "margin: 3 is not between 0 and 1"),
         (lambda of: of.gate(3), "^path: 3 is not a path"),
         (lambda of: of.plot("x"), "figure: unknown 'x'"),
         (lambda of: of.save("a\0.jsonl"), "^path: no file can have the name"),

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.api import guard
+from attnbench.api import arguments, guard
 from attnbench.core.errors import UserError
 
 pytest_plugins = ["pytester"]
@@ -132,7 +132,7 @@ def test_a_margin_that_is_none_is_refused(asserting: Any, margin: Any) -> None:
 
 
 def test_a_margin_is_a_number_or_the_text_of_the_option() -> None:
-    assert [guard._margin(one) for one in ("3%", "0.03", 0.03, "300%")] == [0.03, 0.03, 0.03, 3.0]
+    assert [arguments.margin_of(one) for one in ("3%", "0.03", 0.03, "300%")] == [0.03, 0.03, 0.03, 3.0]
 
 
 @pytest.mark.parametrize("link", ["", "main", "main/{}"])
