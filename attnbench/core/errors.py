@@ -14,9 +14,9 @@
 | 5        | a wrong result (run, check, profile, capacity, claims, step, gate, ab, bisect, cluster),     |
 |          | unless allowed                                                                               |
 | 70       | a fault of attnbench's own: an exception that no command expects (BSD's EX_SOFTWARE)          |
-| 129      | hung up (SIGHUP: the terminal is gone)                                                       |
-| 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM)                                                   |
-| 141      | the reader of the output ended first (SIGPIPE), as `head` does                               |
+| 128 + n  | ended by signal n: 130 by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP (the terminal is gone), 138, |
+|          | 140 and 152 by SIGUSR1, SIGUSR2 and SIGXCPU of batch systems, all of which keep what was     |
+|          | measured and clean up; 141 by SIGPIPE (the reader of the output ended first, as `head` does) |
 """
 
 from __future__ import annotations
@@ -35,10 +35,8 @@ EXIT_INCONCLUSIVE = EXIT_UNFIT = 3
 EXIT_NOT_COMPARABLE = 4
 EXIT_WRONG_RESULT = 5
 EXIT_FAULT = 70
-EXIT_HUNG_UP = 129
+EXIT_BY_SIGNAL = range(129, 193)  # 128 + the signal's number
 EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
-EXIT_BY_SIGNAL = (EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED)
 
 
 _CLOSE, _AS_CLOSE = 0.65, 0.04  # difflib's ratio: the least, and the most below the closest word
@@ -71,7 +69,7 @@ class UnfitError(UserError):
 
 
 class Interrupted(BaseException):
-    """Raised in place of KeyboardInterrupt when SIGINT, SIGTERM or SIGHUP arrives; what was measured is kept."""
+    """Raised in place of KeyboardInterrupt when a signal of cli.SIGNALS arrives; what was measured is kept."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)

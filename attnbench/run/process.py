@@ -170,7 +170,7 @@ class WorkerProcess:
         left, late = timeout, False  # whether time was added after a question
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            whole = b"\n" in self._buffer  # whether a line is there
+            whole = self._has_line()
             while True:
                 if whole:
                     if (question := self._question()) is None or self.on_question is None:
@@ -186,7 +186,7 @@ class WorkerProcess:
                         left, late = min(AFTER_QUESTION, timeout), True
                     if left <= 0:
                         return False
-                    whole = b"\n" in self._buffer
+                    whole = self._has_line()
                     continue
                 longest, began = min(SLICE, max(0.0, left)), time.monotonic()
                 if selector.select(longest):
@@ -194,7 +194,7 @@ class WorkerProcess:
                     if not chunk:
                         raise self._death()
                     self._buffer += chunk
-                    whole = b"\n" in chunk
+                    whole = b"\n" in chunk and self._has_line()
                     if len(self._buffer) > MOST_OF_ANSWER and not whole:
                         raise self._flood(f"it printed {MOST_OF_ANSWER >> 20:,} MiB without a line break")
                 elif not self.alive:  # a child of the worker may hold the pipe open
@@ -204,6 +204,15 @@ class WorkerProcess:
                 left -= min(longest, time.monotonic() - began)
                 if left <= 0 and not whole:
                     return False
+
+    def _has_line(self) -> bool:
+        """Return whether a line is there. Before the first answer, drop lines that cannot be one.
+
+        A `sitecustomize`, or a script around an interpreter, may print before the worker runs.
+        """
+        while not self._received and b"\n" in self._buffer and self._buffer[:1] not in (b"{", b"["):
+            _, _, self._buffer = self._buffer.partition(b"\n")
+        return b"\n" in self._buffer
 
     def _flood(self, what: str) -> WorkerDied:
         """Kill the worker; return what it wrote in place of an answer, as the reason."""

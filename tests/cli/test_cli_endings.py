@@ -189,7 +189,9 @@ def test_a_time_of_the_build_that_is_none_is_no_fault(measured: Tool, epoch: str
 
 @posix
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)],
+    ids=["INT", "TERM", "USR1"],
 )
 def test_a_signal_that_comes_while_modules_are_imported(tool: Tool, number: int, code: int) -> None:
     """A signal during imports ends a command; the test begins after Python's own start."""

@@ -27,6 +27,15 @@ def test_an_answer_to_another_request_is_none(tmp_path: Path) -> None:
         worker.ask({}, 10.0)
 
 
+def test_prints_of_the_start_of_python_are_no_answer() -> None:
+    """Lines before the first answer are dropped; a later one takes the place of an answer, and ends the worker."""
+    program = 'for line in ("Loading CUDA 13", "", \'{"number": 1}\', "late"): print(line)\ninput()'
+    worker = WorkerProcess(program=["-c", program])
+    assert worker.ask({}, 20.0) == {}
+    with pytest.raises(WorkerDied, match="printed 'late' instead of the answer"):
+        worker.ask({}, 20.0)
+
+
 ASKS = """
 import sys
 from attnbench.run import process
