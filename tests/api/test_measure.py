@@ -168,6 +168,7 @@ def test_a_figure_is_drawn_by_a_notebook(found: attnbench.Results, tmp_path: Pat
     plot = found.plot("latency")
     bundle = plot._repr_mimebundle_()
     assert bundle["application/vnd.vegalite.v5+json"]["title"]["text"] == "Latency"
+    pytest.importorskip("vl_convert")
     assert bundle["image/svg+xml"].startswith("<svg")
     assert plot.save(tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(attnbench.UserError, match="unknown 'latencies'"):
@@ -265,6 +266,7 @@ def test_a_function_in_this_process_leaves_nothing_in_it(capfd: pytest.CaptureFi
     def opened() -> int:
         return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
 
+    frozen = gc.get_freeze_count()
     files, shared = list[int](), {"seqlen": 128, "device": "cpu", "in_process": True, **SMALL}
     for function in (attend, fails, attend):
         with forked_worker.workers(), quick_cpu():
@@ -276,7 +278,7 @@ def test_a_function_in_this_process_leaves_nothing_in_it(capfd: pytest.CaptureFi
             assert str(record.stderr).startswith("Traceback")
             assert 'raise ValueError("no such' in str(record.stderr)
     assert files[0] == files[2]
-    assert not gc.get_freeze_count()
+    assert gc.get_freeze_count() <= frozen
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -309,6 +311,6 @@ def test_one_thread_at_a_time_measures_in_this_process() -> None:
 def test_the_api_is_imported_quickly_and_without_torch() -> None:
     import subprocess
 
-    code = "import sys, attnbench; print(*sorted({m.partition('.')[0] for m in sys.modules}))"
+    code = "import sys; b = {*sys.modules}; import attnbench; print(*{m.partition('.')[0] for m in {*sys.modules} - b})"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {*loaded} & {"torch", "numpy", "pandas", "rich", "pydantic", "typing", "dataclasses"}
