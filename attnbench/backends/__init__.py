@@ -93,6 +93,7 @@ _OF_ONE: Mapping[str, str] = {  # backends of one device
     "transformer-engine-fused": "attnbench.backends.transformer_engine.dot_product:Fused",
     "transformer-engine-flash": "attnbench.backends.transformer_engine.dot_product:Flash",
     "transformer-engine-fp8": "attnbench.backends.transformer_engine.fp8:Fp8",
+    "flashmla": "attnbench.backends.flashmla:FlashMla",
     "hf-eager": "attnbench.backends.transformers.functions:Eager",
     "hf-sdpa": "attnbench.backends.transformers.functions:Sdpa",
     "hf-flash_attention_2": "attnbench.backends.transformers.functions:Flash2",

@@ -35,6 +35,7 @@ class Limits:
     sink: bool = False  # a learnt logit of each head beside its scores
     masks: bool = False  # masks by name
     own_masks: bool = False  # mask functions of a person too
+    chosen: bool = False  # masks that keep a number of keys of each query, over a cache of pages too
     alibi: bool = False  # scores that fall with the distance of query and key
     unequal_causal: bool = True  # its causal mask is aligned bottom-right when seqlen_q != seqlen_k
     empty_rows: bool = True  # a query that sees no key gets output 0
@@ -132,6 +133,8 @@ class Limits:
         for name in LIMITED:
             if AXES[name].label(case) and not getattr(self, name, False):
                 return f"no {_SAID.get(name, AXES[name].option)}"
+        if masks.chooses(case.mask):
+            return None if self.chosen else "no keys chosen for each query (mask topk)"
         if case.mask and not self.masks:
             return "no masks by name"
         if masks.is_own(case.mask) and not self.own_masks:

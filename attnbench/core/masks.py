@@ -9,6 +9,10 @@ that place. A mask adds keys to the band, or keeps some of its keys; d is the qu
     dilated:D       keeps the multiples of D, 2 where none is given: Longformer's dilated window (arXiv 2004.05150)
     random:P        keeps each block of 128 x 128 with probability P, and blocks with d = 0, alike in all heads, as in
                     BigBird (arXiv 2007.14062); drawn by the number of the block's row, so that all runs agree
+    topk:N          keeps N of the keys up to the query, all where there are fewer, alike in all heads, as an indexer
+                    chooses them (DeepSeek-V3.2, arXiv 2512.02556, section 2.1): one of each of N like parts of these
+                    keys, drawn by the query's place, so that the chosen keys lie apart from each other
+    topk_recent:N   keeps the last N keys up to the query: the choice whose keys lie together
 
     FILE.py:NAME    keeps the keys of a person's function: FlexAttention's mask_mod, NAME(b, h, q_idx, kv_idx), with the
                     query's place as q_idx. It must be the same for all b and h. Its file's name, and a hash of the
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 
 BLOCK = 128  # tokens of a block of random:P, as in FlexAttention
 _PATH = (*sys.path,)  # as it is before own code is loaded, which adds its folder
+PRIME = 32_749  # the squares of numbers below it fit in 32 bits, which kernels that compile a mask use
 MOST_DRAWN = 2**18  # the most keys for random:P, whose blocks grow with the square of the keys and are drawn one by one
 
 
@@ -144,6 +149,52 @@ class Dilated(Numbered):
         return band.multiples(int(self.number))
 
 
+class Chosen(Numbered):
+    """A mask that keeps a number of keys of each query, which an indexer would have chosen."""
+
+    def pairs(self, band: Band) -> int:
+        return pairs_up_to(band.first_place, band.seqlen_q, int(self.number))
+
+    def keys(self, place: Tensor) -> Tensor:
+        """Return the keys of queries at places (...) in ascending order: (..., number), -1 beyond the last."""
+        raise NotImplementedError
+
+
+class TopK(Chosen):
+    def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
+        n, keys = int(self.number), place + 1
+        return (keys <= n) | (key == self._key_of(place, key * n // keys))
+
+    def keys(self, place: Tensor) -> Tensor:
+        import torch
+
+        n, place = int(self.number), place[..., None]
+        part = torch.arange(n, device=place.device)
+        few = torch.where(part <= place, part, -1)
+        return torch.where(place < n, few, self._key_of(place, part))
+
+    def _key_of(self, place: Any, part: Any) -> Any:
+        """Return the key chosen from a part of a query's keys; numbers and products stay below 2**31."""
+        n, keys = int(self.number), place + 1
+        first, end = (part * keys + n - 1) // n, ((part + 1) * keys + n - 1) // n
+        size = end - first
+        drawn = (place % PRIME * 7919 + part % PRIME * 15_331 % PRIME + 13) % PRIME
+        return first + drawn * drawn % PRIME % (size + (size < 1))
+
+
+class TopKRecent(Chosen):
+    def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
+        return (place - key < self.number) & (key <= place)
+
+    def keys(self, place: Tensor) -> Tensor:
+        import torch
+
+        n, place = int(self.number), place[..., None]
+        first = (place - n + 1).clamp(min=0)
+        key = first + torch.arange(n, device=place.device)
+        return torch.where(key <= place, key, -1)
+
+
 class Random(Numbered):
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         row, column = place // BLOCK, key // BLOCK
@@ -211,8 +262,10 @@ MASKS: Mapping[str, type[Numbered]] = {
     "strided": Strided,
     "dilated": Dilated,
     "random": Random,
+    "topk": TopK,
+    "topk_recent": TopKRecent,
 }
-EXAMPLES = "prefix:1k, sink_tokens:4, strided:256, dilated:2 or random:0.1"
+EXAMPLES = "prefix:1k, sink_tokens:4, strided:256, dilated:2, random:0.1 or topk:2k"
 
 
 def parse_masks(text: str, what: str = "mask") -> tuple[str, ...]:
@@ -310,6 +363,27 @@ def without_folder(text: str) -> str:
     return os.path.basename(text) if is_own(text) else text
 
 
+def chooses(text: str) -> bool:
+    """Return whether a mask keeps a number of keys of each query."""
+    return text.startswith("topk")
+
+
+def chosen(text: str) -> int:
+    """Return the number of keys that a mask of chosen keys keeps of each query."""
+    return int(_choice(text).number)
+
+
+def chosen_keys(text: str, place: Tensor) -> Tensor:
+    """Return the keys that a mask keeps of queries at places (...), ascending: (..., number), -1 beyond the last."""
+    return _choice(text).keys(place)
+
+
+def _choice(text: str) -> Chosen:
+    found = find(text)
+    assert isinstance(found, Chosen)
+    return found
+
+
 def own_of(texts: Iterable[str]) -> list[Own]:
     """Return the persons' own masks among masks, each once."""
     found = (find(text) for text in dict.fromkeys(texts) if is_own(text))
@@ -331,6 +405,10 @@ def problem(text: str, seqlen_k: int, *, causal: bool, window: tuple[int | None,
     name = text.partition(":")[0]
     if name == "random" and seqlen_k > MOST_DRAWN:
         return f"random blocks need at most {format_size(MOST_DRAWN)} keys"
+    if chooses(name) and (not causal or window != (None, None)):
+        return f"{name} needs causal, and no window"
+    if chooses(name) and seqlen_k * (chosen(text) + 1) > 2**31:
+        return f"{name}: keys times chosen keys must be below 2**31"
     if name == "prefix" and (not causal or window != (None, None)):
         return "a prefix needs causal, and no window"
     if name == "sink_tokens" and (not causal or window[0] is None):

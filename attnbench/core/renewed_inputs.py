@@ -4,8 +4,9 @@ One in 32 columns of headdim, drawn at random, changes its sign. The columns dif
 same columns in q and k would cancel in the scores. The change is exact in any dtype, keeps the distribution, changes
 all scores and sums, and is undone by a second change. It leaves most single elements as they were, so that a launch
 that recognises its inputs by a few elements is found too. The only condition on a copy's layout is that headdim comes
-last. Autograd's version counter is bypassed, so that a timed backward keeps its graph. The tensors saved by the forward
-of a timed backward belong to the old q, k and v; where only the backward is timed, only dout is changed.
+last; a copy in several tensors has the columns of headdim one after the other. Autograd's version counter is bypassed,
+so that a timed backward keeps its graph. The tensors saved by the forward of a timed backward belong to the old q, k
+and v; where only the backward is timed, only dout is changed.
 """
 
 from __future__ import annotations
@@ -31,16 +32,19 @@ class Renewal:
     seed: int
     count: int
 
-    def flip(self, tensors: Mapping[str, Tensor]) -> None:
+    def flip(self, tensors: Mapping[str, Tensor | tuple[Tensor, ...]]) -> None:
         """Change the signs of columns of inputs, by name, in place; a second call undoes the first."""
         import torch
 
-        for name, t in tensors.items():
-            signs = _signs(t.shape[-1], self.seed, self.count + NAMES.index(name), t)
-            if t.dtype.itemsize == 1:  # torch has no product for fp8
-                t.data.view(torch.uint8).bitwise_xor_((signs < 0).to(torch.uint8) << 7)
-            else:
-                t.data.mul_(signs.to(t.dtype))
+        for name, copy in tensors.items():
+            parts = copy if isinstance(copy, tuple) else (copy,)
+            widths = [t.shape[-1] for t in parts]
+            of_all = _signs(sum(widths), self.seed, self.count + NAMES.index(name), parts[0])
+            for t, signs in zip(parts, of_all.split(widths), strict=True):
+                if t.dtype.itemsize == 1:  # torch has no product for fp8
+                    t.data.view(torch.uint8).bitwise_xor_((signs < 0).to(torch.uint8) << 7)
+                else:
+                    t.data.mul_(signs.to(t.dtype))
 
     @contextmanager
     def of(self, case: Case, original: Inputs) -> Iterator[Inputs]:
@@ -61,7 +65,9 @@ class InputRenewal:
 
     def __init__(self, case: Case, given: Inputs, prepared: Prepared, seed: int) -> None:
         names = renewed(case, given)
-        self._tensors: dict[str, Tensor] = {name: prepared.reads.get(name, given.values[name]) for name in names}
+        self._tensors: dict[str, Tensor | tuple[Tensor, ...]] = {
+            name: prepared.reads.get(name, given.values[name]) for name in names
+        }
         self._seed = seed
         self._count = 0
         self.now: Renewal | None = None

@@ -78,6 +78,7 @@ class Eager(BackendBase):
         alibi=True,
         masks=True,
         own_masks=True,
+        chosen=True,
         ragged=True,
         page_sizes=(1,),
         cache_dtypes=("fp8",),
