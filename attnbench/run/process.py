@@ -210,7 +210,7 @@ class WorkerProcess:
 
         A `sitecustomize`, or a script around an interpreter, may print before the worker runs.
         """
-        while not self._received and b"\n" in self._buffer and self._buffer[:1] not in (b"{", b"["):
+        while not self._received and b"\n" in self._buffer and not self._buffer.startswith((b"{", b"[")):
             _, _, self._buffer = self._buffer.partition(b"\n")
         return b"\n" in self._buffer
 
