@@ -11,7 +11,7 @@ and v; where only the backward is timed, only dout is changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -32,12 +32,12 @@ class Renewal:
     seed: int
     count: int
 
-    def flip(self, tensors: Mapping[str, Tensor | tuple[Tensor, ...]]) -> None:
+    def flip(self, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
         """Change the signs of columns of inputs, by name, in place; a second call undoes the first."""
         import torch
 
         for name, copy in tensors.items():
-            parts = copy if isinstance(copy, tuple) else (copy,)
+            parts = [copy] if isinstance(copy, torch.Tensor) else copy
             widths = [t.shape[-1] for t in parts]
             of_all = _signs(sum(widths), self.seed, self.count + NAMES.index(name), parts[0])
             for t, signs in zip(parts, of_all.split(widths), strict=True):

@@ -224,7 +224,21 @@ LATENT = {
         (64, "speculative", Shape(2, 3, 77, 16, 1, 576, 512), "fp16"),
     )
 }
-CASES |= PAGED | LATENT | SINK | ALIBI | MASKED
+CHOSEN = {
+    f"chosen-{name}": Case(
+        shape, dtype, "fwd", True, page_size=page, latent=True, scale=0.1, mask=mask, cache_dtype=cache
+    )
+    for name, page, shape, dtype, mask, cache in (
+        ("small", 16, Shape(2, 1, 300, 4, 1, 48, 32), "fp32", "topk:64", "same"),
+        ("decode", 64, Shape(2, 1, 700, 64, 1, 576, 512), "bf16", "topk:128", "same"),
+        ("few-keys", 64, Shape(2, 3, 100, 128, 1, 576, 512), "bf16", "topk:128", "same"),
+        ("prefill", 64, Shape(1, 200, 456, 64, 1, 576, 512), "bf16", "topk:128", "same"),
+        ("fp8", 64, Shape(2, 1, 700, 64, 1, 576, 512), "bf16", "topk:128", "fp8"),
+        ("fp8-recent", 64, Shape(3, 2, 500, 128, 1, 576, 512), "bf16", "topk_recent:64", "fp8"),
+    )
+}
+CHOSEN["chosen-contiguous"] = Case(Shape(1, 40, 200, 4, 2, 32, 32), "fp32", "fwd_bwd", True, mask="topk:16")
+CASES |= PAGED | LATENT | SINK | ALIBI | MASKED | CHOSEN
 for name in ("paged-append-served", "paged-16-decode-bf16-causal", "paged-ragged-16-served-fp32", "paged-fp8"):
     ONE_OF_EACH[name] = PAGED[name]
 for name in ("sink-square-fp32-fwd_bwd-causal", "sink-gqa-bf16-bwd-causal", "sink-paged"):

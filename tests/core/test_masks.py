@@ -43,6 +43,9 @@ def keys_seen(text: str, place: int, seqlen_k: int, right: int | None = 0, left:
         ("strided:3", 4, {"right": None}, [1, 2, 3, 4, 5, 6, 7, 10]),
         ("dilated:2", 7, {}, [1, 3, 5, 7]),
         ("dilated:3", 7, {"left": 5, "right": 3}, [4, 7, 10]),
+        ("topk_recent:3", 7, {}, [5, 6, 7]),
+        ("topk_recent:3", 1, {}, [0, 1]),
+        ("topk:3", 2, {}, [0, 1, 2]),
     ],
 )
 def test_definitions(text: str, place: int, band: dict[str, int | None], keys: list[int]) -> None:
@@ -64,7 +67,10 @@ def test_random_blocks_are_whole_and_have_the_diagonal() -> None:
 
 @given(
     st.sampled_from(
-        ["prefix:3", "prefix:300", "sink_tokens:2", "sink_tokens:40", "strided:7", "dilated:5", "random:0.4"]
+        [
+            *("prefix:3", "prefix:300", "sink_tokens:2", "sink_tokens:40", "strided:7", "dilated:5", "random:0.4"),
+            *("topk:16", "topk:300", "topk_recent:16"),
+        ]
     ),
     st.integers(1, 40),
     st.integers(0, 300),
@@ -75,7 +81,7 @@ def test_counts_match_brute_force(text: str, seqlen_q: int, more: int, left: int
     seqlen_k = seqlen_q + more
     if text.startswith("sink"):
         left, causal = left or 0, True
-    if text.startswith("prefix"):
+    if text.startswith(("prefix", "topk")):
         left, causal = None, True
     window = (left, 0) if left is not None and causal else (left, None)
     right = 0 if causal else None
@@ -94,13 +100,34 @@ def test_counting_takes_no_time_that_grows_with_the_keys() -> None:
         Case(Shape(1, n, n, 1, 1, 16, 16), "bf16", "fwd", mask="random:0.5")
 
 
-@pytest.mark.parametrize("text", ["prefix:9", "sink_tokens:3", "strided:5", "dilated:3", "random:0.5"])
+@pytest.mark.parametrize("text", ["prefix:9", "sink_tokens:3", "strided:5", "dilated:3", "random:0.5", "topk:64"])
 def test_tensors_and_numbers_agree(text: str) -> None:
     mask, seqlen_k = masks.find(text), 300
     place, keys = torch.arange(200, 300)[:, None], torch.arange(seqlen_k)
     band = keys <= place
     seen = masks.sees(mask, band, place, keys, masks.kept_blocks(text, seqlen_k, torch.device("cpu")))
     assert [row.nonzero().flatten().tolist() for row in seen] == [keys_seen(text, p, seqlen_k) for p in range(200, 300)]
+
+
+@pytest.mark.parametrize("text", ["topk:64", "topk_recent:64"])
+def test_the_lists_of_chosen_keys_are_the_keys_that_the_mask_keeps(text: str) -> None:
+    """Each query has as many chosen keys as asked for, none twice; where fewer are there, all and -1."""
+    for place in (0, 10, 63, 64, 100, 299):
+        chosen = masks.chosen_keys(text, torch.tensor(place)).tolist()
+        count = min(64, place + 1)
+        assert chosen == keys_seen(text, place, 300) + [-1] * (64 - count)
+        assert len({*chosen[:count]}) == count
+
+
+def test_chosen_keys_lie_apart_and_differ_from_query_to_query() -> None:
+    """The choice is of all keys alike: kernels in 32 bits agree with it, and each key is some query's."""
+    place = torch.arange(2**20 - 64, 2**20)
+    keys = masks.chosen_keys("topk:2k", place)
+    assert torch.equal(keys, masks.chosen_keys("topk:2k", place.int()))
+    gaps = keys.diff()
+    assert gaps.min() >= 1
+    assert gaps.max() < 2 * 513
+    assert len(keys.unique()) > 0.8 * keys.numel()
 
 
 def test_work_is_that_of_the_pairs_that_are_seen() -> None:
