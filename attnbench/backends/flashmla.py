@@ -70,11 +70,11 @@ class FlashMla(Library):
         s, fp8 = case.shape, case.cache_dtype == "fp8"
         if reason := super().unsupported(case, device):
             return reason
-        if not case.latent or not case.is_paged or (s.headdim, s.headdim_v) != (COLUMNS, OF_V):
-            return f"latent rows of {COLUMNS} columns with {OF_V} of v, in a cache of pages, only"
+        if not case.latent or (s.headdim, s.headdim_v) != (COLUMNS, OF_V):
+            return f"latent rows of {COLUMNS} columns with {OF_V} of v only"
         if not case.mask:
             if case.page_size != 64 or not case.has_like_queries:
-                return "pages of 64 tokens and equal numbers of queries only"
+                return "of all keys in a cache of pages of 64 tokens, and with equal numbers of queries, only"
             return "an fp8 cache with chosen keys only (mask topk)" if fp8 else None
         if case.dtype != "bf16":
             return "chosen keys in bf16 only"
@@ -157,11 +157,15 @@ def _chosen_fp8(case: Case, inputs: Inputs) -> Prepared:
 
 
 def chosen_rows(case: Case, inputs: Inputs) -> Tensor:
-    """Return the rows of the cache of the keys chosen for each query: (batch, seqlen_q, number) int32, -1 for none."""
+    """Return the rows of the keys chosen for each query, in k seen as rows: (batch, seqlen_q, number) int32.
+
+    The rows are those of a cache of pages, or of contiguous keys, one sequence after the other; -1 is none.
+    """
     import torch
 
-    assert inputs.page_table is not None
     s, device = case.shape, inputs.q.device
     keys = masks.chosen_keys(case.mask, torch.arange(s.seqlen_k - s.seqlen_q, s.seqlen_k, device=device))
-    places = pages.key_places(case, inputs.page_table)  # (batch, seqlen_k)
+    places = torch.arange(s.batch * s.seqlen_k, device=device).view(s.batch, s.seqlen_k)
+    if inputs.page_table is not None:
+        places = pages.key_places(case, inputs.page_table)
     return torch.where(keys < 0, -1, places[:, keys.clamp(min=0)]).to(torch.int32)

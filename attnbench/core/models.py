@@ -4,7 +4,8 @@ The table is models.json, with the values of each model's published configuratio
 
     name                 as --model takes it
     layers               the kinds of its attention layers: "count", and "window": the keys that a query sees, its own
-                         included (sliding_window of config.json); absent where it sees all
+                         included (sliding_window of config.json); absent where it sees all; "topk": the keys that an
+                         indexer chooses for each query of a latent model (index_topk), absent where there is none
     nheads, nheads_k     query heads, key and value heads
     headdim, headdim_v   of queries and keys, and of values
     causal               false for models of images and videos; true where absent
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from attnbench.core.errors import UserError, did_you_mean
+from attnbench.core.sizes import format_size
 
 Phase = Literal["prefill", "decode", "mixed", "train"]
 PHASES: Sequence[Phase] = get_args(Phase)
@@ -42,6 +44,19 @@ class Layers:
 
     count: int
     window: int | None = None  # keys that a query sees, its own included; None: all
+    topk: int | None = None  # keys that an indexer chooses for each query, over latent rows; None: all
+
+    @property
+    def sees(self) -> str:
+        """The keys that a query sees, after a word such as "layers": " with a window of 1024"; "" where it sees all."""
+        if self.topk:
+            return f" of {self.topk} chosen keys"
+        return f" with a window of {self.window}" if self.window else ""
+
+    @property
+    def mask(self) -> str:
+        """The mask as a Case has it."""
+        return f"topk:{format_size(self.topk)}" if self.topk else ""
 
     @property
     def window_size(self) -> tuple[int | None, int | None]:
@@ -106,6 +121,8 @@ class Model:
         if phase in ("decode", "mixed") and not self.causal:
             return ["it sees all tokens at once"]
         found = []
+        if phase == "train" and any(layers.topk for layers in self.layers):
+            found.append("no backend has a backward over chosen keys")
         if phase == "mixed" and self.latent:
             found.append("servers split such a step into decoding with latent rows and a prefill without; measure both")
         return found

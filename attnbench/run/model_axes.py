@@ -57,7 +57,7 @@ def model_axes(names: Sequence[str], tp: int | None, phase: str | None, below: A
 def layer_axes(model: Model, layers: Layers, tp: int, phase: Phase) -> Axes:
     """Return the axes that one kind of layers of a model sets in a phase, on one of `tp` devices."""
     nheads, nheads_k = model.heads(tp)
-    latent = phase == "decode" and model.latent is not None
+    latent = model.latent is not None and (phase == "decode" or layers.topk is not None)
     sizes: dict[str, Any] = {"headdim": f"{model.headdim}-{model.headdim_v}", "nheads_k": str(nheads_k)}
     if latent and model.latent:  # with absorbed weights all heads share one row, whose first part is the value
         sizes = {"headdim": f"{sum(model.latent)}-{model.latent[0]}", "nheads_k": "1"}
@@ -72,6 +72,7 @@ def layer_axes(model: Model, layers: Layers, tp: int, phase: Phase) -> Axes:
         softmax_scale=str(scale or "none"),
         sink=model.sink,
         latent=latent,
+        mask=layers.mask or None,
         seqlen_q="1" if phase == "decode" else None,
     )
 

@@ -16,7 +16,7 @@ MORE = "One in full, with its source: attnbench models NAME; to measure one: att
 def listed(models: Sequence[Model]) -> Document:
     """Return the table of some models."""
     rows = [_data(model) for model in models]
-    headings = ("model", "layers", "heads", "head dim", "windows", "context", "phases")
+    headings = ("model", "layers", "heads", "head dim", "keys", "context", "phases")
     right = ("layers", "heads", "head dim", "context")
     return Document(
         command="models",
@@ -67,8 +67,8 @@ def in_full(model: Model) -> Document:
 
 
 def _row(model: Model) -> tuple[str, ...]:
-    windows = [str(layers.window) for layers in model.layers if layers.window]
-    local = sum(layers.count for layers in model.layers if layers.window)
+    limits = [(layers.count, layers.window or layers.topk) for layers in model.layers if layers.window or layers.topk]
+    windows, local = [str(keys) for _, keys in limits], sum(number for number, _ in limits)
     window = f"{', '.join(windows)} in {local} of {model.depth}" if windows else ""
     able = [phase for phase in PHASES if not model.lacks(phase)]
     context = format_size(model.context) if model.context else ""
@@ -77,8 +77,7 @@ def _row(model: Model) -> tuple[str, ...]:
 
 
 def _layers(layers: Layers) -> str:
-    sees = f"see {layers.window} keys" if layers.window else "see all keys"
-    return f"{count(layers.count, 'layer')} that {sees}"
+    return f"{count(layers.count, 'layer')}{layers.sees or ' that see all keys'}"
 
 
 def _heads(model: Model) -> str:
@@ -98,7 +97,7 @@ def _data(model: Model) -> dict[str, Any]:
     return {
         "name": model.name,
         "depth": model.depth,
-        "layers": [{"count": layers.count, "window": layers.window} for layers in model.layers],
+        "layers": [{"count": layers.count, "window": layers.window, "topk": layers.topk} for layers in model.layers],
         "nheads": model.nheads,
         "nheads_k": model.nheads_k,
         "headdim": model.headdim,

@@ -48,7 +48,9 @@ def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
             continue
         for layers in model.layers:
             if is_of(layers, model, tp, cell.case):
-                plain = dataclasses.replace(cell.case, window_size=(None, None))
+                plain = dataclasses.replace(
+                    cell.case, window_size=(None, None), mask="" if layers.topk else cell.case.mask
+                )
                 found.setdefault((cell.device, cell.backend_name, plain), {})[layers] = cell
     whole = {key: of for key, of in found.items() if len(of) == len(model.layers)}
     times = [_sum(*key, key[2].direction, [of]) for key, of in whole.items()]

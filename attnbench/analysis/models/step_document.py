@@ -12,7 +12,7 @@ from attnbench.core import formats
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.errors import UserError
 from attnbench.core.groups import grouped
-from attnbench.core.models import Model
+from attnbench.core.models import Layers, Model
 from attnbench.core.text import count, listed
 from attnbench.render.document import Caution, Document, Ending, Figure, Grid, Grids
 from attnbench.results import case_names, disturbed
@@ -36,10 +36,10 @@ def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
     measure = f"attnbench run --model {model.name}" + (f" --tp {tp}" if tp > 1 else "")
     if not times:
         missing = unmeasured(cells, model, tp)
-        what = "; ".join(_layers(of.count, of.window) for of in missing) or "all kinds of layers on one backend"
+        what = "; ".join(_layers(of) for of in missing) or "all kinds of layers on one backend"
         raise UserError(f"report: --model {model.name}: not measured here: {what}; {measure} measures it")
     of_model = [cell for cell in cells if any(is_of(layers, model, tp, cell.case) for layers in model.layers)]
-    depth = ", ".join(_layers(of.count, of.window) for of in model.layers)
+    depth = ", ".join(_layers(of) for of in model.layers)
     one = f", one of {tp} devices" if tp > 1 else ""
     heading = f"Attention of {model.name} in one step: {depth}{one}"
     return Document(
@@ -54,8 +54,8 @@ def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
     )
 
 
-def _layers(number: int, window: int | None) -> str:
-    return f"{count(number, 'layer')} with a window of {window}" if window else count(number, "layer")
+def _layers(layers: Layers) -> str:
+    return f"{count(layers.count, 'layer')}{layers.sees}"
 
 
 def _answer(times: Sequence[StepTime], model: Model) -> list[str]:

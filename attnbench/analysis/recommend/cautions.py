@@ -129,7 +129,7 @@ def _not_whole(of: Recommended) -> Iterator[dict[str, Any]]:
     for model in of.models:
         if not any(problem.model == model.name for problem in of.every):
             none = unmeasured(of.cells, model, of.tp)
-            windows = [f"with a window of {layers.window}" if layers.window else "without a window" for layers in none]
+            windows = [layers.sees.strip() or "without a window" for layers in none]
             lacks = f"Layers {' and '.join(windows)} have none." if windows else ""
             yield {"model": model.name, "lacks": lacks, "tp": f" --tp {of.tp}" if of.tp > 1 else ""}
 
