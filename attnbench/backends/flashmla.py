@@ -58,6 +58,7 @@ class FlashMla(Library):
         amd=False,
         backward=False,
         chosen=True,
+        ragged=True,
         page_sizes=(64,),
         cache_dtypes=("fp8",),
         latent=True,

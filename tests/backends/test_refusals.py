@@ -11,7 +11,7 @@ from attnbench.core.machine import Device
 from standins import flash_attn, install
 from standins.contract import AMPERE, BLACKWELL, CPU, HOPPER, RTX, backend
 
-HEADS = {"grouped": (4, 2), "one key head": (16, 1), "seven": (14, 2)}
+HEADS = {"many": (64, 1), "grouped": (4, 2), "one key head": (16, 1), "seven": (14, 2)}
 
 
 def case(q: int = 64, k: int = 64, d: int = 128, d_v: int = 0, heads: str = "", lengths: Any = (), **of: Any) -> Case:
@@ -26,7 +26,11 @@ def paged(page_size: int = 64, **of: Any) -> Case:
 
 
 def latent(page_size: int = 64, d: int = 576, d_v: int = 512, **of: Any) -> Case:
-    return paged(page_size, d=d, d_v=d_v, heads="one key head", latent=True, **of)
+    return paged(page_size, d=d, d_v=d_v, latent=True, **{"heads": "one key head", **of})
+
+
+def chosen(page_size: int = 64, number: int = 128, **of: Any) -> Case:
+    return latent(page_size, **{"heads": "many", "mask": f"topk:{number}", **of})
 
 
 RAGGED = ((1, 32, 32), (1, 64, 64))
@@ -102,6 +106,22 @@ REFUSALS = [
     ("flashinfer", latent(cache_dtype="fp8"), HOPPER, "no fp8 of latent rows"),
     ("flashinfer", latent(softcap=2.0), HOPPER, "no window and no softcap of latent rows"),
     ("flashinfer", latent(d=320, d_v=256), HOPPER, "latent rows of 576 columns with 512 of v only"),
+    ("flashmla", latent(), HOPPER, None),
+    ("flashmla", latent(), BLACKWELL, "needs a compute capability below 9.1"),
+    ("flashmla", latent(lengths=ALIKE), HOPPER, None),
+    ("flashmla", latent(128), HOPPER, "in a cache of pages of 64 tokens"),
+    ("flashmla", latent(lengths=BESIDE), HOPPER, "with equal numbers of queries"),
+    ("flashmla", latent(cache_dtype="fp8"), HOPPER, "an fp8 cache with chosen keys only"),
+    ("flashmla", latent(d=320, d_v=256), HOPPER, "latent rows of 576 columns with 512 of v only"),
+    ("flashmla", paged(), HOPPER, "latent rows of 576 columns with 512 of v only"),
+    ("flashmla", chosen(), HOPPER, None),
+    ("flashmla", chosen(0), HOPPER, None),
+    ("flashmla", chosen(number=64), HOPPER, "64 chosen keys are not a multiple of 128"),
+    ("flashmla", chosen(number=64, cache_dtype="fp8"), HOPPER, None),
+    ("flashmla", chosen(dtype="fp16"), HOPPER, "chosen keys in bf16 only"),
+    ("flashmla", chosen(heads="one key head"), HOPPER, "chosen keys with a multiple of 64 query heads only"),
+    ("flashinfer-fa2", chosen(), HOPPER, "no keys chosen for each query"),
+    ("triton", chosen(), HOPPER, "no keys chosen for each query"),
     ("cudnn", case(64, 32, window_size=(8, 40)), HOPPER, "its sliding window needs seqlen_q <= seqlen_k"),
     ("cudnn", case(lengths=MORE_QUERIES), HOPPER, None),
     ("cudnn", case(lengths=MORE_QUERIES, window_size=(8, 40)), HOPPER, "its sliding window needs"),

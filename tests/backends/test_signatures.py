@@ -6,6 +6,7 @@ tests/worker/test_kernel_rules.py has the names of torch, triton and gluon.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
@@ -115,3 +116,24 @@ def test_kernels_in_fp8_say_so_in_their_names_on_hopper(name: str) -> None:
 def test_the_kernel_of_fa3_in_fp8_says_so() -> None:
     (pattern,) = backend("fa3").signature(case(dtype="fp8", direction="fwd"), HOPPER).runs
     assert [bool(re.search(pattern, FA3.format("", "Fwd", dtype))) for dtype in (E4M3, BF16)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("of", "kernel"),
+    [
+        ({}, "void sm90::decode::dense::flash_fwd_splitkv_mla_kernel<sm90::Traits<cutlass::bfloat16_t>>"),
+        ({"mask": "topk:128"}, "void sm90::prefill::sparse_fwd::sparse_attn_fwd_kernel<576, false>"),
+        (
+            {"mask": "topk:128", "cache_dtype": "fp8"},
+            "void sm90::decode::sparse::flash_fwd_splitkv_mla_fp8_sparse_kernel<sm90::KernelTemplate<0, 128>>",
+        ),
+    ],
+    ids=["dense", "chosen", "fp8"],
+)
+def test_the_kernels_of_flashmla_are_told_apart(of: dict[str, Any], kernel: str) -> None:
+    shape = Shape(1, 1, 256, 64, 1, 576, 512)
+    case = Case(shape, "bf16", "fwd", True, page_size=64, latent=True, **of)
+    kernels = ("flash_fwd_splitkv_mla_kernel", "sparse_attn_fwd_kernel", "flash_fwd_splitkv_mla_fp8_sparse_kernel")
+    (pattern,) = backend("flashmla").signature(case, HOPPER).runs
+    assert re.search(pattern, kernel)
+    assert sum(bool(re.search(pattern, name)) for name in kernels) == 1
