@@ -51,7 +51,7 @@ class Feature:
         rest = {k: v for k, v in self.change.items() if k not in sizes}
         if plain.dtype == "fp8":
             rest.pop("cache_dtype", None)  # the cache is already fp8
-            if self.group == SCORES:
+            if self.group == SCORES or "mask" in self.change:
                 rest["dtype"] = PLAIN.dtype  # impossible in fp8
         return replace(plain, shape=replace(plain.shape, **sizes), **rest)
 
