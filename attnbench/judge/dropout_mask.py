@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAUNCHES = MASK_LAUNCHES
-PROBE_VALUE = 256.0  # the value of a column; large, so that products with small probabilities are not 0 in fp16
+PROBE_VALUE = 256.0  # non-zero value of a column; large, so that products with small probabilities are not 0 in fp16
 QUANTUM = 1 / 256  # allowed error of the kept share
 SIGMAS = 6.0  # allowed standard errors
 SAME_CORRELATION = 0.5  # masks with this correlation or more count as the same
@@ -135,8 +135,8 @@ class MaskReader:
 class RandomState:
     """The state of torch's random numbers on the host and on the device, as it was when this object was made.
 
-    `restore` does nothing for a case of a backward alone, which must not draw a mask: a backward that draws one should
-    not get the numbers of its forward.
+    `restore` does nothing for a case that launches the backward alone, which must not draw a mask: a backward that
+    draws one anyway must not get the numbers of its forward, by which its result would be right.
     """
 
     def __init__(self, case: Case, device: torch.device) -> None:
@@ -170,7 +170,10 @@ def readable_sample(case: Case, device: torch.device, seed: int, share: float = 
 
 
 def launch_parts(case: Case, sample: RowSample) -> tuple[Tensor, ...]:
-    """Return what each launch shows: keys for a forward; for a backward positions among count x group query rows."""
+    """Return the part of the mask that each launch shows, as indices.
+
+    They are indices of keys for a forward, and of the count * group query rows for a backward.
+    """
     import torch
 
     s = case.shape
@@ -219,7 +222,7 @@ def find_mask_flaws(case: Case, rows: Tensor, seen: Tensor, kept: Tensor) -> tup
 
 
 def _thinned(seen: Tensor, device: torch.device) -> Tensor:
-    """Return positions of rows with about MAX_BITS bits at most, the last RUN rows among them."""
+    """Return positions of rows to test, with about MAX_BITS bits at most, the last RUN rows among them."""
     import torch
 
     count = seen.shape[1]
@@ -319,4 +322,4 @@ def in_input_order(read_tensor: Tensor, given_tensor: Tensor, name: str) -> Tens
         return read_tensor
     if transposed.shape == given_tensor.shape:
         return transposed
-    raise ValueError(f"reads[{name!r}] has shape {tuple(read_tensor.shape)}: dropout cannot be read from it")
+    raise ValueError(f"reads[{name!r}] has shape {tuple(read_tensor.shape)}: its dropout mask cannot be read")

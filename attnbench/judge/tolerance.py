@@ -369,10 +369,10 @@ def _by_place_in_sequence(reference: Reference, name: str) -> Tensor:
 
 
 def _name_places(is_wrong: Tensor, length: int, noun: str) -> str:
-    """Return the places where a result is wrong, as text for a person who searches for the cause.
+    """Return the wrong places of a result as text for a person who searches for the cause.
 
-    `is_wrong` (positions,) covers the sequence of `length` from first to last. With fewer positions, as in a sample,
-    places are known to one position.
+    `is_wrong` (positions,) covers the sequence of `length` from first to last. Where only some positions were compared,
+    as in a sample, the places in the text are approximate.
     """
     n, at = len(is_wrong), is_wrong.nonzero().flatten().tolist()
     about = "" if n == length else "about "
