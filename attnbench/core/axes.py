@@ -157,27 +157,27 @@ class Axis:
     """One axis: a field of a case, or a size of its shape."""
 
     name: str  # the name of the field of `run.axes.Axes`
-    help: str  # the help of its option, which takes a list
-    one: str  # the help of an option that takes one value
+    help: str  # the help of its option for a list
+    one: str  # the help of its option for one value
     parser: Callable[..., Sequence[Any]]  # parses what a person writes; `what` names the option in errors
-    of: Callable[[Case], Any]  # returns a case's value
+    of: Callable[[Case], Any]  # returns the value of a case
     value: Callable[[Case], Any]  # returns the key by which cases are sorted
-    label: Callable[[Case], str]  # the text in a title; "" where a title does not need it
-    short: Callable[[Case], str] | None = None  # the text in a column or row; None: the label
+    label: Callable[[Case], str]  # returns the text in a title; "" where a title does not need it
+    short: Callable[[Case], str] | None = None  # returns the text in a column or row; None: as `label`
     text: Callable[[Any], str] = str  # returns a value as a person writes it
     usual: Any = None  # the value where none is given; None where other axes decide
     field: str = ""  # the field of Case; "" for a size of its shape
-    columns: Mapping[str, Callable[[Case], Any]] = dataclasses.field(default_factory=dict)  # of tables; none for a size
+    columns: Mapping[str, Callable[[Case], Any]] = dataclasses.field(default_factory=dict)  # by title
     is_extra: bool = False  # names of cases show a value that is not usual: "softcap 30"
-    kind: str = ""  # the support tables' name of cases that have a label: "sinks"
-    said: str = ""  # its name in suites and options, where that differs from `name`
+    kind: str = ""  # the name that support tables give to cases with a value that is not usual: "sinks"
+    said: str = ""  # its name in suites and options, if that is not `name`
     metavar: str = "SIZES"
     words: Sequence[str] = ()  # values that a shell completes
     examples: Sequence[Any] = ()  # values as a person may write them, at least one of them not usual; tests try them
     switch: str = ""  # the option of a flag: "--causal/--full"
     pair: str = ""  # the separator of a value with two parts
     has_option: bool = True
-    needs_limit: bool = True  # an extra is an option of implementations, with a field in Limits and Paste
+    needs_limit: bool = True  # whether a backend must declare an extra axis, in its Limits and Paste
 
     @property
     def option(self) -> str:

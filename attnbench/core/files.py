@@ -95,9 +95,10 @@ def drop_rest(stream: IO[Any]) -> None:
 
 
 def _opened(path: Path) -> IO[bytes] | None:
-    """Return the open file that a path such as /dev/stdout, /dev/fd/N or /proc/PID/fd/N names, at its end; else None.
+    """Return the open file that a path such as /dev/stdout, /dev/fd/N or /proc/PID/fd/N names; None for other paths.
 
-    A descriptor of this process is used as it is: its file, opened again, would be written from the beginning.
+    Output is appended. A descriptor of this process is used as it is: its file, opened again, would be written from the
+    beginning.
     """
     at = os.path.abspath(path)
     for _ in range(_MOST_LINKS):

@@ -46,7 +46,7 @@ from attnbench.core.band import diagonals, visible_pairs
 from attnbench.core.case import ITEMSIZE, RESULT_ITEMSIZE, Case
 from attnbench.core.step import Heads, Step
 
-Bound = Literal["compute", "memory", "exp"]  # the limit of a call
+Bound = Literal["compute", "memory", "exp"]  # the resource that limits a call
 Convention = Literal["exact", "fa"]
 CONVENTIONS: Mapping[Convention, str] = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 E4M3_MAX = 448.0
 E5M2_MAX = 57344.0
 PROBABILITY_SCALE = 2.0**8  # the factor by which kernels multiply probabilities before they round them
-# The factor by which gradients may exceed the ones that gave their scale. e5m2 loses no precision by it.
+# The factor by which gradients may exceed the gradients that gave their scale. It costs e5m2 no precision.
 GRADIENT_MARGIN = 2.0**5
 
 

@@ -2,8 +2,8 @@
 
 Fields at their default are left out, and unknown fields are ignored, so that files of an older or a newer attnbench can
 be read. For a class with `strict = True` an unknown field is an error, because the value would mean something else
-without it. A value of another type than its field's is an error too, which is reported while the file is still known.
-JSON has no NaN and no infinity; they are written as the strings "nan", "inf" and "-inf".
+without it. A value of another type than its field's is an error too, reported where the file is still known. JSON has
+no NaN and no infinity; they are written as the strings "nan", "inf" and "-inf".
 """
 
 from __future__ import annotations

@@ -28,9 +28,9 @@ class Device:
     instructions: str | None = None  # the instruction set that torch uses, such as "AVX512"; CPU only
     matmul: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s
     copy: float | None = None  # bytes/s of a copy, read plus write
-    uuid: str | None = None  # the driver's identifier of this one unit
-    # Other processes' use before this run used the device: a share of a GPU's time, or a CPU's load divided by its
-    # cores. None where unknown; core/other_work.py judges it.
+    uuid: str | None = None  # the driver's identifier of this one device
+    # Other processes' use of the device before this run used it: a share of a GPU's time, or a CPU's load divided by
+    # its cores. None where unknown. core/other_work.py decides how much is too much.
     busy: float | None = None
     users: tuple[str, ...] = ()  # these processes, as "name (pid 123)"; empty where none can be named
 

@@ -48,7 +48,7 @@ def named_by(files: Iterable[Path], path: Iterable[str], folders: Collection[Pat
 
 
 def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[str]:
-    """Yield the possible paths of the modules that an import statement names: files, or files in an archive."""
+    """Yield the paths at which the modules of an import statement may lie, in archives too."""
     if isinstance(node, ast.Import):
         names, within = [alias.name for alias in node.names], roots
     elif isinstance(node, ast.ImportFrom):
@@ -63,7 +63,7 @@ def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[str]:
 
 
 def is_others(name: str) -> bool:
-    """Return whether a module's name is not own code: it belongs to the standard library, attnbench or load_file.
+    """Return whether a module, by its name, is not own code: of the standard library, attnbench or load_file.
 
     __mp_main__ is the main module once more, from multiprocessing, which torch imports.
     """

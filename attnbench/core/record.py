@@ -18,8 +18,8 @@ from attnbench.core.text import count
 
 Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
 STATUSES: tuple[Status, ...] = get_args(Status)
-NO_ROOM_TO_CHECK = "the check had too little memory, not the call"  # part of a reason, by `attnbench capacity`
-LEAVES, MORE = "each call leaves ", " more allocated, until no memory is left"  # a note, with bytes between
+NO_ROOM_TO_CHECK = "the check had too little memory, not the call"  # in reasons of capacity's steps
+LEAVES, MORE = "each call leaves ", " more allocated, until no memory is left"  # a note: LEAVES, bytes, MORE
 WRONG: tuple[Status, ...] = ("wrong", "wrong-kernel")  # measured, but not the attention that was asked for
 
 
@@ -27,7 +27,7 @@ WRONG: tuple[Status, ...] = ("wrong", "wrong-kernel")  # measured, but not the a
 class Approximation:
     """How far an approximate backend is from exact attention of the same inputs, on a sample of query rows."""
 
-    what: str  # its computation in the place of attention, as a part of a sentence
+    what: str  # its computation in place of attention, for messages
     error: float  # ||out - exact|| / ||exact||, over the rows compared
     mass_kept: float | None  # share of exact probability on its pairs; None without pairs
     rows: int  # query rows compared in each head, of seqlen_q
@@ -91,7 +91,7 @@ class TensorError:
 
 
 def told_apart(a: float, b: float) -> tuple[str, str]:
-    """Return two numbers with three significant digits, or as many as distinguish them."""
+    """Return two numbers as text, with three significant digits or as many as distinguish them."""
     pairs = ((f"{a:.{n}g}", f"{b:.{n}g}") for n in range(3, 18))
     return next((pair for pair in pairs if pair[0] != pair[1]), (f"{a:.3g}", f"{b:.3g}"))
 
@@ -139,7 +139,7 @@ class Record:
     - "first_call" (s): preparation and first launch, with compilation and tuning
     - "plan" (s): for a backend that has one, building the plan that a batch of these lengths needs once a step, by the
       host's clock until the device is done
-    - "plan_memory" (B): the most memory in use meanwhile
+    - "plan_memory" (B): the most memory in use while "plan" was measured
     - "pairs" (""): for a case with a person's own mask, the pairs of one head that it keeps
     - "pairs_computed" (""): for a case with a mask by name, the pairs of one head that a forward computes, by blocks
     - "attention", "step_traced" (s): for a step of a model, in one traced step: the time in which its attention ran,
@@ -203,12 +203,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Search:
-    """The search of an `attnbench capacity` and its limits."""
+    """The sizes that an `attnbench capacity` searches, and its limits."""
 
     of: Literal["seqlen", "batch"]  # the searched size
     call_limit: float  # seconds of one call above which a size is too slow
     memory: int | None = None  # bytes that a step may take; None: the device's
-    what: str = ""  # the answer's name of model and phase; "" where none was given
+    what: str = ""  # the model and phase of the answer; "" where none were given
 
 
 @dataclass(frozen=True)
@@ -230,7 +230,7 @@ class Run:
     method: int = 1  # number of the measuring method (core/policy.py); unlike methods are not comparable
     check: int = 1  # number of the check (core/policy.py); results that an old check calls wrong may be right
     search: Search | None = None  # the search of `attnbench capacity`; the plan holds each search's first step
-    turns: str = ""  # identity of an A/B whose two runs took turns by round; a plan holds the first round
+    turns: str = ""  # identity of an `attnbench ab` whose two runs alternated by round; a plan holds the first round
     replaced: Sequence[Record] = ()  # earlier records of jobs that were measured again
 
     @cached_property

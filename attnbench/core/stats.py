@@ -91,7 +91,7 @@ def coefficient_of_variation(values: Sequence[float]) -> float | None:
     n = len(values)
     if n < 2:
         return None
-    mean = math.fsum(v / n for v in values)  # divided first, as the sum of damaged values may overflow
+    mean = math.fsum(v / n for v in values)  # divided first, as the sum of very large values may overflow
     if mean == 0:
         return None
     return math.hypot(*(v - mean for v in values)) / math.sqrt(n - 1) / mean

@@ -171,7 +171,7 @@ class JudgeService:
         return torch.cuda.mem_get_info(self.device)[0]
 
     def _give_back(self, do: str) -> None:
-        """Give back memory that torch keeps: always in a lean case, else more than MUCH after a request of FREEING."""
+        """Free unused memory that torch keeps: all in a lean case, else over MUCH after a request of FREEING."""
         import torch
 
         if self.device.type == "cuda":
