@@ -46,7 +46,7 @@ SETTLE = 5.0  # seconds after the death of a process of Ray until it is known wh
 BUSY = 10.0  # seconds without a message until a node is reported as waiting
 ENDINGS = (EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_BAD_INPUT, EXIT_WRONG_RESULT)  # of a child that ended by itself
 
-WITH_TOKENS = (2, 52)  # the first Ray with tokens
+WITH_TOKENS = (2, 52)  # the first version of Ray that can ask for a token
 SHARED_MEMORY, OBJECTS = "/dev/shm", 2**28  # the folder of Ray's objects; bytes for them in another folder
 
 State = Literal["waiting", "measuring", "died", "done", "lost"]
@@ -73,7 +73,7 @@ class Unit:
     gpu: int | None  # its number on the node
     path: Path
     state: State = "waiting"
-    jobs: int = 0  # jobs of the plan, once known
+    jobs: int = 0  # jobs of the plan, once it is known
     done: int = 0
     wrong: int = 0
     measured: int = 0
@@ -212,7 +212,7 @@ def _check_address(address: str) -> None:
 
 
 def units(plan: Plan, observer: ClusterObserver) -> tuple[list[Unit], list[str]]:
-    """Return the devices to measure, and notes on nodes that are left out or differ. Raises UserError for none."""
+    """Return the devices to measure, and notes on nodes that are left out or differ. Raises UserError without any."""
     from attnbench import __version__
 
     observer.say("asking the nodes")
@@ -510,7 +510,7 @@ def _ending(unit: Unit) -> str:
 
 
 def twins(found: Sequence[Unit]) -> list[str]:
-    """Return a line for each pair of run files of one GPU, in which case another GPU was left out."""
+    """Return a line for each two run files of one GPU: another GPU was then left out."""
     lines, seen = [], dict[str, str]()
     for unit in found:
         uuid = run_file.head(unit.path).environment.device.uuid if unit.path.exists() else None

@@ -21,7 +21,7 @@ from attnbench.core.json import from_json
 from attnbench.run import device_turns
 
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
-SLICE = 1.0  # seconds of one wait for an answer; longer waits count as this
+SLICE = 1.0  # seconds of one wait for an answer; a longer wait counts as this, because the process was then stopped
 QUESTION = b'{"ask":'  # the beginning of a line with a worker's question, not an answer
 MOST_QUESTIONS = 100_000  # of one request
 MOST_OF_ANSWER = 2**28  # bytes
@@ -77,7 +77,7 @@ class WorkerProcess:
             [python or this_python(), *program] if program else isolated_command("attnbench.worker", python=python)
         )
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
-        self._mark = 0  # the place in stderr at which the latest request begins
+        self._mark = 0  # the position in stderr at which the latest request begins
         self._killed_for_memory = 0  # Linux's count of processes killed for lack of memory, before the latest request
         self._tail: str | None = None  # the end of its stderr, kept when it is killed
         self._buffer = bytearray()

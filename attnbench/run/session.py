@@ -57,9 +57,9 @@ class Session:
     ) -> None:
         """Take a device, "auto", "cpu", "cuda:N" or "fake", and the backends, which may be chosen later.
 
-        `variables` are in the environment of all workers. By spec, `here` has the functions that make workers in this
-        process, and `live` the required states of functions. The other arguments are as for DeviceProbe. With None as
-        the device, none is described.
+        `variables` are in the environment of all workers. `here` maps a spec ("module:object") to a function that makes
+        its worker in this process, and `live` maps a spec to the required state of its function (core/live_state.py).
+        The other arguments are as for DeviceProbe. With None as the device, none is described.
         """
         self.pool = WorkerPool({}, variables=variables or {}, here=here or {}, live=live or {})
         self.probes: Mapping[str, Probe] = {}
@@ -119,9 +119,9 @@ class Session:
         self._device_probe.open_judge(self.device)
 
     def have_judged(self) -> None:
-        """Make the worker that described the device, if wanted, the judge of other workers' results.
+        """Start the judge of the workers' results: the worker that described the device, or a new one.
 
-        Call this before the first measuring worker is started.
+        Call this before the first measuring worker is started. A simulated device has no judge.
         """
         if self.device.kind != "fake":
             worker = self._device_probe.take_worker() if self._device_probe else None

@@ -54,7 +54,7 @@ class TooShortError(UserError):
 
 @dataclass(frozen=True)
 class Measured:
-    """The end of the measurement of an A/B. `paths` is empty where the gate refused it."""
+    """The result of measuring an A/B. `paths` is empty where the gate refused it."""
 
     runs: tuple[Run, Run]
     paths: tuple[Path, ...] = ()
