@@ -49,7 +49,7 @@ class Cell:
         self.laps = Laps()
         self.timing: Timing | None = None
         self.others: tuple[str, ...] = ()
-        self.unseen = False  # whether it allocates outside of torch, so that its peak is unknown
+        self.unseen = False  # whether the backend allocates outside of torch, so that its peak is unknown
         self.leak = ""  # a sentence on memory that calls never free; "" if none
         self._notes: list[str] = []  # sentences, without the notes of timing and trace
         self._began, self._ecc_errors = time.time(), instruments.state.ecc_errors()
@@ -70,7 +70,7 @@ class Cell:
         """Prepare the launch that is timed, if it is another one."""
 
     def be_alone(self) -> None:
-        """Wait until no other worker uses the device, so that the next steps may be timed."""
+        """Wait until no other worker uses the device; the next steps may then be timed."""
         if self.timed:
             self.instruments.alone_on_device()
             self.laps.begin()
@@ -166,7 +166,7 @@ class Cell:
         }
 
     def counts(self) -> dict[str, Measurement]:
-        """Return the counts, which are not measurements, of a timed cell."""
+        """Return the numbers in the record of a timed cell that are counted, not measured."""
         return {}
 
     @property

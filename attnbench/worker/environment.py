@@ -31,8 +31,8 @@ PACKAGES = (
 FAKE_MEMORY = 80 * 2**30  # bytes of memory of the simulated device
 FAKE_RATES = {"bf16": 800e12, "fp16": 800e12, "fp32": 50e12, "fp8": 1600e12}  # FLOP/s
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-# Environment variables that change figures: of compilers, libraries, memory and waiting threads, but not places of
-# files and logging. The variables in _OF_GPUS change nothing on a CPU.
+# Environment variables that change times: of compilers, libraries, memory and waiting threads; not paths of files and
+# logging. The variables in _OF_GPUS change nothing on a CPU.
 _OF_ALL = (
     r"LD_PRELOAD|GLIBC_TUNABLES|MALLOC_\w+|THP_MEM_ALLOC_ENABLE|OPENBLAS_CORETYPE|"
     r"OMP_(WAIT_POLICY|PROC_BIND|PLACES|DYNAMIC|THREAD_LIMIT|MAX_ACTIVE_LEVELS|NESTED|SCHEDULE)|"
@@ -80,10 +80,10 @@ def resolve_device(device: str) -> str:
 
 
 def no_gpu_here() -> bool:
-    """Return whether it is certain that torch would find no GPU: Linux with neither NVIDIA's nor AMD's driver.
+    """Return whether torch can certainly find no GPU: a Linux with neither NVIDIA's nor AMD's driver.
 
-    Asking torch would take seconds for its import. NVIDIA's library is asked only without a device file, which the
-    first program that opens the GPU may have to make.
+    To ask torch would take seconds for its import. NVIDIA's library is asked only where there is no device file, which
+    the first program that opens the GPU may have to make.
     """
     if sys.platform != "linux" or any(Path(f"/dev/{name}").exists() for name in ("nvidiactl", "kfd")):
         return False
@@ -97,7 +97,7 @@ def no_gpu_here() -> bool:
 def describe(device: str, *, with_torch: bool = True) -> Environment:
     """Return the environment of this interpreter and of `device` ("cuda:N", "cpu", "fake"), without rates.
 
-    Without torch its facts are missing: a CPU's threads, and the CUDA for which torch is built.
+    Without torch two facts are missing: a CPU's threads, and the CUDA for which torch is built.
     """
     if device == "fake":
         return _fake()
@@ -161,7 +161,7 @@ def open_gpu_state(device: torch.device) -> GpuState:
 
 
 def measure_in_this_process() -> None:
-    """Declare that this process has the run itself, so that its child processes are the run's other workers."""
+    """Declare that this process has the run itself: its child processes are then the run's other workers."""
     nvml.session_pid = os.getpid()
 
 
@@ -257,7 +257,7 @@ def _fastest_call(call: Callable[[], Any], where: torch.device) -> float:
 
 
 def _tick() -> float:
-    """Return the smallest step of the clock in seconds, as five steps show it."""
+    """Return the smallest step of the clock in seconds, measured over five steps."""
 
     def step() -> float:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A record's facts of an exception: whether memory ran out, its text in one line, its place in a person's code."""
+"""Facts of an exception for a record: whether memory ran out, its text in one line, its place in a person's code."""
 
 from __future__ import annotations
 

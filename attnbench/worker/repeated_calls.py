@@ -23,7 +23,7 @@ from attnbench.worker.measure.sampling import do_nothing
 if TYPE_CHECKING:
     from torch import Tensor
 
-CALLS = 12  # where time and memory allow: for calls up to 3 ms
+CALLS = 12  # most calls; time and memory allow as many for calls up to 3 ms
 MAX_SECONDS = 0.04  # most seconds of all calls
 MAX_BYTES = 2**30  # most bytes of all results; allocating more takes longer than the calls
 

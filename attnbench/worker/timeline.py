@@ -2,7 +2,7 @@
 
 Torch's allocators report each block that they hand out or take back to the profiler, with the host's time. On a CPU
 that is the call's time. On a GPU memory is reused in stream order, so that a kernel runs with the memory allocated when
-the host launched it: this sum is matched, kernel by kernel, to the traced call.
+the host launched it: each kernel of the traced call gets the allocated bytes at its launch.
 
 A call that waits for the device cannot be launched ahead of it, and no CUDA graph can hold it. It waits where it reads
 a result (`tensor.item()`, a mask made of it, a copy to the host), or where it synchronises. A wait has the name of
@@ -166,7 +166,7 @@ def _wrapped(node: _Node) -> str:
 
 
 def range_of(events: Sequence[Any]) -> tuple[int, int]:
-    """Return the host's beginning and end of the profiled call, in ns; an empty range where the profiler lost them."""
+    """Return the host's times of beginning and end of the profiled call, in ns; an empty range where they were lost."""
     whole = next((e for e in events if e.name() == RANGE and is_on(e, "CPU")), None)
     return (whole.start_ns(), whole.end_ns()) if whole else (0, -1)
 

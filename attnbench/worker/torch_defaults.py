@@ -15,8 +15,8 @@ from typing import Any
 from attnbench.core.backend import Backend, Prepared
 from attnbench.core.case import Case
 
-KINDS = ("cpu", "cuda")  # of autocast
-_ENTERED: list[Any] = []  # contexts that are never left, kept because a freed one ends
+KINDS = ("cpu", "cuda")  # device types of autocast
+_ENTERED: list[Any] = []  # contexts that are never left; they are kept, because a freed context ends
 
 
 def undo() -> None:

@@ -21,9 +21,9 @@ from attnbench.worker.measure.sampling import Alone, BatchClock, Together, do_no
 
 HIDING_SECONDS = 2e-4  # seconds of a spin that hides the host for one launch
 MAX_SPIN = 0.05  # seconds of the longest spin
-EMPTY_SAMPLE = 1e-4  # most seconds of the host for a sample without its launch
-MAX_RISE = 2  # of the host's pace by a single sample, over the known pace
-MAX_TRIES = 8  # batches until the host stays ahead; each try uses the pace of the last
+EMPTY_SAMPLE = 1e-4  # most seconds of the host for a sample with an empty launch
+MAX_RISE = 2  # factor by which a single sample may raise the known pace of the host
+MAX_TRIES = 8  # batches until the host stays ahead; each try uses the pace of the last try
 
 
 class EventTimer:
@@ -40,7 +40,7 @@ class EventTimer:
         self._host_seconds = EMPTY_SAMPLE  # the host's seconds to enqueue a sample, updated by each batch
         self._before_seconds = 0.0
         self._calibrated = False
-        self.best_clock = 0.0  # the highest, in Hz, while next to nothing ran
+        self.best_clock = 0.0  # the highest clock in Hz while next to nothing ran
         self.reset()
 
     def calibrate(self) -> None:
@@ -54,7 +54,7 @@ class EventTimer:
         self._note_clock(self.gauge.now_hz())
 
     def expect(self, enqueue: float) -> None:
-        """Expect the host to take `enqueue` seconds for the next launch, so that its first sample need not be retried.
+        """Expect the host to take `enqueue` seconds for the next launch, so that its first sample need not be repeated.
 
         Each batch updates this estimate; 0 means unknown.
         """

@@ -72,7 +72,7 @@ class CudaMemory:
 
     @contextmanager
     def job_window(self) -> Iterator[None]:
-        """Open the window of one job. Outside memory taken in it and not given back counts in later jobs."""
+        """Open the window of one job. Memory taken outside torch in it, and not given back, counts in later jobs."""
         self._window = self._taken_outside_torch()
         try:
             yield
@@ -191,7 +191,7 @@ class CpuMemory:
 
 
 class PythonThreads:
-    """A watch whether Python threads other than the launching one use the CPU in a launch: a pool's, or new ones.
+    """Watches whether Python threads other than the launching one use the CPU in a launch: a pool's, or new ones.
 
     Torch's profiler sees no allocation in them. Torch's own threads, which share a loop of one operator, do not count.
     """

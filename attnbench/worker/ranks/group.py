@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-PATIENCE = timedelta(minutes=30)  # of a collective; the parent's limit of a job is far shorter
+PATIENCE = timedelta(minutes=30)  # of a collective; the parent's limit for a job is far shorter
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of this process among the ranks, from the parent."""
+    """The number of this process among the ranks, and how they find each other; from the parent."""
 
     rank: int
     ranks: int
