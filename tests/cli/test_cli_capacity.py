@@ -122,7 +122,7 @@ def test_a_slow_call_stops_it_and_is_not_tried(tool: Tool) -> None:
 
 
 def test_a_forecast_by_a_short_call_is_outdated_by_a_longer_one(tool: Tool) -> None:
-    """A longer call replaces the forecast by a shorter one: with 0.1 s before each call, 4 x the length is not 16 x."""
+    """A longer call replaces the forecast by a shorter one: with 0.1 s before each call time grows less than FLOPs."""
     tool.write("mine.py", OWN)
     options = ("--nheads", "1", "--headdim", "16", "--pass", "fwd", "--call-limit", "1s", "--out", "a.jsonl")
     (of,) = found(tool, "capacity", "--device", "cpu", "-b", "./mine.py:starts_slowly", *options)

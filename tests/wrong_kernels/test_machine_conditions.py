@@ -64,7 +64,7 @@ def test_a_steady_clock(simulated_cpu: tuple[MeasuringDevice, Clock]) -> None:
 
 @pytest.mark.parametrize(("delay", "slow_calls"), [(0.01, 10), (0.1, 5)])
 def test_slow_at_first(cpu: MeasuringDevice, delay: float, slow_calls: int) -> None:
-    """Fault: the first calls are slow, of which a cell has fewer where they are long. Found: the latency is that of
+    """Fault: the first calls are slow, of which a cell has fewer where they are long. Found: the latency of
     later calls, or the report doubts it.
     """
     policy = Policy(l2="warm", target=0.3)  # a wide target, so that only two speeds in one series count as noise

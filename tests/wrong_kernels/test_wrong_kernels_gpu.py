@@ -264,7 +264,7 @@ def test_less_when_captured(gpu: MeasuringDevice) -> None:
 
 @pytest.mark.parametrize(("delay", "slow_calls"), [(2e-3, 10), (0.02, 10), (0.1, 5)])
 def test_slow_at_first(gpu: MeasuringDevice, delay: float, slow_calls: int) -> None:
-    """Fault: its first calls are slow. Found: the latency is that of later calls, or a note doubts it."""
+    """Fault: its first calls are slow. Found: the latency of later calls, or a note doubts it."""
     record = gpu.passes(hidden_costs.SlowAtFirst(delay, right_attention.fused, slow_calls), case())
     latency = gpu.value(record, "latency")
     assert latency is not None
@@ -376,7 +376,7 @@ def test_one_copy_in_the_graph(fresh_gpu: MeasuringDevice, monkeypatch: pytest.M
 
 
 def test_inputs_of_zeros(machine: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: inputs are zeros, which draw less power. Found: failed. They are those of a worker without a judge."""
+    """Fault: inputs are zeros, which draw less power. Found: failed. The worker makes them, without a judge."""
     alone = MeasuringDevice(Worker(), machine.device, POLICY)
     real = inputs.make
 
