@@ -86,7 +86,7 @@ def _window_text(window: Window | None) -> str:
 
 
 def headdim(case: Case) -> str:
-    """Return "128", or "192-128" where the headdim of values differs from the one of queries and keys."""
+    """Return "128", or "192-128" where values have another headdim than queries and keys."""
     return _headdim_text((case.shape.headdim, case.shape.headdim_v))
 
 

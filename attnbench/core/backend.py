@@ -229,7 +229,7 @@ class Probe:
 
     @property
     def why_not(self) -> str | None:
-        """The reason and what to do about it, in one line; None where the backend can be used."""
+        """The reason and a remedy, in one line; None where the backend can be used."""
         return None if self.usable else "; ".join(filter(None, [self.reason, self.install]))
 
 
@@ -238,7 +238,7 @@ class Workspace:
     """Memory that a backend needs beyond inputs, outputs and gradients. Used for forecasts only."""
 
     nbytes: int = 0
-    what: str = "workspace"  # what it holds, for messages
+    what: str = "workspace"  # its content, for messages
     passes: float = 0.0  # how often one call reads or writes all of it, for the forecast of time
     dense: bool = False  # masked pairs are computed too, as in one matrix product for all scores
 

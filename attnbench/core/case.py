@@ -35,7 +35,7 @@ ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 RESULT_ITEMSIZE: Mapping[str, int] = {**ITEMSIZE, "fp8": 2}
 
 
-MOST_DECODED = 16  # queries of a sequence in one step: one, and the proposals of a draft model
+MOST_DECODED = 16  # most queries of a sequence in a decode step: one, and the proposals of a draft model
 
 
 @dataclass(frozen=True)

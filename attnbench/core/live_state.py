@@ -87,7 +87,7 @@ class _Walk:
         return self._found
 
     def _plain(self, value: Any) -> str | None:
-        """Return the text of a plain value, or of a container of such; None for any other."""
+        """Return the text of a plain value, or of a container of plain values; None for any other value."""
         if type(value) in PLAIN:
             return f"{type(value).__name__} {_short(repr(value))}"
         if type(value) not in (list, tuple, dict, set, frozenset):
@@ -118,7 +118,7 @@ def _text(value: Any) -> str:
         return value.__name__
     kind = type(value)
     if kind.__module__.partition(".")[0] in sys.stdlib_module_names or _is_own_name(kind.__module__):
-        return kind.__qualname__  # its parts have texts of their own
+        return kind.__qualname__  # its parts get their own texts
     if hasattr(kind, "_version"):  # a tensor: its values may be on a GPU
         return f"{kind.__qualname__} {value.dtype} {tuple(value.shape)} changed {value._version} times"
     shown = repr(value)

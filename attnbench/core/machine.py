@@ -17,7 +17,7 @@ class Device:
     """
 
     kind: Literal["cuda", "cpu", "fake"]  # "cuda" also for ROCm, as in torch; "fake" for the simulated backend
-    index: int  # of torch, as in cuda:1
+    index: int  # torch's number of the device, as in cuda:1
     name: str  # as the driver reports it
     memory: int  # total bytes
     free: int  # bytes free when the device was described

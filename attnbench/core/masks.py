@@ -90,7 +90,7 @@ class Mask:
         raise NotImplementedError
 
     def pairs(self, band: Band) -> int:
-        """Return the number of (query, key) pairs that this mask makes of a band."""
+        """Return the number of visible (query, key) pairs under this mask and a band."""
         raise NotImplementedError
 
     def kept_blocks(self, seqlen_k: int) -> Sequence[Sequence[bool]] | None:

@@ -42,4 +42,4 @@ class Policy:
     isolate_power: bool = False  # wait before each cell until the power has fallen and the clock is back
     caches: Literal["kept", "fresh"] = "kept"  # fresh: each cell in a new process with empty compile caches
     timeout_s: float = 120.0  # seconds until a job is killed; more where its forecast is long or it starts a compiler
-    seed: int = 0  # of the random inputs and the order of the jobs
+    seed: int = 0  # seed of the random inputs and of the order of the jobs

@@ -18,7 +18,7 @@ from attnbench.core.text import count
 
 Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
 STATUSES: tuple[Status, ...] = get_args(Status)
-NO_ROOM_TO_CHECK = "the check had too little memory, not the call"  # in reasons of capacity's steps
+NO_ROOM_TO_CHECK = "the check had too little memory, not the call"  # in `capacity`
 LEAVES, MORE = "each call leaves ", " more allocated, until no memory is left"  # a note: LEAVES, bytes, MORE
 WRONG: tuple[Status, ...] = ("wrong", "wrong-kernel")  # measured, but not the attention that was asked for
 
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def id(self) -> str:
-        """The identity of the job within its run; its record has the same."""
+        """The identity of the job within its run, which its record has too."""
         return f"{self.case.key}/{self.backend}/{self.round}"
 
 
@@ -190,7 +190,7 @@ class Record:
     stderr: str | None = None  # the end of the worker's stderr, for a failed job
     # The process that judged the results: one beside the worker, or the worker itself; "" in files without this field
     judge: Literal["", "beside", "within"] = ""
-    approximation: Approximation | None = None  # for an approximate backend, whose accuracy is against its definition
+    approximation: Approximation | None = None  # of an approximate backend; its accuracy is against its own definition
 
     def __repr__(self) -> str:  # without the samples, which would flood a notebook
         return f"<Record {self.id}: {self.status}>"
@@ -237,7 +237,7 @@ class Run:
     def own_code(self) -> frozenset[str]:
         """The backends that are a person's own code, which the command line named by its file or module.
 
-        What ships, or what an installed package registers, is named by its name.
+        Backends that ship, or that an installed package registers, are named by their name.
         """
         return frozenset(
             name for name, spec in self.specs.items() if ".py:" in spec or any(spec in word for word in self.argv)

@@ -254,7 +254,7 @@ def copy_bytes(to: Tensor, of: Tensor) -> None:
     """Copy a CPU tensor to one of the same shape and strides, not by torch, whose operators may be replaced."""
     import torch
 
-    place = torch._C.TensorBase.data_ptr  # by the class, so that no kernel can replace it
+    place = torch._C.TensorBase.data_ptr  # read from the class, so that no kernel can replace it
     memmove(place(to), place(of), extent_bytes(to))
 
 

@@ -41,7 +41,7 @@ def expm1(logarithm: float) -> float:
     return math.expm1(min(logarithm, LARGEST_EXPONENT))
 
 
-geomean = statistics.geometric_mean  # for positive ratios, such as speedups
+geomean = statistics.geometric_mean  # only for positive ratios, such as speedups
 
 
 def variance(values: Sequence[float]) -> float:

@@ -93,7 +93,7 @@ class ApproximateResultCheck(ResultCheck):
         return self._compared(self._known, results)
 
     def _defined(self, inputs: Inputs, sample: RowSample, results: Mapping[str, Tensor]) -> Reference | str:
-        """Return the definition's results for the selection of a launch, or what is wrong with the selection."""
+        """Return the definition's results for the selection of a launch, or the fault of the selection."""
         selected = results.get("selected")
         with plain_torch():
             flaw = selection_flaw(self._method, self.case, inputs, sample, selected)
@@ -184,7 +184,7 @@ def _evaluate(
 def selection_flaw(
     method: ApproximateBackend, case: Case, inputs: Inputs, sample: RowSample, selected: Tensor | None
 ) -> str:
-    """Return what is wrong with the selection of a launch, in one line; "" where rounding explains all differences."""
+    """Return the fault of the selection of a launch, in one line; "" where rounding explains all differences."""
     import torch
 
     for batch, head, rows in zip(sample.batch, sample.head, sample.rows, strict=True):

@@ -3,8 +3,8 @@
 With D = kept / (1 - p), out = (P * D) v and dv = (P * D)' dout. So where each column of v (or of dout) has a single
 non-zero value, each element of out (or of dv) is a single product, and is zero where dropout dropped it:
 
-- a v with one of `headdim_v` keys in each column shows those keys for all queries, in one launch of the forward;
-- a dout with one of `headdim_v` query rows in each column shows those rows for all keys, in one launch with a backward.
+- a v with one of `headdim_v` keys in each column shows these keys for all queries, in one launch of the forward;
+- a dout with one of `headdim_v` query rows in each column shows these rows for all keys, in one launch with a backward.
 
 A library draws its mask from torch's random numbers, so a launch from the same state of the generator draws the same
 mask. Where only the backward is launched, the mask was drawn in `prepare`.
@@ -55,7 +55,7 @@ class MaskReader:
         self._probed = in_input_order(prepared.reads.get(name, getattr(given, name)), getattr(given, name), name)
 
     def read(self, sample: RowSample) -> Tensor:
-        """Return what is kept in the sample's rows, (pairs, count, group, seqlen_k) bool.
+        """Return the mask of the sample's rows, (pairs, count, group, seqlen_k) bool, True where a probability is kept.
 
         Launches once for each of `launch_parts`, each time from the same random state.
         """

@@ -119,7 +119,7 @@ class SinkGradient:
 
 @dataclass(frozen=True)
 class Reference:
-    """The exact results on a sample, and what the tolerance needs: eager's errors and the size of the exact values."""
+    """The exact results on a sample, with eager's errors and the size of the exact values, for the tolerance."""
 
     case: Case
     sample: RowSample

@@ -105,7 +105,7 @@ def clone(given: Inputs) -> Inputs:
 
 
 def first_changed(given: Inputs, fresh: Inputs) -> str | None:
-    """Return the name of the first tensor whose values differ from those in `fresh`; None where all are equal."""
+    """Return the name of the first tensor with other values than in `fresh`; None where all are equal."""
     pairs = [(name, tensor, fresh.values[name]) for name, tensor in given.values.items()]
     if given.page_table is not None and fresh.page_table is not None:
         pairs.append(("page_table", given.page_table, fresh.page_table))

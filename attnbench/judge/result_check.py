@@ -23,7 +23,7 @@ from attnbench.judge.tolerance import compare
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAN_SHARE = 0.125  # share of SCORE_BUDGET for a lean check, which moves dk and dv to the host and back
+LEAN_SHARE = 0.125  # share of SCORE_BUDGET (row_sample.py) for a lean check, which keeps dk and dv on the host
 SECOND_SHARE = 0.25  # share of SCORE_BUDGET for the rows that are recomputed after timing
 # Least share of the error of 8-bit rounding that shows operands in fp8. With all operands and results in 16 bits the
 # share is a twentieth; with one operand of three in e4m3 a half; with a result in 8 bits a half or more.

@@ -150,7 +150,7 @@ class JudgeService:
 
         def make(case: Case) -> Judges | str:
             use(self.device)
-            torch.set_num_threads(max(1, self._threads // 2))  # of this thread; a worker has the others
+            torch.set_num_threads(max(1, self._threads // 2))  # the worker needs the other threads
             made = self._made(case, seed)
             if not isinstance(made, str):
                 for one in made.values():

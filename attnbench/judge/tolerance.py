@@ -186,7 +186,7 @@ def check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
 
 
 def result_values(name: str, results: Mapping[str, Tensor]) -> Tensor:
-    """Return the values of a result to compare: those of 8 bits multiplied by their scale."""
+    """Return the values of a result to compare: values of 8 bits are multiplied by their scale."""
     t = results[name]
     return t if t.dtype.itemsize > 1 else t.float() * results[f"descale_{name}"]
 
@@ -275,7 +275,7 @@ class Sections:
 
 
 def sections_of(reference: Reference, name: str) -> Sections:
-    """Return the `Sections` of one result, which the reference keeps."""
+    """Return the `Sections` of one result, from the reference's cache if they are known."""
     known: dict[str, Sections] = reference.kept
     if name not in known:
         known[name] = _sections(reference, name)
@@ -358,7 +358,7 @@ def _by_place_in_sequence(reference: Reference, name: str) -> Tensor:
     """Return the positions of a ragged batch in the order of their place in their sequence.
 
     So a section has rows of about one size, because early rows of a causal mask are larger. The positions of a sample
-    are those of the first head.
+    are the first head's.
     """
     import torch
 

@@ -44,7 +44,7 @@ LONGEST_NAME = 200  # characters of a node's name in its file's name, which has 
 LOOK = 120.0  # seconds for the first answer of all nodes, on each of which Ray starts a Python
 SETTLE = 5.0  # seconds after the death of a process of Ray until it is known whether the node died too
 BUSY = 10.0  # seconds without a message until a node is reported as waiting
-ENDINGS = (EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_BAD_INPUT, EXIT_WRONG_RESULT)  # of a child that ended by itself
+ENDINGS = (EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_BAD_INPUT, EXIT_WRONG_RESULT)  # exit codes of a complete child
 
 WITH_TOKENS = (2, 52)  # the first version of Ray that can ask for a token
 SHARED_MEMORY, OBJECTS = "/dev/shm", 2**28  # the folder of Ray's objects; bytes for them in another folder
@@ -163,7 +163,7 @@ def _connect(address: str, options: Mapping[str, Any], empty: str) -> None:
         with captured_stderr() as said:  # Ray logs a line per second of trying
             ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
     except (Exception, SystemExit) as error:  # a failed start raises a bare Exception
-        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # from Ray's own handler
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # raised by Ray's signal handler
             raise Interrupted(signal.SIGTERM) from None
         why = one_line(str(error))[:200]
         if not (home := below_home()) or not os.access(home, os.W_OK):
@@ -206,7 +206,7 @@ def _check_address(address: str) -> None:
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
-    except (OSError, OverflowError, UnicodeError) as error:  # for an impossible name of a host
+    except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: an impossible host name
         why = getattr(error, "strerror", None) or error
         raise UserError(f"--address {address}: no Ray cluster answers there ({why}); `ray status` shows one") from None
 

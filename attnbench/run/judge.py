@@ -41,7 +41,7 @@ def within(record: Record) -> Record:
 class Judge:
     """The judge of one device. Several threads may ask it.
 
-    `start` makes its process in an interpreter (None: this one) where no `worker` was given, or the last one died.
+    Where no `worker` was given, or the last one died, `start` makes a new process in an interpreter (None: this one).
     """
 
     def __init__(

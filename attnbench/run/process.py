@@ -23,9 +23,9 @@ from attnbench.run import device_turns
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
 SLICE = 1.0  # seconds of one wait for an answer; a longer wait counts as this, because the process was then stopped
 QUESTION = b'{"ask":'  # the beginning of a line with a worker's question, not an answer
-MOST_QUESTIONS = 100_000  # of one request
-MOST_OF_ANSWER = 2**28  # bytes
-MOST_OF_STDERR = 2**30  # bytes, of one request
+MOST_QUESTIONS = 100_000  # most questions during one request
+MOST_OF_ANSWER = 2**28  # most bytes of an answer
+MOST_OF_STDERR = 2**30  # most bytes on stderr during one request
 AFTER_QUESTION = 5.0  # least seconds left to a worker after the answer to its question
 TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
@@ -206,7 +206,7 @@ class WorkerProcess:
                     return False
 
     def _flood(self, what: str) -> WorkerDied:
-        """Kill the worker; return what it wrote in place of an answer, as the reason."""
+        """Kill the worker; return the error, whose reason is `what` it did in place of an answer."""
         self.kill()
         return WorkerDied(f"{what} and gave no answer")
 

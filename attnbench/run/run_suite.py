@@ -137,7 +137,7 @@ class _Checked:
 
     suite: Suite
     resolved: Sequence[Resolved]
-    backends: Mapping[tuple[str, ...], Chosen]  # by the names of backends in the suite
+    backends: Mapping[tuple[str, ...], Chosen]  # key: names of backends in the suite
     others: Sequence[str]  # the named devices of the ranks after the first
     together: bool  # whether all workers load libraries, and open the device, at the same time
     peak: Mapping[str, float]

@@ -14,7 +14,7 @@ _OF_TORCH = {f"attnbench.backends.{module}" for module in ("pytorch.eager", "pyt
 
 
 def chosen(run: Run, backend: str, kernels: Iterable[str]) -> str:
-    """Return what a backend chose, by the kernels that ran: "cudnn" for `sdpa`; "" for one without choices."""
+    """Return the choice of a backend, by the kernels that ran: "cudnn" for `sdpa`; "" for one without choices."""
     ours = _shipped(run, backend)
     return ours.chosen(kernels) if ours else ""
 
@@ -48,7 +48,7 @@ def is_of_torch(backend: str, spec: str | None) -> bool:
 
 
 def install_commands() -> dict[str, list[str]]:
-    """Return the commands that install the libraries of backends, each with the names of those backends."""
+    """Return command -> backends, for the commands that install the libraries of backends."""
     found: dict[str, list[str]] = {}
     for name in BACKENDS:
         if command := getattr(_loaded(name), "install", None):

@@ -207,7 +207,7 @@ def create(
         if built := [str(wheel) for wheel in (folder / "wheels").glob(WHEEL)]:
             made = replace(made, requirements=tuple(built))
         _join_namespace_packages(site, folders)
-        for runtime in site.glob("nvidia/cuda_runtime/lib/libcudart.so.12"):  # xFormers finds a loaded runtime
+        for runtime in site.glob("nvidia/cuda_runtime/lib/libcudart.so.12"):  # xFormers uses a loaded runtime
             (site / CUDA_RUNTIME).write_text(f"import ctypes; ctypes.CDLL({str(runtime)!r})\n", encoding="locale")
         _write_list([*known_venvs().values(), made])
     except BaseException as error:

@@ -48,7 +48,7 @@ TOGETHER_CALL = 0.02  # the longest call, in seconds, in a group; longer ones ke
 LOOK_EVERY = 60.0  # seconds between two looks at other processes on a GPU; a look takes a second or two
 
 Key = tuple[str, int]  # a backend and the number of its worker's ranks
-Op = Literal["run", "check", "fit"]  # of worker/serve.py
+Op = Literal["run", "check", "fit"]  # requests of worker/serve.py
 
 
 class Begun(NamedTuple):
@@ -509,7 +509,7 @@ class WorkerPool:
 
 
 def _error(answer: Mapping[str, Any]) -> str:
-    """Return why an answer has not what was asked for."""
+    """Return the error in an answer, or that the answer lacks the requested value."""
     return str(answer.get("error") or "its worker's answer has not what was asked for")
 
 

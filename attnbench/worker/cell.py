@@ -32,7 +32,7 @@ class Cell:
     from `make_inputs` to `trace_launch`, and the later steps that they need.
     """
 
-    accuracy: Accuracy  # in the launches before timing
+    accuracy: Accuracy  # accuracy of the launches before timing
     first_call: float  # seconds of `prepare` and the first launch, compilation and tuning included
     memory: dict[str, int]  # bytes
     traced: TraceFindings
@@ -51,7 +51,7 @@ class Cell:
         self.others: tuple[str, ...] = ()
         self.unseen = False  # whether the backend allocates outside of torch, so that its peak is unknown
         self.leak = ""  # a sentence on memory that calls never free; "" if none
-        self._notes: list[str] = []  # sentences, without the notes of timing and trace
+        self._notes: list[str] = []  # sentences; the notes of timing and trace are kept elsewhere
         self._began, self._ecc_errors = time.time(), instruments.state.ecc_errors()
 
     def make_inputs(self) -> Fields | None:

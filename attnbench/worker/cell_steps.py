@@ -58,8 +58,8 @@ class CellSteps(Cell):
 
     judge: CellJudge
     prepared: Prepared
-    _first: Accuracy  # in the first launch
-    _kept_by_first: int  # bytes
+    _first: Accuracy  # accuracy of the first launch
+    _kept_by_first: int  # bytes that the first launch left allocated
     _seconds: float  # rough seconds of a launch; 0 where unknown
     _enqueue: float  # rough seconds of the host for a launch
     renewal: InputRenewal

@@ -204,7 +204,7 @@ class Instruments:
             self.tracer.host_bound = False
         events.calibrate()
         events.expect(timed.enqueue)
-        worked = timed.seconds if timed.seconds >= policy.burst_s else 0.0  # of a long call
+        worked = timed.seconds if timed.seconds >= policy.burst_s else 0.0  # a long call
         pacer = Pacer(events.clocks, events.best_clock, policy.burst_s, self.together, worked=worked)
         with self._sampling(events, timed, policy) as sample, StateSampler(self.state) as sampler:
             times = collect_samples(sample, policy, pacer=pacer, clock=self.together.clock)

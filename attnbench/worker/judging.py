@@ -457,7 +457,7 @@ def _copy(to: Tensor, of: Tensor) -> None:
 
 
 def judge_of(instruments: Instruments, case: Case, seed: int, backend: Backend) -> tuple[CellJudge, str]:
-    """Return the judge of a cell, and a sentence if an unusual reason makes the worker itself check."""
+    """Return the judge of a cell, and a note if memory could not be shared, so that the worker itself judges."""
     beside, refused = _beside(instruments, case, seed, backend)
     return beside or JudgeWithin(case, instruments.device, seed, backend), refused
 

@@ -67,7 +67,7 @@ def trace_launch(
         names = operator_names(launch)
         problem = kernel_rules.find_broken_rule(case, signature, names) if names else None
         if late := kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(result))):
-            problem = problem or f"{late} ran after the launch, when its results were only named"
+            problem = problem or f"{late} ran after the launch, in `canonical`, which may only name its results"
         notes = (*kernel_rules.float32_notes(case, signature, names), *(() if _computes(names) else (UNSEEN,)))
         return TraceFindings(result, kernel_rules.count_by_name(names), problem, notes)
     try:
@@ -166,5 +166,5 @@ def _work_outside_launch(launched: TracedCall, naming: TracedCall) -> str | None
         )
     if naming.kernels:
         late = kernel_rules.short_name(naming.kernels[0].name)
-        return f"{late} ran after the launch, when its results were only named"
+        return f"{late} ran after the launch, in `canonical`, which may only name its results"
     return None

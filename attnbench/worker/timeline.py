@@ -85,7 +85,7 @@ def _holds(outer: Any, inner: Any) -> bool:
 
 
 def kernels_of(events: Sequence[Any]) -> dict[str, Any]:
-    """Return the fields of a GPU's timeline, from the events of one profiled call, and of the host's work."""
+    """Return the fields of a Profile for one call on a GPU: timeline and host work, from the events of the profiler."""
     ran = sorted((e for e in events if ran_on_device(e)), key=lambda e: int(e.start_ns()))
     since = ran[0].start_ns() if ran else 0
     times = [((e.start_ns() - since) / 1e9, (e.end_ns() - since) / 1e9) for e in ran]
@@ -102,7 +102,7 @@ def kernels_of(events: Sequence[Any]) -> dict[str, Any]:
 
 
 def operators_of(events: Sequence[Any]) -> dict[str, Any]:
-    """Return the fields of a CPU's timeline, from the events of one profiled call, and of the host's work."""
+    """Return the fields of a Profile for one call on a CPU: timeline and host work, from the events of the profiler."""
     since, end = range_of(events)
     inside = [e for e in events if since <= e.start_ns() <= end]
     return {

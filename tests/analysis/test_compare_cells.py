@@ -1,4 +1,4 @@
-"""Cells that machines share and that each lacks; the longest sequence; power."""
+"""The cells that machines have in common, and the ones that each lacks; the longest sequence; power."""
 
 from __future__ import annotations
 

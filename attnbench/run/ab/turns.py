@@ -66,7 +66,7 @@ class Half:
 
     session: Session
     recording: Recording
-    jobs: Sequence[Job]  # of all rounds; the run's plan has the first round
+    jobs: Sequence[Job]  # jobs of all rounds; the run's plan has only the first round
 
     @property
     def run(self) -> Run:

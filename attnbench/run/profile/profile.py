@@ -53,7 +53,7 @@ FORECASTS = 20  # the time limit of a profile, in forecasts of a measured cell
 class HostWork:
     """The host's work in one call (worker/timeline.py)."""
 
-    operators: int = 0  # of torch, nested ones included
+    operators: int = 0  # torch's operators, nested ones included
     launches: int = 0  # launches of kernels and graphs
     waits: Mapping[str, int] = field(default_factory=dict)  # operator or runtime call -> number of its waits
     allocations: int = 0  # allocations by torch's allocator
@@ -87,12 +87,12 @@ class Profile:
     what: str = "kernels"  # the kind of `activities`: "kernels" or "operators"
     activities: tuple[Activity, ...] = ()
     length: float = 0.0  # seconds of the call with these `activities`
-    spans: tuple[float, ...] = ()  # of all traced calls, by CUPTI
-    traced: tuple[float, ...] = ()  # the same calls by CUDA events
+    spans: tuple[float, ...] = ()  # seconds of each traced call, by CUPTI
+    traced: tuple[float, ...] = ()  # seconds of the same calls, by CUDA events
     memory: tuple[tuple[float, float], ...] = ()  # (seconds since the call's start, bytes allocated from then on)
     kept: Mapping[str, str] = field(default_factory=dict)  # kind -> written file
     traffic: ncu.Traffic | None = None
-    counters: tuple[unit_counters.KernelCounters, ...] = ()  # of the kernels of one call
+    counters: tuple[unit_counters.KernelCounters, ...] = ()  # counters of the kernels of one call
     notes: tuple[str, ...] = ()
 
     @property

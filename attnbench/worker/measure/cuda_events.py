@@ -65,7 +65,7 @@ class EventTimer:
         """Forget the last cell's records of the host and the clock."""
         self.host_bound = False  # whether some samples contain waits of the device for the host
         self.enqueue: list[float] = []  # the host's seconds to enqueue each launch
-        self.clocks: list[BatchClock] = []  # of each batch; empty where the gauge has a fault
+        self.clocks: list[BatchClock] = []  # the clock of each batch; empty where the gauge has a fault
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
         """Return the seconds of n launches, or of fewer where the longest spin keeps the host ahead only of fewer."""

@@ -154,7 +154,7 @@ class StepModel:
     def saving_memory(self) -> Callable[[], None]:
         """Recompute activations of training steps from here on; return the function that ends this.
 
-        Models with experts do not, as experts would be chosen twice.
+        Models with experts do not recompute, because their experts would be chosen again, possibly others.
         """
         if self.phase != "train" or (self.case.model_step and self.case.model_step.experts):
             return lambda: None
