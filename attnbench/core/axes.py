@@ -167,7 +167,8 @@ class Axis:
     text: Callable[[Any], str] = str  # returns a value as a person writes it
     usual: Any = None  # the value where none is given; None where other axes decide
     field: str = ""  # the field of Case; "" for a size of its shape
-    columns: Mapping[str, Callable[[Case], Any]] = dataclasses.field(default_factory=dict)  # by title
+    # Title -> value, for the columns of tables; none for a size.
+    columns: Mapping[str, Callable[[Case], Any]] = dataclasses.field(default_factory=dict)
     is_extra: bool = False  # names of cases show a value that is not usual: "softcap 30"
     kind: str = ""  # the name that support tables give to cases with a value that is not usual: "sinks"
     said: str = ""  # its name in suites and options, if that is not `name`
@@ -317,7 +318,7 @@ _TABLE = (  # in the order of options and columns
         usual=None,
         pair="/",
         columns={"window_left": lambda c: c.window_size[0], "window_right": lambda c: c.window_size[1]},
-        is_extra=False,  # causal's title shows it
+        is_extra=False,  # the title of causal shows it
         examples=("256", "0/256", "256/open"),
     ),
     _field(
@@ -370,7 +371,7 @@ _TABLE = (  # in the order of options and columns
         words=(*masks.MASKS,),
         parser=masks.parse_masks,
         text=_or_none,
-        is_extra=False,  # causal's title shows it
+        is_extra=False,  # the title of causal shows it
         examples=("prefix:64", "sink_tokens:4", "dilated", "random:0.1"),
         kind="masks by name",
     ),

@@ -298,7 +298,7 @@ class Prepared:
 class Simulation:
     """The simulated measurements of a simulated backend; see backends/fake.py."""
 
-    clock: Callable[[], int]  # nanoseconds
+    clock: Callable[[], int]  # returns the time in nanoseconds
     accuracy: Accuracy
     memory: Mapping[str, int]  # measurement name -> bytes
     attention: float | None = None  # the share of attention in a step of a model

@@ -40,7 +40,8 @@ def free_memory(cgroup: str | None = None, root: Path = ROOT) -> int | None:
         limits = [known[name] for name in _LIMITS if name in known]
         used = [known[name] for name in _USED if name in known]
         if limits and used:
-            cache = sum(known.get(f"total_{name}", known.get(name, 0)) for name in _CACHE)  # total: with child groups
+            # Version 1 has "total_" names too, which include child groups.
+            cache = sum(known.get(f"total_{name}", known.get(name, 0)) for name in _CACHE)
             free.append(max(0, min(limits) - max(0, used[0] - cache)))
     return min(free, default=None)
 

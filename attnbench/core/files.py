@@ -15,7 +15,7 @@ from attnbench.core.errors import UserError
 
 _MOST_LINKS = 40  # the longest chain of links, as in Linux
 _DESCRIPTORS = re.compile(r"/proc/\d+(/task/\d+)?/fd")
-RUN_FILES = (".jsonl", ".jsonl.gz")  # the endings of their names
+RUN_FILES = (".jsonl", ".jsonl.gz")  # endings of the names of run files
 GONE = "the working directory is gone; change to another one"
 
 

@@ -26,7 +26,8 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 LOOKS_UP = {"globals", "vars", "eval", "exec", "_getframe", "argv", "modules"}  # names that hide a call's dependencies
 UNTOLD = "a name that it looks up while it runs"
 SKIPPED = {"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"}  # instructions that depend on how lines are broken
-ONE_NAME = {"LOAD_METHOD": "LOAD_ATTR", "CALL_METHOD": "CALL", "CALL_FUNCTION": "CALL"}  # two names of one
+# Instructions with two names, of which line breaks decide one.
+ONE_NAME = {"LOAD_METHOD": "LOAD_ATTR", "CALL_METHOD": "CALL", "CALL_FUNCTION": "CALL"}
 VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
 JUMPS = {*dis.hasjrel, *dis.hasjabs}
 # Attributes that say where a class was defined, and not how it behaves.
@@ -64,7 +65,7 @@ class _Walk:
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}  # kept alive, so that no other object gets their id
         self._whole: dict[int, str | None] = {}  # id of a container -> its text, where it has plain values alone
-        self._kept: list[Any] = []  # these containers, kept alive too
+        self._kept: list[Any] = []  # the containers of `_whole`, kept alive too
         self._found: dict[str, str] = {}
 
     def of(self, name: str, value: Any) -> dict[str, str]:
@@ -198,7 +199,8 @@ def _of_object(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}.{slot}", getattr(value, slot)) for slot in slots if hasattr(value, slot))
         return
     wrapped = [key for key in ("__wrapped__", "fn", "_orig_mod") if callable(attributes.get(key))]
-    yield from ((f"{name}.{key}", attributes[key]) for key in wrapped)  # functools, triton.jit, torch.compile
+    # The functions in wrappers by functools, triton.jit and torch.compile.
+    yield from ((f"{name}.{key}", attributes[key]) for key in wrapped)
     if not wrapped and kind.__module__.partition(".")[0] in sys.stdlib_module_names:
         yield from _of_standard(name, value)
 

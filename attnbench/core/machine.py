@@ -64,6 +64,6 @@ class Environment:
     attnbench: str = ""  # the version of attnbench
     git: str | None = None  # commit of the working directory, with "+dirty" where files were changed
     packages: Mapping[str, str] = field(default_factory=dict)  # attention library -> version
-    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables that change figures
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables that change times
     branch: str | None = None  # branch of the working directory; None where it was not recorded
     peers: tuple[Device, ...] = ()  # the other devices of a run over several ranks, in their order

@@ -40,7 +40,7 @@ def named_by(files: Iterable[Path], path: Iterable[str], folders: Collection[Pat
         file = todo.pop()
         with contextlib.suppress(OSError, SyntaxError, ValueError, IndexError, RecursionError):
             named = {place for node in ast.walk(ast.parse(content_of(file))) for place in _places(node, file, roots)}
-            there = {Path(place).resolve() for place in named if os.path.isfile(place)}  # few exist
+            there = {Path(place).resolve() for place in named if os.path.isfile(place)}  # few of the paths exist
             own = sorted(path for path in there - found if is_own(path, folders))
             todo += own
             found.update(own)

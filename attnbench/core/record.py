@@ -18,8 +18,10 @@ from attnbench.core.text import count
 
 Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
 STATUSES: tuple[Status, ...] = get_args(Status)
-NO_ROOM_TO_CHECK = "the check had too little memory, not the call"  # in `capacity`
-LEAVES, MORE = "each call leaves ", " more allocated, until no memory is left"  # a note: LEAVES, bytes, MORE
+# Part of the reason of a failed step of `attnbench capacity`.
+NO_ROOM_TO_CHECK = "the check had too little memory, not the call"
+# The parts of a note before and after a number of bytes.
+LEAVES, MORE = "each call leaves ", " more allocated, until no memory is left"
 WRONG: tuple[Status, ...] = ("wrong", "wrong-kernel")  # measured, but not the attention that was asked for
 
 

@@ -45,7 +45,7 @@ geomean = statistics.geometric_mean  # only for positive ratios, such as speedup
 
 
 def variance(values: Sequence[float]) -> float:
-    """Return the sample variance (n - 1) of at least two values in floating point, as statistics' is slow."""
+    """Return the sample variance (n - 1) of at least two values, in floats: the statistics module is slow."""
     mean = math.fsum(values) / len(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 

@@ -63,7 +63,7 @@ FROM_ROW_SUMS = ("dq", "dk", "dsink")  # results that a fused backward computes 
 class HardInputsCheck:
     """The check of one launch on hard inputs: the inputs, seeded by the operating system, and the comparison."""
 
-    notes: tuple[str, ...] = ()  # errors of a right result, and their cause, one sentence each
+    notes: tuple[str, ...] = ()  # expected errors of a right result, with their cause, one sentence each
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.seed = draw_seed()

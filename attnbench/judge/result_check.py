@@ -58,7 +58,7 @@ class ResultCheck:
         return compute_reference(self.case, given, sample, rows_only=rows_only)
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
-        """Return the launch to call for results that will be checked."""
+        """Return the launch for results that will be checked; with dropout it restores torch's random numbers first."""
         return prepared.launch
 
     def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:

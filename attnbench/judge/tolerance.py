@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PART = 2**26  # most elements of a part of a tensor
-SECTIONS = 8  # sections of the sequence
+SECTIONS = 8  # sections of the sequence with separate bounds
 FLOAT32_UNIT = 2.0**-24
 NEARLY_ALL = 0.8  # least share of wrong places in a wrong stretch, in which some errors are small by chance
 # Allowed standard deviations of rounding.py, in the largest error and in the root mean square

@@ -153,7 +153,7 @@ def search_capacity(request: Request, say: Say) -> Recording:
         planned = session.new_run(SUITE.name, policy, plan, argv=request.argv, search=request.search)
         if request.dry_run:
             return Recording(planned)
-        if not request.out and all(job.skip for job in planned.plan):  # as in run_suite
+        if not request.out and all(job.skip for job in planned.plan):  # no empty file in results/
             return Recording(replace(planned, records=tuple(map(skipped_record, planned.plan))))
         return _measured(create(planned, request.out), session, request.time_limit, say)
 

@@ -44,10 +44,12 @@ LONGEST_NAME = 200  # characters of a node's name in its file's name, which has 
 LOOK = 120.0  # seconds for the first answer of all nodes, on each of which Ray starts a Python
 SETTLE = 5.0  # seconds after the death of a process of Ray until it is known whether the node died too
 BUSY = 10.0  # seconds without a message until a node is reported as waiting
-ENDINGS = (EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_BAD_INPUT, EXIT_WRONG_RESULT)  # exit codes of a complete child
+# Exit codes of a child that ended by itself.
+ENDINGS = (EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_BAD_INPUT, EXIT_WRONG_RESULT)
 
 WITH_TOKENS = (2, 52)  # the first version of Ray that can ask for a token
-SHARED_MEMORY, OBJECTS = "/dev/shm", 2**28  # the folder of Ray's objects; bytes for them in another folder
+# The folder of Ray's objects, and the bytes for them where they lie in another folder.
+SHARED_MEMORY, OBJECTS = "/dev/shm", 2**28
 
 State = Literal["waiting", "measuring", "died", "done", "lost"]
 

@@ -34,7 +34,7 @@ class Cell:
 
     accuracy: Accuracy  # accuracy of the launches before timing
     first_call: float  # seconds of `prepare` and the first launch, compilation and tuning included
-    memory: dict[str, int]  # bytes
+    memory: dict[str, int]  # name of a measurement -> bytes
     traced: TraceFindings
 
     def __init__(

@@ -46,8 +46,8 @@ _OF_GPUS = (
 )
 _OTHERS = r"\w+_(DIR|BASE|HOME|PATH|REPOSITORY|LOG\w*|VERBOSE)"
 _SET = dict(os.environ)  # read before the import of torch, which sets some too
-QUICK_MATMUL = {"cuda": 4096, "cpu": 512}  # rows and columns
-QUICK_COPY = {"cuda": 2**28, "cpu": 2**26}  # bytes
+QUICK_MATMUL = {"cuda": 4096, "cpu": 512}  # rows and columns of a quick matmul
+QUICK_COPY = {"cuda": 2**28, "cpu": 2**26}  # bytes of a quick copy
 
 
 class NoDevice(Exception):

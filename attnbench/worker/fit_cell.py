@@ -52,7 +52,7 @@ class LeanCell:
         self.notes: list[str] = []  # sentences on missing checks and measurements
 
     def make_inputs(self) -> Fields | None:
-        """Make the inputs, and the reference in the host's memory; return a record's fields to end the cell."""
+        """Make the inputs, and the reference in the host's memory; return a record's fields if they end the cell."""
         device, seed = str(self.instruments.device), self.policy.seed
         self.given = in_order_of(self.backend, self.case, inputs.make(self.case, device, seed))
         self._check = ResultCheck(self.case, self.given, seed, lean=True)

@@ -100,7 +100,8 @@ class Instruments:
         self._l2_states: dict[tuple[str, str], str] = {}
         self.ask_judge: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # asks the judge beside the worker
         self.mapped = Mapped(self.device)  # the judge's memory
-        self._ask_turn: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # asks for a turn
+        # Asks for a turn on the device (run/device_turns.py).
+        self._ask_turn: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
         self._waited = 0.0  # seconds of waiting for turns
         self.broken = False  # whether a failed graph capture broke torch's allocator and random generators
         if self.device.type == "cuda":
@@ -204,7 +205,8 @@ class Instruments:
             self.tracer.host_bound = False
         events.calibrate()
         events.expect(timed.enqueue)
-        worked = timed.seconds if timed.seconds >= policy.burst_s else 0.0  # a long call
+        # Seconds of work just before, if the call is long.
+        worked = timed.seconds if timed.seconds >= policy.burst_s else 0.0
         pacer = Pacer(events.clocks, events.best_clock, policy.burst_s, self.together, worked=worked)
         with self._sampling(events, timed, policy) as sample, StateSampler(self.state) as sampler:
             times = collect_samples(sample, policy, pacer=pacer, clock=self.together.clock)

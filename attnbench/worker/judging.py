@@ -81,7 +81,7 @@ class CellJudge(Protocol):
         """The error of an approximate backend against exact attention, set once its results were found right."""
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
-        """Return the launch to call for results to check."""
+        """Return the launch for results to check; with dropout it restores torch's random numbers first."""
 
     def hard_inputs(self) -> Inputs:
         """Return hard inputs."""

@@ -27,7 +27,8 @@ FEW_SAMPLES = 10
 TOO_LONG_TO_REPEAT = 0.15  # seconds; longer calls are not repeated for these tests
 SLOW_AT_FIRST = "samples much slower than a later call: the kernel was not warm, or was disturbed; measure again"
 UNWAITED = "part of it ran on another stream without a visible wait for its end, so its time may be too short"
-HAND_OVER = ("aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh")  # _to_copy: a cast
+# Operators that hand tensors over; a cast also runs aten::_to_copy.
+HAND_OVER = ("aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh")
 UNSEEN = "no operator of torch ran in a call, so it is unknown what computed its results"
 MAX_OVER_LATER_CALL = 1.5  # the samples' median over a later call above which the samples are doubtful
 

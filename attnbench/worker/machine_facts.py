@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 20
 SPINS, SPIN_SECONDS = 20, 0.05  # the work during which the gauge and NVML read the clock
-REASONS = {**LIMITS, 0x2: "application clocks", 0x10: "sync boost", 0x100: "display clocks"}  # nvml.h
+REASONS = {**LIMITS, 0x2: "application clocks", 0x10: "sync boost", 0x100: "display clocks"}  # from nvml.h
 
 
 def examine(measurer: CellMeasurer) -> dict[str, Any]:

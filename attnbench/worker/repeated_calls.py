@@ -40,7 +40,7 @@ def find_wrong_call(
     """
     launch = judge.launcher(prepared)
     seconds = latency or _seconds_of(instruments, launch)
-    by_time = int(MAX_SECONDS / seconds) if seconds else CALLS  # 0 by a coarse clock
+    by_time = int(MAX_SECONDS / seconds) if seconds else CALLS  # a coarse clock may give 0
     count = min(CALLS, by_time, MAX_BYTES // max(nbytes, 1))
     if count < 2:
         return None, False

@@ -1,4 +1,4 @@
-"""Requests in words as a workload: their parsing, the cases that represent them, and the answer."""
+"""Requests in words, "4k in, 2k out", as a workload: their parsing, the cases that represent them, and the answer."""
 
 from __future__ import annotations
 

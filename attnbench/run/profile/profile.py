@@ -80,9 +80,9 @@ class Profile:
     wrong: str | None = None  # why its results or its kernels are wrong
     limits: tuple[str, ...] = ()
     host_bound: bool = False
-    compute: tuple[float, ...] = ()  # with several ranks: the call without its communication
-    enqueue: tuple[float, ...] = ()  # the host's time of launching one call
-    in_graph: tuple[float, ...] = ()  # calls in a CUDA graph
+    compute: tuple[float, ...] = ()  # seconds of calls without communication, with several ranks
+    enqueue: tuple[float, ...] = ()  # seconds in which the host launches one call
+    in_graph: tuple[float, ...] = ()  # seconds of calls in a CUDA graph
     host: HostWork = HostWork()
     what: str = "kernels"  # the kind of `activities`: "kernels" or "operators"
     activities: tuple[Activity, ...] = ()

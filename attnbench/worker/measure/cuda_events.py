@@ -21,7 +21,7 @@ from attnbench.worker.measure.sampling import Alone, BatchClock, Together, do_no
 
 HIDING_SECONDS = 2e-4  # seconds of a spin that hides the host for one launch
 MAX_SPIN = 0.05  # seconds of the longest spin
-EMPTY_SAMPLE = 1e-4  # most seconds of the host for a sample with an empty launch
+EMPTY_SAMPLE = 1e-4  # assumed seconds of the host for a sample without its launch
 MAX_RISE = 2  # factor by which a single sample may raise the known pace of the host
 MAX_TRIES = 8  # batches until the host stays ahead; each try uses the pace of the last try
 
