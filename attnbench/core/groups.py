@@ -18,10 +18,10 @@ def grouped(things: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def in_common(some: Sequence[Collection[str]], every: Iterable[Collection[str]]) -> tuple[list[str], int]:
-    """Return the words that all of `some` have, and the number of collections of `every` that have all these words.
+    """Return the words that all of `some` have, and how many collections of `every` have all these words.
 
-    The words are in the order of the first of `some`. Words without which the number would be the same are left out,
-    the last ones first.
+    The words are in the order of the first of `some`. A word is left out if the number stays the same without it; the
+    last words are tried first.
     """
     words = [word for word in next(iter(some), ()) if all(word in one for one in some)]
     others = [{*one} for one in every]

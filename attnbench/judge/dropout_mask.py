@@ -69,7 +69,7 @@ class MaskReader:
         return kept
 
     def read_repeats(self, sample: RowSample) -> tuple[Tensor, Tensor, Tensor]:
-        """Return one part of three masks: of a call from the random state, of the next call, and from the state again.
+        """Return one part of the masks of three calls: from the random state, the next call, and from the state again.
 
         Each is a flat bool tensor over the visible (query, key) pairs.
         """
