@@ -95,7 +95,7 @@ class ApproximateBackend(Backend, Protocol):
         """
 
     def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
-        """Return the part of `selected`, of a (batch entry, key head), for query head `head` of its group."""
+        """Return the part of a (batch entry, key head)'s `selected` that belongs to query head `head` of the group."""
 
     def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
         """Return the keys to which query rows `rows` (count,) attend: (count, seqlen_k) bool, True where attended.

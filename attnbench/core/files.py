@@ -20,7 +20,7 @@ GONE = "the working directory is gone; change to another one"
 
 
 def this_python() -> str:
-    """Return the program of the Python that runs, for child processes. Raises UserError where it is not known."""
+    """Return the path of the running Python, to start child processes. Raises UserError where it is not known."""
     if not sys.executable:
         raise UserError("sys.executable names no program; set it to a Python that has attnbench")
     return sys.executable

@@ -114,7 +114,8 @@ def _read_plain(hint: Any, value: Any) -> Any:
         return float(value)
     if type(value) is not hint:
         raise ValueError(f"{_shortened(value)} is {PLAIN[hint]}")
-    if hint is str:  # the text of an exception may have half of a surrogate pair, which no file can hold: shown as �
+    # The text of an exception may have half of a surrogate pair, which no file can hold: U+FFFD replaces it.
+    if hint is str:
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value
 

@@ -194,7 +194,7 @@ class Own(Mask):
         raise MaskChangedError(f"mask: {why}; restore the files and go on in their folder, or start a new run")
 
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
-        zero = place * 0  # batch entry and head
+        zero = place * 0  # stands for any batch entry and head
         return self.function(zero, zero, place, key)
 
     def pairs(self, band: Band) -> int:
@@ -222,7 +222,7 @@ def parse_masks(text: str, what: str = "mask") -> tuple[str, ...]:
 
 
 def _parse(text: str, what: str) -> str:
-    """Return one mask as `Case.mask` has it: "" for none, with its number in one form. Raises UserError."""
+    """Return one mask as `Case.mask` has it: "" for none, and one spelling for each number. Raises UserError."""
     name, colon, number = text.partition(":")
     if text == "none":
         return ""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-# Bytes for importing both, by the limit that counts them, and bytes for each thread of their two OpenBLAS libraries.
+# Bytes that the imports of numpy and scipy take, by the limit that counts them; bytes for each thread of their two
+# OpenBLAS libraries.
 TAKES, EACH_THREAD = {"RLIMIT_AS": 200 * 2**20, "RLIMIT_DATA": 80 * 2**20}, 80 * 2**20
 MOST_THREADS = 64  # the most threads of an OpenBLAS
 LEAST = 16 * 2**20  # bytes of RLIMIT_DATA that every command needs; with less, hashlib prints tracebacks

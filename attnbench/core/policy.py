@@ -21,7 +21,7 @@ CHECK = 2
 # Seconds. Below this reading of CUDA events the gap between launches is a large part of it, so the kernels' own span is
 # measured too.
 SHORT = 100e-6
-SPAN_LIMIT = 1e-3  # seconds by events up to which the span is measured, so that all backends of a case can have it
+SPAN_LIMIT = 1e-3  # seconds by events; shorter calls get a span too, so that all backends of a case can have one
 
 
 @dataclass(frozen=True)

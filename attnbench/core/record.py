@@ -79,7 +79,7 @@ class TensorError:
     """The error of one result tensor against the high-precision reference, over the elements compared."""
 
     max_error: float  # max |result - reference|, or as `where` says; NaN where the result has a NaN
-    eager_error: float  # max_error of eager attention in the case's dtype; judge/ has fp8
+    eager_error: float  # max_error of eager attention in the case's dtype; for fp8 see judge/exact_attention.py
     tolerance: float  # the largest accepted max_error: 2 * eager_error + rounding; see judge/tolerance.py
     relative: float  # ||result - reference|| / ||reference||
     # The rows or keys with errors above the tolerance, as in "from query row 128 on"; or "in the root mean square"

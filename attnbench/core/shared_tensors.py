@@ -149,7 +149,7 @@ class _OwnSlab:
 
 
 class _FileSlab(_OwnSlab):
-    """A slab in the page cache of a file without a name, or with one for a moment only."""
+    """A slab in the page cache, as a file without a name, or with a name that is removed at once."""
 
     def __init__(self, number: str, nbytes: int, _: torch.device) -> None:
         super().__init__(number)
