@@ -170,7 +170,7 @@ class Inputs:
 
     @property
     def values(self) -> Mapping[str, Tensor]:
-        """The tensors of values that have memory of their own, by name: "q", "k", "v", "dout", ..."""
+        """The input tensors by name: "q", "k", "v", "dout", ...; without the page table and views of other inputs."""
         v = None if self.v.data_ptr() == self.k.data_ptr() else self.v
         named = {"q": self.q, "k": self.k, "v": v, "dout": self.dout}
         named |= {"new_k": self.new_k, "new_v": self.new_v, "sink": self.sink}

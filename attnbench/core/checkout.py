@@ -118,7 +118,7 @@ def _look() -> _Seen:
 
 
 def _filters_of(paths: Sequence[str]) -> dict[str, str]:
-    """Return the filter that the content of a file passes when git reads it, by path from the top of the checkout."""
+    """Return path -> filter, for files whose content git passes through a filter; paths begin at the checkout's top."""
     read_by = [name for name in _filters() if name.endswith((".clean", ".process"))] if paths else []
     if not read_by:
         return {}

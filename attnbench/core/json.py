@@ -81,7 +81,10 @@ def _read_at(place: str, hint: Any, value: Any) -> Any:
 
 
 def _read(hint: Any, value: Any) -> Any:
-    """Return a JSON value as its type: a dataclass, Literal, tuple, Sequence, Mapping, plain type, or one with None."""
+    """Return a JSON value as the type `hint`: a dataclass, Literal, tuple, Sequence, Mapping, plain type or T | None.
+
+    Raises ValueError for a value of another type.
+    """
     if hint in PLAIN:
         return _read_plain(hint, value)
     origin, kinds = get_origin(hint), get_args(hint)

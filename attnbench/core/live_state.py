@@ -158,7 +158,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_function(name: str, value: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield a function's defaults, attributes and the values of its names; the function in a library's wrapper."""
+    """Yield a function's defaults, attributes and values of its names; of a library's wrapper the wrapped function."""
     for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
         try:
             yield f"{name}/{variable}", cell.cell_contents

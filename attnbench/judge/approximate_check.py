@@ -145,7 +145,7 @@ def define(
             profile = ErrorProfile.of(values)
             size[name] = size[name].combined(profile) if name in size else profile
         parts.append(ReferencePart(batch, head, rows, exact))
-    terms = {}  # size of the terms of dq and dk, as for exact attention
+    terms = {}  # the largest terms of dq and dk, as for exact attention
     if case.has_backward:
         terms = {name: case.softmax_scale * float(t.abs().max()) for name, t in (("dq", inputs.k), ("dk", inputs.q))}
     return Reference(case, sample, tuple(parts), eager, size, terms, {}, {}, {})
@@ -245,7 +245,7 @@ def candidates_flaw(chosen: Tensor, scores: Tensor, most: int) -> str:
 def approximation_of(
     method: ApproximateBackend, case: Case, inputs: Inputs, results: Mapping[str, Tensor]
 ) -> Approximation:
-    """Return the error of `out` against exact attention, and the share of its probability that the method keeps."""
+    """Return the error of `out` against exact attention, and the share of exact probability on attended pairs."""
     sample = choose_rows(case, inputs.q.device, draw_seed(), SHARE)
     forward, given = replace(case, direction="fwd"), replace(inputs, dout=None)
     reference = compute_reference(forward, given, sample)

@@ -153,12 +153,12 @@ class DropoutResultCheck(ResultCheck):
         return replace(found, errors=errors, unwritten=unwritten, flaws=flaws)
 
     def _probe_accuracy(self, inputs: Inputs, sample: RowSample) -> Accuracy:
-        """Compare the results of a probing launch, which shows the part of its mask on which its results depend."""
+        """Compare a probing launch with the exact results for its mask, as far as the launch shows the mask."""
         s = self.case.shape
         if self.case.has_backward:
             rows = s.headdim_v * s.nheads_k // s.nheads
             if not rows:
-                return Accuracy({}, 0, 0)  # a key head has more query heads than v has columns
+                return Accuracy({}, 0, 0)  # nothing is shown: a key head has more query heads than v has columns
             sample = replace(sample, rows=sample.rows[:, -rows:], all_rows=False)
         given, kept, results = self._masks.probe_launch(inputs, sample)
         part = dropout_mask.best_part(self.case, sample)

@@ -65,7 +65,7 @@ class ErrorProfile:
 
     largest: Tensor  # (positions,)
     square: Tensor  # (positions,) float64, sum of squares
-    fourth: Tensor  # (positions,) float64, sum over rows of headdim elements of the square of their sum of squares
+    fourth: Tensor  # (positions,) float64, sum over rows, of headdim elements each, of the fourth power of their norm
 
     @classmethod
     def between(cls, ours: Tensor, exact: Tensor) -> ErrorProfile:

@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-PART = 2**26  # most elements of a part of a tensor
+PART = 2**26  # most elements of a tensor that are compared at once
 SECTIONS = 8  # sections of the sequence with separate bounds
 FLOAT32_UNIT = 2.0**-24
 NEARLY_ALL = 0.8  # least share of wrong places in a wrong stretch, in which some errors are small by chance
@@ -250,10 +250,10 @@ def _worst_error(
 class Section(NamedTuple):
     """The exact values, eager's errors and the allowances of a result in one section of the sequence."""
 
-    largest: float  # largest exact value; below, the root mean square
-    rms: float
-    eager_largest: float  # largest of eager's errors
-    eager_rms: float
+    largest: float  # largest exact value
+    rms: float  # root mean square of the exact values
+    eager_largest: float  # largest error of eager attention
+    eager_rms: float  # root mean square of eager's errors
     deviation_largest: float  # largest standard deviation of rounding.py
     deviation_rms: float
     expectation: float  # largest standard deviation of a kernel that keeps scores in the dtype

@@ -108,7 +108,7 @@ def run_aa_test(
 
 
 def _aa_test(backend: str, cases: Sequence[Case], records: Sequence[Record], seconds: float) -> AATest:
-    """Return the test of these records, in order; a turn that only one process measured is left out."""
+    """Return the A/A test of these records, in their order; a turn that only one process measured is left out."""
 
     def latencies(case: Case, name: str) -> list[float]:
         own = (r for r in records if r.status == "ok" and (r.case, r.backend) == (case, name))

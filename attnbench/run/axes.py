@@ -52,7 +52,7 @@ class _Axes(BaseModel):
 
     model_config = STRICT
 
-    if TYPE_CHECKING:  # the table of axes gives the fields
+    if TYPE_CHECKING:  # otherwise the table of axes gives the fields
 
         def __init__(self, **given: Any) -> None: ...
 

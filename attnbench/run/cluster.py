@@ -40,7 +40,7 @@ from attnbench.results import decode, run_file
 from attnbench.run import cluster_node
 
 CONNECT = 5.0  # seconds for a connection
-LONGEST_NAME = 200  # characters of a node's name in its file's name, which has at most 255
+LONGEST_NAME = 200  # most characters of a node's name in the name of its file, which has at most 255
 LOOK = 120.0  # seconds for the first answer of all nodes, on each of which Ray starts a Python
 SETTLE = 5.0  # seconds after the death of a process of Ray until it is known whether the node died too
 BUSY = 10.0  # seconds without a message until a node is reported as waiting
@@ -512,7 +512,7 @@ def _ending(unit: Unit) -> str:
 
 
 def twins(found: Sequence[Unit]) -> list[str]:
-    """Return a line for each two run files of one GPU: another GPU was then left out."""
+    """Return a line for each pair of run files of one GPU; another GPU was then left out."""
     lines, seen = [], dict[str, str]()
     for unit in found:
         uuid = run_file.head(unit.path).environment.device.uuid if unit.path.exists() else None

@@ -15,7 +15,7 @@ from attnbench.core.record import Job, Record
 from attnbench.run.plan import places, problem, skip_over_limit, skipped_record
 from attnbench.run.workers import WorkerPool
 
-Steps = Iterator[tuple[Job, Record | None]]  # a job that starts, and a job with its record
+Steps = Iterator[tuple[Job, Record | None]]  # (a job that starts, None), and (a job, its record)
 
 
 def ranks_ahead(case: Case, device: Device) -> int:
@@ -38,7 +38,7 @@ class TimeLimit:
         self._actual += seconds
 
     def allows(self, job: Job, ahead: Iterable[Job] = ()) -> bool:
-        """Return whether the job fits beside the jobs `ahead` of it."""
+        """Return whether the job fits the time that is left, together with the jobs `ahead` of it."""
         others = sum(j.forecast.seconds for j in ahead)
         return self._clock() + self._actual / self._forecast * (others + job.forecast.seconds) <= self._deadline
 

@@ -22,7 +22,7 @@ from attnbench.core.sizes import format_duration
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 
 AHEAD, AHEAD_BYTES = 24, 2**27  # most cases for which the judge works ahead, and most bytes that their calls move
-MUCH = 0.4  # share of a device's memory that counts as much
+MUCH = 0.4  # share of a device's memory from which a job counts as large
 # The checks that status "ok" needs, with words for messages.
 NEEDED = {"hard": "on hard inputs", "first": "on its own inputs", "renewed": "on renewed inputs"}
 WITH_DROPOUT = {"first": NEEDED["first"], "renewed": NEEDED["renewed"]}
@@ -160,7 +160,10 @@ class JobHearing:
         self.asked = False  # whether the worker has asked the judge
 
     def answer(self, request: Mapping[str, Any], timeout: float, python: str | None = None) -> dict[str, Any]:
-        """Return the judge's answer, within `timeout` seconds, to a worker in `python` (None: the judge's)."""
+        """Return the judge's answer to a worker's question, within `timeout` seconds.
+
+        `python` is the worker's interpreter, None for the judge's.
+        """
         do = request.get("do")
         try:
             match do:

@@ -81,7 +81,7 @@ class WorkerProcess:
         self._killed_for_memory = 0  # Linux's count of processes killed for lack of memory, before the latest request
         self._tail: str | None = None  # the end of its stderr, kept when it is killed
         self._buffer = bytearray()
-        self.on_question: OnQuestion | None = None  # answers its questions before its answer
+        self.on_question: OnQuestion | None = None  # answers the worker's questions
         self._sent = self._received = 0  # numbers of the last request and answer, from 1
         self._process = subprocess.Popen(
             command,

@@ -100,7 +100,7 @@ class Session:
     def describe(self, ranks: int = 1, others: Sequence[str] = ()) -> Environment:
         """Return the environment without the rates of its device, and keep it. Raises UserError.
 
-        `ranks` is the largest number in any case; `others` are the named devices of the ranks after the first.
+        `ranks` is the largest number of ranks in any case; `others` are the named devices of the ranks after the first.
         """
         assert self._device_probe is not None
         found = self._device_probe.describe()
@@ -203,7 +203,8 @@ class Session:
 class Recording:
     """The records of a run during its measurement, and its file, if any, which the `with` block closes.
 
-    An interrupt ends the block, and records are kept. Without a file and records the interrupt is raised further.
+    An interrupt ends the block, and the records are kept. Without a file and without records the interrupt is raised
+    again.
     """
 
     run: Run
@@ -286,7 +287,7 @@ def reopen(path: Path, old: Run, *, trust: bool, named: Iterable[str] = (), lock
 
 
 def named_again(given: Sequence[str] | None, path: Path, old: Run) -> dict[str, str]:
-    """Return backend -> the present place of a resumed run's own code, by --backend; {} without it.
+    """Return backend -> present spec of a resumed run's own code, as --backend gives it; {} without --backend.
 
     The hash of its source must be the run's (Session.load_again). Raises UserError for code that the run does not have.
     """

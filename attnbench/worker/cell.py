@@ -208,7 +208,7 @@ class Cell:
 
     @property
     def later(self) -> str:
-        """The words in a reason of a check after timing."""
+        """The first words of a reason that a check gives, which depend on whether the launch has been timed."""
         return "after timing, " if self.timing else ""
 
 

@@ -132,7 +132,7 @@ def _environment(device: Device, torch: str) -> Environment:
 
 
 def _variables(kind: str) -> dict[str, str]:
-    """Return the environment variables set by a person that change figures on this kind of device."""
+    """Return the environment variables set by a person that change times on this kind of device."""
     names = rf"(?!({_OTHERS})$)({_OF_ALL if kind == 'cpu' else f'{_OF_ALL}|{_OF_GPUS}'})"
     return {name: value for name, value in sorted(_SET.items()) if value and re.fullmatch(names, name)}
 

@@ -72,7 +72,7 @@ def forget_compiled() -> None:
 
 
 def keep_to_backend(backend: Backend) -> None:
-    """Undo the global settings of a backend's import; its calls alone have its autocast, default device and dtype."""
+    """Undo the global settings of a backend's import; only its calls keep its autocast, default device and dtype."""
     if "torch" not in sys.modules:
         return
     import torch

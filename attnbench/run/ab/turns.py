@@ -168,14 +168,14 @@ class Turns:
         return a, b
 
     def _skip_unable(self, costs: Mapping[Key, float]) -> None:
-        """Write skips, with their reasons, of the cells that neither side can run to the run files."""
+        """Write a skip with its reason to the run files, for each cell that neither side can run."""
         for half in self.halves:
             for job in half.run.plan:
                 if (job.case, job.backend) not in costs:
                     half.recording.add(skipped_record(job))
 
     def _leave_out(self, pair: int, late: set[Key]) -> None:
-        """Give up the cells for which there is no time; cells without any round get a record with this reason."""
+        """Give up the cells for which there is no time; cells without any round get a record that says so."""
         self.late |= late
         reason = f"no room for it within the time limit of {format_duration(self.time_limit)} (--time-limit)"
         for half in self.halves if not pair else ():

@@ -289,7 +289,7 @@ def profile_backends(
 
 @dataclass(frozen=True)
 class Addition:
-    """A tool of NVIDIA's that adds to each profile after the end of the workers."""
+    """A tool of NVIDIA's that adds data to each profile, after the workers have ended."""
 
     what: str  # its name in notes
     says: str  # the message while it runs; {} is the backend

@@ -68,7 +68,7 @@ class EventTimer:
         self.clocks: list[BatchClock] = []  # the clock of each batch; empty where the gauge has a fault
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
-        """Return the seconds of n launches, or of fewer where the longest spin keeps the host ahead only of fewer."""
+        """Return the seconds of n launches; of fewer where the longest spin cannot keep the host ahead for n."""
         self.calibrate()
         n = max(1, min(n, int(MAX_SPIN / (1.5 * self.together.most(self._host_seconds)))))
         for _ in range(MAX_TRIES):

@@ -45,7 +45,7 @@ class CudaMemory:
         self.is_shared = False  # whether other workers of the run use the device at the same time
 
     def count_judge(self, nbytes: int) -> None:
-        """Keep the number of bytes that the judge has taken, which do not count as a launch's."""
+        """Keep the number of bytes that the judge has taken, so that they do not count for a launch."""
         self._of_judge += nbytes
 
     def empty_cache(self) -> None:
@@ -142,7 +142,8 @@ class CpuMemory:
     """The memory of this process on the host.
 
     For the latest launch, `in_other_threads` is whether other Python threads worked, and `given_out` the total of bytes
-    that torch's allocator gave out. The C library may keep freed ones, but the process grows by no more.
+    that torch's allocator gave out. The C library may keep freed blocks, but the process grows by no more than this
+    total.
     """
 
     in_other_threads = False
