@@ -19,7 +19,10 @@ _LIBRARY = Path(STANDARD).resolve()
 
 
 def content_of(path: Path) -> bytes:
-    """Return the content of a file, as of its import if it was imported. Raises OSError, also for a huge source."""
+    """Return the content of a file; of an imported file, the content at its import.
+
+    Raises OSError, also for a huge source.
+    """
     if path.suffix == ".py" and path.stat().st_size > MOST_OF_SOURCE:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     return LOADED.get(str(path)) or path.read_bytes()

@@ -100,7 +100,9 @@ class JudgeService:
     def _begin(self, hearing: Hearing, case: Case, seed: int, *, lean: bool) -> dict[str, Any]:
         """Make the inputs and the reference of a case, unless the latest case and seed are the same."""
         hearing.end()
-        own = lean or bool(case.dropout_p)  # such a judge changes with the results it gets, or frees memory
+        # Judges that check dropout change with the results that they get, and lean ones free memory: no other worker
+        # uses them.
+        own = lean or bool(case.dropout_p)
         if own or self._known is None or self._known[:2] != (case, seed):
             self._known = None
             for other in self._hearings.values():  # their case has ended

@@ -35,7 +35,7 @@ OnQuestion = Callable[[dict[str, Any], float], dict[str, Any]]  # a question and
 
 @dataclass(frozen=True)
 class Answer:
-    """The types of an answer's fields that the parent uses as they are: a kernel may write answers of its own."""
+    """The fields of an answer that the parent uses. Their types are checked, as a kernel may write answers too."""
 
     error: str | None = None
     changed: str | None = None

@@ -294,7 +294,7 @@ class CellSteps(Cell):
         return self.instruments.memory.measure_held(make) if self.timed else (0, make())
 
     def _measure_seconds(self, launch: Callable[[], T]) -> T:
-        """Launch once and return its result; keep its rough seconds where nothing else of the run works."""
+        """Launch once and return its result; note the seconds if no other worker of the run uses the device."""
         began = perf_counter()
         result = launch()
         self._enqueue = perf_counter() - began

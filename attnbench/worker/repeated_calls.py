@@ -33,10 +33,9 @@ Results = Mapping[str, "Tensor"]
 def find_wrong_call(
     instruments: Instruments, judge: CellJudge, case: Case, prepared: Prepared, latency: float | None, nbytes: int
 ) -> tuple[tuple[Accuracy, str] | None, bool]:
-    """Return the first wrong call, and whether calls share the memory of their results.
+    """Return the first wrong call, as (accuracy, name) or None, and whether calls share the memory of their results.
 
-    A wrong call is its accuracy and its name; None where all are right. `latency` is the seconds of one call, None
-    where it was not timed; `nbytes` is the size of its results.
+    `latency` is the seconds of one call, None where it was not timed; `nbytes` is the size of its results.
     """
     launch = judge.launcher(prepared)
     seconds = latency or _seconds_of(instruments, launch)

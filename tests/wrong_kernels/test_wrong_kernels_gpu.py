@@ -339,8 +339,10 @@ def test_eager_that_is_fused(gpu: MeasuringDevice) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("kernel", [mislabelled_kernels.in_float32, wrong_on_gpu.in_tf32])
 def test_float32_in_a_half_precision_case(gpu: MeasuringDevice, dtype: str, kernel: Any) -> None:
-    """A half-precision case is computed in float32 or TF32, which own code may do: a fact tells it. Fault: it declares
-    other kernels. Found: wrong-kernel, by the products' names.
+    """A half-precision case is computed in float32 or TF32.
+
+    Own code may do so, and the report says so. Fault: it declares other kernels. Found: wrong-kernel, by the products'
+    names.
     """
     record = gpu.measure(kernel, case(dtype=dtype))
     print(*record.kernels, sep="\n")

@@ -44,8 +44,8 @@ AGREEING, AGREEMENT = 0.6, 0.6  # shares of policy.min_samples and policy.target
 LONG_CALL = 0.015  # seconds; for longer calls MIN_SAMPLES_LONG samples are enough, as each averages over much work
 MIN_SAMPLES_LONG = 6  # the fewest samples that have a 95 % interval
 VERY_LONG_CALL = 0.05  # seconds; for longer calls MIN_SAMPLES_VERY_LONG samples are enough
-# In 57 such cells on an H200 and 46 on an H100, the medians of the first three samples and of all six differ by 0.4 %
-# in the 90th percentile, and at most by 1.5 %. Six would take a tenth of a whole run.
+# In 57 cells with calls over VERY_LONG_CALL on an H200 and 46 on an H100, the medians of the first three samples and of
+# all six differ by 0.4 % in the 90th percentile, and at most by 1.5 %. Six would take a tenth of a whole run.
 MIN_SAMPLES_VERY_LONG = 3
 
 
