@@ -151,7 +151,7 @@ class Hearing:
         return {"together": to_json(together([*shown.values()])) if len(shown) == len(self._judges) else None}
 
     def _placed(self, given: Inputs) -> Description:
-        """Place copies of some inputs in shared memory, over everything there."""
+        """Place copies of some inputs in shared memory, in place of everything there."""
         self._results = []
         self._arena.reset()
         described, copies = self._arena.place(_named(given))

@@ -45,7 +45,7 @@ def in_shell(tool: Tool, line: str, **env: str) -> tuple[int, str, str]:
 
 @posix
 def test_ends_of_children_that_the_shell_ignores_are_told(tool: Tool) -> None:
-    """Crashed children are reported even if the shell ignores SIGCHLD, by which Python takes each end for a success."""
+    """Crashed children are reported even if the shell ignores SIGCHLD; Python then reports success for every child."""
     ignoring = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execvp(sys.argv[1], sys.argv[1:])"
     )

@@ -139,7 +139,10 @@ def test_twice_the_margin_is_found_beside_three_runs_of_a_baseline() -> None:
 
 
 def test_another_unit_is_no_regression() -> None:
-    """Another unit is no regression, in pairs of two H200s' runs at a margin of 1 %; by rounds alone a third were."""
+    """Another unit of the model is no regression, in pairs of two H200s' runs at a margin of 1 %.
+
+    Judged by the noise between rounds alone, a third of the pairs would be a regression.
+    """
     runs = [run_file.read(path)[0] for path in sorted((RESULTS / "ci-experiment").glob("alike-*.jsonl"))]
     units = [run.environment.device.uuid for run in runs]
     pairs = [(i, j) for i, j in itertools.combinations(range(len(runs)), 2) if units[i] != units[j]][::4]

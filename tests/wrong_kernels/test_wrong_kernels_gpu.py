@@ -160,8 +160,9 @@ def test_a_wrong_tile_in_one_head_of_a_long_case(gpu: MeasuringDevice, causal: b
 @pytest.mark.parametrize("lengths", [(16384, 16384), (8192, 32768)], ids=str)
 @pytest.mark.parametrize("headdim", [64, 128, 256])
 def test_the_screen_of_long_cases(kernel: str, dtype: Any, lengths: tuple[int, int], headdim: int) -> None:
-    """No fault: torch's other kernel is not wrong where one of them screens it, causal and with grouped heads. Fault:
-    one tile of 64 rows is 10 % too large. Found.
+    """No fault: no kernel of torch is found wrong where another one screens it, causal and with grouped heads.
+
+    Fault: one tile of 64 rows is 10 % too large. Found: wrong.
     """
     which = Case(Shape(2, *lengths, 16, 2, headdim, headdim), dtype, "fwd", True)
     given = inputs.make(which, "cuda", 0)

@@ -163,7 +163,7 @@ class RankCell(Cell):
         if activities:
             computing = [a for a in activities if not COLLECTIVES.search(a.name)]
             problem = kernel_rules.find_broken_rule(self.case, signature, [a.name for a in computing])
-            if self.instruments.device.type == "cuda":  # on a CPU times contain other work
+            if self.instruments.device.type == "cuda":  # a CPU's times contain other work
                 problem = problem or kernel_rules.find_low_share(signature, computing)
         untraced = () if activities else ("what ran is not known: no kernel was traced",)
         notes = (*untraced, *kernel_rules.float32_notes(self.case, signature, names))
