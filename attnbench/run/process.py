@@ -21,11 +21,11 @@ from attnbench.core.json import from_json
 from attnbench.run import device_turns
 
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
-SLICE = 1.0  # seconds of one wait for an answer; longer waits count as this
+SLICE = 1.0  # seconds of one wait for an answer; a longer wait counts as this, because the process was then stopped
 QUESTION = b'{"ask":'  # the beginning of a line with a worker's question, not an answer
-MOST_QUESTIONS = 100_000  # of one request
-MOST_OF_ANSWER = 2**28  # bytes
-MOST_OF_STDERR = 2**30  # bytes, of one request
+MOST_QUESTIONS = 100_000  # most questions during one request
+MOST_OF_ANSWER = 2**28  # most bytes of an answer
+MOST_OF_STDERR = 2**30  # most bytes on stderr during one request
 AFTER_QUESTION = 5.0  # least seconds left to a worker after the answer to its question
 TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
@@ -35,7 +35,7 @@ OnQuestion = Callable[[dict[str, Any], float], dict[str, Any]]  # a question and
 
 @dataclass(frozen=True)
 class Answer:
-    """The types of an answer's fields that the parent uses as they are: a kernel may write answers of its own."""
+    """The fields of an answer that the parent uses. Their types are checked, as a kernel may write answers too."""
 
     error: str | None = None
     changed: str | None = None
@@ -77,11 +77,11 @@ class WorkerProcess:
             [python or this_python(), *program] if program else isolated_command("attnbench.worker", python=python)
         )
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
-        self._mark = 0  # the place in stderr at which the latest request begins
+        self._mark = 0  # the position in stderr at which the latest request begins
         self._killed_for_memory = 0  # Linux's count of processes killed for lack of memory, before the latest request
         self._tail: str | None = None  # the end of its stderr, kept when it is killed
         self._buffer = bytearray()
-        self.on_question: OnQuestion | None = None  # answers its questions before its answer
+        self.on_question: OnQuestion | None = None  # answers the worker's questions
         self._sent = self._received = 0  # numbers of the last request and answer, from 1
         self._process = subprocess.Popen(
             command,
@@ -215,7 +215,7 @@ class WorkerProcess:
         return b"\n" in self._buffer
 
     def _flood(self, what: str) -> WorkerDied:
-        """Kill the worker; return what it wrote in place of an answer, as the reason."""
+        """Kill the worker; return the error, whose reason is `what` it did in place of an answer."""
         self.kill()
         return WorkerDied(f"{what} and gave no answer")
 

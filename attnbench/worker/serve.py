@@ -265,7 +265,8 @@ class Worker:
             self._held = self._held or self._held_when_warm(job.case, policy, device)
         try:
             for own in masks.own_of([job.case.mask]):
-                own.check() if getattr(self.backend, "simulated", False) else own.function  # before anything is timed
+                # Check or load a person's own masks before anything is timed.
+                own.check() if getattr(self.backend, "simulated", False) else own.function
             if op == "fit" and (refusal := self.backend.unsupported(job.case, device)):
                 raise Unsupported(refusal)
             if getattr(self.backend, "simulated", False):

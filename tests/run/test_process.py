@@ -93,7 +93,7 @@ def test_a_request_that_a_signal_cuts_arrives_whole() -> None:
 
 
 def test_a_signal_while_a_worker_is_put_away(tmp_path: Path) -> None:
-    """A signal during the end of a worker ends it again; the action for a killed parent does not run."""
+    """A signal that interrupts the end of a worker does not prevent it; the action for a killed parent does not run."""
 
     def terminated(*_: object) -> None:
         raise Interrupted(signal.SIGTERM)
