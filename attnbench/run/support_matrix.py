@@ -123,12 +123,12 @@ FEATURES = (
 )
 LEGEND = (
     "yes: forward and backward (forward, for a backend without backward); fwd, bwd: one pass. causal q<k: aligned "
-    "bottom-right, 512 queries on 1024 keys; causal q>k: 1024 on 512, so that some queries see no key. window: causal, "
-    "256 to the left. decode: one query, 4 query heads a key head. ragged: one sequence of 512 and one of 1024; ragged "
-    "q<k: 512 and 1024 queries on 1024 keys each. paged: decode over pages of that many tokens, forward only; pages of "
-    "the columns without a number have 64, or 256 for a backend without 64. paged ragged: 512 and 1024 keys; paged "
-    "ragged q: 1 and 512 queries. MLA: with absorbed weights; topk: 256 keys chosen for each query. sink window: causal, 128 to the left; ALiBi q<k: "
-    "causal. A backend without any feature of a table is left out of it."
+    "bottom-right, 512 queries on 1024 keys; causal q>k: 1024 on 512, so that some queries see no key. window: "
+    "causal, 256 to the left. decode: one query, 4 query heads a key head. ragged: one sequence of 512 and one of "
+    "1024; ragged q<k: 512 and 1024 queries on 1024 keys each. paged: decode over pages of that many tokens, forward "
+    "only; pages of the columns without a number have 64, or 256 for a backend without 64. paged ragged: 512 and 1024"
+    " keys; paged ragged q: 1 and 512 queries. MLA: with absorbed weights; topk: 256 keys chosen for each query. sink"
+    " window: causal, 128 to the left; ALiBi q<k: causal. A backend without any feature of a table is left out of it."
 )
 
 
