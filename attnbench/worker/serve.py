@@ -236,7 +236,7 @@ class Worker:
                 re.compile(pattern)
             except (re.error, TypeError) as error:
                 raise ValueError(f"{name}: {pattern!r} of its kernels is not a regular expression: {error}") from None
-        if not 0 < efficiency <= 10:
+        if not 1e-6 <= efficiency <= 10:
             raise ValueError(f"{name}.efficiency is {efficiency!r}, not a share of a matmul's rate")
         return reason, to_json(workspace), efficiency
 
