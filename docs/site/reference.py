@@ -330,7 +330,7 @@ def _backend(name: str) -> str:
     if hasattr(module, "__path__"):
         source = f"{source.removesuffix('.py')}/__init__.py"
     parts = [f"# {name}", *(about and [_prose(about[0])]), _facts(name, of, source)]
-    parts += ["## Where it was right", _trials(name), *_measured(name)]
+    parts += ["## Where it was right", _trials(name), *_wrong(name), *_measured(name)]
     if not _kind(name):  # others have no plain case of one device
         row = {matrix.device.name: _row(matrix, name) for matrix in _matrices()}
         runs = ((where, _answer(found.overall.answer), _prose(found.overall.reason)) for where, found in row.items())
@@ -402,6 +402,16 @@ def _measured(name: str) -> Iterator[str]:
             "steps have GB/s. `attnbench report results/FILE --cell 'NAME'` shows it in full."
         )
         yield _table(("device", "cell", "rate", "latency", "run file"), rows)
+
+
+def _wrong(name: str) -> Iterator[str]:
+    """Yield the table of wrong results."""
+    if rows := [
+        (device, _prose(version), f"`{cell}`", _prose(why)) for _, version, device, cell, why in measured.wrong(name)
+    ]:
+        yield "## Wrong results"
+        yield "The first wrong cell of each kind in the run files of `results/`."
+        yield _table(("device", "version", "cell", "reason"), rows)
 
 
 def _see_also(name: str, of: Any) -> Iterator[str]:
