@@ -78,7 +78,7 @@ def pages() -> dict[str, str]:
     found = {"commands/index.md": _commands()}
     found |= {f"commands/{name}.md": _command(name) for name in COMMANDS}
     found |= {f"reference/{name}.md": page() for name, page in REFERENCE.items()}
-    found |= {f"backends/{name}.md": _backend(name) for name in _backends()}
+    found |= {f"backends/{name}.md": backend_page(name) for name in _backends()}
     return found
 
 
@@ -322,7 +322,8 @@ def _matrices() -> Sequence[SupportMatrix]:
     return tuple(support_matrix(device, _backends()) for device in devices)
 
 
-def _backend(name: str) -> str:
+def backend_page(name: str) -> str:
+    """Return the page of a backend."""
     of = load(name, BACKENDS[name])
     module = import_module(type(of).__module__)
     about = _paragraphs(type(of).__dict__.get("__doc__") or module.__doc__ or "")
