@@ -17,10 +17,13 @@ BARS = ("bars", "decode-bars")  # with a row for each kind of case and machine
 
 
 def linked(site: Findings, c: Comparison, blocks: Iterable[Block]) -> Iterator[Block]:
-    """Yield the blocks of a comparison, its tables of cases, cells and kinds of case with links to the run files."""
+    """Yield the blocks of a comparison, its totals, cases, cells and kinds of case with links to the run files."""
     decode = [case for case in c.cases if case.is_decode]
     others = [case for case in c.cases if not case.is_decode]
     of_cells: dict[str, list[Cells]] = {
+        "machines": [
+            {label: [*figures.chosen[label].values()] for label in c.labels} for figures in c.figures for _ in c.labels
+        ],
         "cases": [_fastest(c, case) for case in others],
         "decode": [_fastest(c, case) for case in decode],
         "cells": [{label: [key] for label in c.labels} for key in c.cells],

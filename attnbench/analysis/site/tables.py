@@ -20,7 +20,7 @@ from attnbench.results import case_names
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell, Key
 
-MOST_SOURCES = 2  # linked run files for a figure
+MOST_SOURCES = 2  # run files for a figure that are shown; the others are folded
 LEAST_AXIS = 0.02  # to both sides of 1x
 UNLIKE = "†"  # beside a ratio of two GPUs, each with its own backend
 MOST_NAMED = 3  # backends in a sentence
@@ -73,9 +73,10 @@ def run_links(site: Findings, runs: Iterable[Run]) -> tuple[Span, ...] | str:
 
 
 def _links(found: Sequence[RunFile]) -> tuple[Span, ...] | str:
-    links = joined([link(_day(file), file.address)] for file in found[:MOST_SOURCES])
-    more = len(found) - MOST_SOURCES
-    return (*links, Span(f" and {more} more")) if more > 0 else links or NOTHING
+    links, more = (
+        joined([link(_day(file), file.address)] for file in of) for of in (found[:MOST_SOURCES], found[MOST_SOURCES:])
+    )
+    return (*links, Span(f"and {len(found) - MOST_SOURCES} more", folded=more)) if more else links or NOTHING
 
 
 def _day(file: RunFile) -> str:
@@ -285,6 +286,10 @@ def pair_chart(site: Findings, pair: Pair) -> Table:
                 ratio_text(ratio),
                 bar,
                 str(len(figures.cases)),
+                file_links(
+                    site,
+                    (figures.machines[label].cells[key] for label, of in figures.chosen.items() for key in of.values()),
+                ),
             )
         )
     columns = (
@@ -293,6 +298,7 @@ def pair_chart(site: Findings, pair: Pair) -> Table:
         Column(f"speed / {home}"),
         Column(f"{low:.2f}x to {high:.2f}x"),
         Column("cases", "right", optional=1),
+        Column("run files", optional=1),
     )
     note = (
         f"Bars begin at 1x, as fast as {home}; to the left is slower. Thin lines: 95 % interval, cards included. "

@@ -32,7 +32,7 @@ PARTS = "parts.js"  # of a site: the parts of specifications that its pages shar
 class Frame:
     """The parts of a page of a site: links to other pages as (text, address), its own address, and the assets.
 
-    `assets` is the address of the folder of the style sheet and the scripts, `parts` what the charts of all pages share.
+    `assets` is the address of the folder of the style sheet and the scripts; the charts of all pages share `parts`.
     """
 
     links: tuple[tuple[str, str], ...]

@@ -17,7 +17,7 @@ from attnbench.render.html.elements import Markup, Part, asset, element, filled,
 from attnbench.render.html.figures import VegaFigure, drawable
 from attnbench.results.metrics import METRICS
 
-SCRIPTS = ("shared.js", "vega.min.js", "vega-lite.min.js", "charts.js")  # in assets/, in the order in which a page runs them
+SCRIPTS = ("shared.js", "vega.min.js", "vega-lite.min.js", "charts.js")  # in assets/, in the order of a page
 PANEL = (340, 210)  # width and height in pixels, before charts.js fits panels to the width of the page
 # (field of a row, heading, how charts.js writes it, what it is)
 COLUMNS: tuple[tuple[str, str, str, str], ...] = (
@@ -72,7 +72,7 @@ FILTERS: Mapping[str, str] = {  # field of a row -> the title of its boxes
 
 
 class Parts:
-    """Parts of specifications and columns, each once: figures, their layers and the pages of a site have most in common.
+    """Parts of specifications and columns, each once: figures, layers and the pages of a site have most in common.
 
     Written out, they would be most of a page. A part may hold parts.
     """

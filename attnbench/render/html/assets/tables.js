@@ -55,8 +55,7 @@
     );
   }
 
-  const long = tables.filter((table) => rowsOf(table).length > FEW);
-  if (!long.length || document.querySelector("#cells")) return; // the page of a run has its own
+  if (!tables.some((table) => rowsOf(table).length > FEW) || document.querySelector("#cells")) return; // the page of a run has its own
 
   // ---- Rows. One whose first entry is empty goes on with the row above: they have one name, and are found together.
 
@@ -70,7 +69,7 @@
     for (const group of groups) group.text = ` ${group.rows.map((row) => [...row.cells].map((cell) => cell.textContent).join(" ")).join(" ")}`.toLowerCase();
     return groups;
   };
-  const shown = long.map((table) => ({ table, name: nameOf(table), heads: [...table.tHead.rows[0].cells], groups: groupsOf(table) }));
+  const shown = tables.filter((table) => rowsOf(table).length > 1).map((table) => ({ table, name: nameOf(table), heads: [...table.tHead.rows[0].cells], groups: groupsOf(table) }));
 
   // ---- Filters: by the columns of a few values, and by what the name of a case says, as "16k d128 causal fwd bf16".
 
@@ -100,7 +99,7 @@
   document.querySelector("#results").prepend(search);
   const boxes = [...search.querySelectorAll("input[type=checkbox]")], find = search.querySelector("#find"), reset = search.querySelector("#reset");
 
-  const show = () => {
+  const filter = () => {
     const words = find.value.toLowerCase().split(/\s+/).filter(Boolean), off = boxes.filter((one) => !one.checked);
     const passes = (row) => off.every(({ name, value }) => valuesOf.get(row)[name] !== value);
     let some = 0, all = 0;
@@ -124,7 +123,7 @@
   const UNITS = { us: 1e-6, ms: 1e-3, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
   const NUMBER = /^[±+]?(-?\d[\d.]*(?:e[+-]?\d+)?)[x%~]*(?: ([a-zA-Z]+))?(?= |,|$)/;
   const orders = new Map(); // name of a table -> {place of its column, down}
-  const valueOf = ({ rows }, place) => rows.map((row) => row.cells[place].textContent).find((text) => text && text !== "-");
+  const valueOf = ({ rows }, place) => rows.filter((row) => !row.hidden).map((row) => row.cells[place].textContent).find((text) => text && text !== "-");
   const numberOf = (text) => {
     const [, digits, unit] = NUMBER.exec(text) || [];
     return digits && Number(digits) * (UNITS[unit] || 1);
@@ -150,6 +149,10 @@
     if (find.value) choices.set("find", find.value);
     for (const [name, { place, down }] of orders) choices.append("sort", `${name}:${down ? "-" : ""}${place}`);
     attnbench.keep(choices);
+  };
+  const show = () => {
+    filter();
+    shown.forEach(sort);
   };
   const changed = () => {
     show();
@@ -187,7 +190,6 @@
     const [, name, minus, place] = /^(.*):(-?)(\d+)$/.exec(choice) || [], of = shown.find((one) => one.name === name);
     if (!of?.heads[place]) continue;
     orders.set(name, { place: Number(place), down: minus === "-" });
-    sort(of);
   }
   show();
 })();
