@@ -88,7 +88,7 @@ def test_the_address_keeps_what_was_chosen(browser: Browser, folder: Path) -> No
         ("index.html", "fastest", "work:Training", 4),
         ("gpu-h200.html", "prefill", "mask:causal", 2),
         ("work-prefill.html", "prefill", "GPU:H200", 3),
-        ("backend-triton.html", "training", "headdim:64", 2),
+        ("backend-triton.html", "training", "GPU:H200", 2),
         ("pair-h100-80gb-hbm3-against-h200.html", "cells", "pass:bwd", 3),
     ],
 )
@@ -131,10 +131,10 @@ def test_rows_of_long_tables_are_found_and_saved(browser: Browser, folder: Path)
     assert "16k" in shown[0]
     assert any("H100" in text and "16k" not in text for text in shown)
     assert browser.js("location.hash") == "#?find=16k+causal"
-    browser.js("document.querySelector('#table-prefill button').click()")
+    browser.js("document.querySelector('#table-prefill .tools button').click()")
     browser.wait("saved.length === 1")
     assert len(browser.js("saved[0]").splitlines()) == 1 + len(shown)
-    browser.js("document.querySelectorAll('#table-prefill button')[1].click()")
+    browser.js("document.querySelectorAll('#table-prefill .tools button')[1].click()")
     browser.wait("saved.length === 2")
     bars = ElementTree.fromstring(browser.js("saved[1]"))
     assert len(bars.findall("{*}svg")) == len(shown)
