@@ -66,6 +66,15 @@ def test_figures_over_time_by_hand(tmp_path: Path) -> None:
     assert found.compared["cards"]
 
 
+@pytest.mark.parametrize("table", ["speed-h100-80gb-hbm3-against-h200", "machines"])
+def test_totals_of_a_pair_link_to_their_run_files(made: Path, table: str) -> None:
+    text = (made / "pair-h100-80gb-hbm3-against-h200.html").read_text()
+    found = re.search(rf'<section id="table-{table}".*?</section>', text, re.DOTALL)
+    assert found
+    assert {f"run-{name}.html" for name in NAMES[:2]} <= {*ADDRESS.findall(found[0])}
+    assert '<details class="more">' in found[0]
+
+
 def test_every_link_leads_to_a_page_of_the_site(made: Path) -> None:
     pages = {path.name: path.read_text() for path in made.glob("*.html")}
     assert {"index.html", "runs.html", "backends.html", "steps.html", "capacity.html", "claims.html"} <= pages.keys()
