@@ -20,9 +20,11 @@ def check(audit: Audit, text: str, paths: Sequence[Path]) -> None:
     faster = slower = 0
     for now in machines(paths):
         before = _before(now)
+        if before is None:
+            continue
         of_backend: dict[str, list[Key]] = defaultdict(list)
-        for key in now.figures["latency"] if before else ():
-            if before and key in before.figures["latency"] and not now.cells[key].case.step:
+        for key in now.figures["latency"]:
+            if key in before.figures["latency"] and not now.cells[key].case.step:
                 of_backend[key[1]].append(key)
         for backend, keys in of_backend.items():
             ratio = speed_ratio(before, equal(keys), now, equal(keys), "latency")
@@ -39,10 +41,9 @@ def check(audit: Audit, text: str, paths: Sequence[Path]) -> None:
     )
     audit.same("over time", "answer over time", said in plain(text), True)
     cards = Counter((file.device["name"], _unit(file)) for file in map(read, paths))
-    printed = {row[0]: int(row[1].split()[0]) for row in table(text, "cards")}
-    audit.same(
-        "over time", "cards", str(printed), str({f"{name}, unit {unit}": n for (name, unit), n in cards.items()})
-    )
+    printed = sorted((row[0], int(row[1].split()[0])) for row in table(text, "cards"))
+    by_hand = sorted((f"{name}, unit {unit}", number) for (name, unit), number in cards.items())
+    audit.same("over time", "cards", str(printed), str(by_hand))
 
 
 def _before(now: Machine) -> Machine | None:
