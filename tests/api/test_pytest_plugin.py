@@ -83,6 +83,12 @@ def test_other(): ...
     done.stdout.no_fnmatch_line("*guard.py:*:*SlowerError*")
 
 
+@pytest.mark.parametrize("name", ["--", "../up", "a b"])
+def test_a_name_that_cannot_be_one_is_said(session: Any, name: str) -> None:
+    done = session("def test_it(attnbench): attnbench.assert_right('fake', **SMALL)", f"--attnbench-save={name}")
+    done.stdout.fnmatch_lines(["*--attnbench-save: * is no name; use letters, digits, dots and dashes"])
+
+
 def test_what_is_saved_is_compared_with(session: Any, pytester: pytest.Pytester) -> None:
     text = "def test_it(attnbench): attnbench.assert_not_slower('./mine.py:Same', **SMALL)"
     session(text, "--attnbench-save", "main").assert_outcomes(passed=1)

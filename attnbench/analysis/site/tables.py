@@ -94,13 +94,19 @@ def interval(machine: Machine, key: Key) -> str:
 
 
 def gpu_link(site: Findings, machine: Machine, work: Work) -> tuple[Span, ...]:
-    """Return the short name of a machine with a link to its figures of a kind of work."""
+    """Return the short name of a machine with a link to its figures of a kind of work.
+
+    A machine that ran own code only has no page, and its name no link.
+    """
+    if machine.label not in site.standings:
+        return (Span(machine.label),)
     return (link(site.short(machine.label), f"{site.gpu_address(machine.label)}#table-{work.name}"),)
 
 
 def gpu_bar(site: Findings, machine: Machine, part: float, text: str) -> Bar:
     """Return a bar in a machine's colour; `part` is its speed over the fastest machine's in the row."""
-    place = next(i for i, of in enumerate(site.machines) if of.label == machine.label)
+    labels = [of.label for of in site.machines]
+    place = labels.index(machine.label) if machine.label in labels else len(labels)
     return Bar(0.0, part, place, label=f"{machine.label}: {text}, {percent(part)} of the best")
 
 
