@@ -175,7 +175,7 @@ def products(case: Case) -> int:
     assert step
     tokens = case.shape.batch * case.shape.seqlen_q
     logits = tokens if step.phase == "train" else case.shape.batch
-    return 2 * (int(step.weights(heads_of(case), experts=step.taken)) * tokens + step.hidden * step.vocab * logits)
+    return int(step.products(heads_of(case), tokens, logits))
 
 
 def weight_bytes(case: Case) -> int:

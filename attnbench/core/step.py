@@ -124,6 +124,10 @@ class Step:
         rest = (layers - first) * self.layer_weights(self.dense, of, experts)
         return rest + first * self.layer_weights(0, of, experts)
 
+    def products(self, of: Heads, tokens: int, logits: int) -> float:
+        """Return the FLOPs, forward, of the products with weights of `tokens` tokens, with the logits of some."""
+        return 2 * (self.weights(of, experts=self.taken) * tokens + self.hidden * self.vocab * logits)
+
     @property
     def outside(self) -> int:
         """The parameters of the embedding and of the product that gives the logits."""
