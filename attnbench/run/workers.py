@@ -517,7 +517,7 @@ def _supports(answer: Mapping[str, Any], number: int) -> list[CaseSupport]:
     """Return what a worker answered for so many cases; the reason in each where that cannot be read."""
     try:
         found = [
-            from_json(CaseSupport, dict(zip(("reason", "workspace", "efficiency"), one, strict=True)))
+            from_json(CaseSupport, dict(zip(("reason", "workspace", "efficiency", "compiles"), one, strict=True)))
             for one in answer["answers"]
         ]
         if len(found) == number:
