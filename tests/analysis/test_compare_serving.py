@@ -15,7 +15,9 @@ from attnbench.analysis.compare import requests
 from attnbench.analysis.compare.document import document
 from attnbench.analysis.compare.findings import Comparison, compare
 from attnbench.analysis.compare.machines import Machine, machines
+from attnbench.analysis.compare.products import step_shares
 from attnbench.analysis.compare.serving import Served
+from attnbench.analysis.compare.serving import served as predicted
 from attnbench.analysis.compare.serving_document import charts
 from attnbench.core.case import Case, Shape
 from attnbench.core.flops import weight_bytes
@@ -353,3 +355,28 @@ def test_heads_that_stand_in_are_within_what_is_stated() -> None:
     assert len(errors) >= 10
     assert 1.96 * typical <= requests.STAND_IN
     assert sum(abs(error) <= requests.STAND_IN for error in errors) / len(errors) >= 0.93
+
+
+PUBLISHED = (  # milliseconds for a generated token
+    # buildkite.com/vllm/performance-benchmark/builds/9515: 32 in, 128 out, mean of a batch over 128
+    ("H200", "llama-3.1-8b, batch 8", 833.421 / 128),
+    ("H200", "mixtral-8x7b, batch 8, tp 2", 1917.44 / 128),
+    ("H200", "llama-3.1-70b, batch 8, tp 4", 2077.53 / 128),
+    # github.com/gpustack/gpustack, docs/performance-lab/qwen3-8b/h100-latency.md: vLLM 0.11, ShareGPT, mean TPOT
+    ("H100 80GB HBM3", "qwen3-8b, batch 4", 7.38),
+)
+
+
+def test_published_servers_are_within_what_is_stated() -> None:
+    """At the shortest measured context, of 1k; the published ones are shorter, where attention is a smaller part."""
+    results = Path(__file__).parents[2] / "results"
+    kinds = ("serving", "models", "libraries", "step")
+    paths = sorted(path for kind in kinds for path in results.glob(f"*-{kind}-nvidia-h?00.jsonl.gz"))
+    runs = [run_file.read(path)[0] for path in paths]
+    found, shares = {machine.label: machine for machine in machines(paths, runs)}, step_shares(runs)
+    for label, text, milliseconds in PUBLISHED:
+        one = predicted(requests.parse(f"1k in, 2 out, {text}"), found[label], shares)
+        assert isinstance(one, Served), one
+        took, stated = milliseconds / 1e3 / one.decode.seconds, math.exp(math.hypot(*one.decode.doubts.values()))
+        print(f"{label}, {text}: published {took:.2f} of ours; stated {1 / stated:.2f} to {stated:.2f}")
+        assert 1 / min(stated, 1.2) <= took <= min(stated, 1.2)
