@@ -320,12 +320,12 @@ def test_all_reduces_take_the_time_of_their_bytes() -> None:
     by_nvlink = compared(f"{CHAT}, tp 2", records)
     assert served(by_nvlink).decode.sending == pytest.approx(2 * 32 * 32 * 4096 * 2 / 450e9)
     assert served(by_nvlink).prefill.sending == pytest.approx(2 * 32 * 2048 * 4096 * 2 / 450e9)
-    assert "without latency: on H200 NVLink's 450 GB/s by the datasheet (" in said(by_nvlink)
+    assert "without latency: on H200 at NVLink's 450 GB/s by the datasheet (" in said(by_nvlink)
     taken = {"time": builders.times(FILL), "ceiling_bus": Measurement("B/s", (250e9,))}
     of_ranks = Record(replace(PREFILL[0], ranks=2), "ring-sdpa", 0, "ok", measurements=taken)
     measured = compared(f"{CHAT}, tp 2", [*records, of_ranks])
     assert served(measured).decode.sending == pytest.approx(2 * 32 * 32 * 4096 * 2 / 250e9)
-    assert "on H200 250 GB/s as in a large all-to-all of 2 devices (" in said(measured)
+    assert "on H200 at 250 GB/s, as in a large all-to-all of 2 devices (" in said(measured)
     assert served(measured).tokens_a_second < served(by_nvlink).tokens_a_second
 
 

@@ -143,12 +143,12 @@ def bus(machine: Machine, tp: int) -> Rate | None:
     if found:
         ranks = min(found, key=lambda ranks: abs(math.log(ranks / tp)))
         value = stats.median(found[ranks])
-        return Rate(value, f"{digits(value / 1e9)} GB/s as in a large all-to-all of {ranks} devices", {})
+        return Rate(value, f"at {digits(value / 1e9)} GB/s, as in a large all-to-all of {ranks} devices", {})
     device = machine.environment.device
     gpu = gpus.find(device.name, device.memory, device.multiprocessors)
     if not gpu or not gpu.nvlink:
         return None
-    return Rate(gpu.nvlink, f"NVLink's {digits(gpu.nvlink / 1e9)} GB/s by the datasheet", {}, at_most=True)
+    return Rate(gpu.nvlink, f"at NVLink's {digits(gpu.nvlink / 1e9)} GB/s by the datasheet", {}, at_most=True)
 
 
 def sent(step: Step, tp: int, tokens: int) -> float:
