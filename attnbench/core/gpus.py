@@ -33,7 +33,8 @@ The table is gpus.json. "gpus" has one object per product:
     capability       major and minor; absent for AMD's
     tflops           dtype -> TFLOP/s
     bandwidth        GB/s
-    nvlink           GB/s that a GPU sends to others, half of the printed rate of both directions; absent if not read
+    nvlink           GB/s in one direction, from network/README.md of stas00/ml-engineering (commit 0030e63), where SXM
+                     GPUs have one link to all others; absent for others
     memory           nominal GiB; absent where no other product and no MIG slice reports the same name
     multiprocessors  enabled SMs (compute units on AMD); absent where the clock of the peak is unknown
     flop_per_clock   dtype -> FLOP of one multiprocessor in one clock cycle, dense, with fp32 accumulation

@@ -40,7 +40,7 @@ from attnbench.core.text import listed
 from attnbench.results.cells import Key
 from attnbench.run.step_axes import heads
 
-BATCHES = tuple(2**n for n in range(13))  # of a curve, besides the measured ones
+BATCHES = tuple(2**n for n in range(13))  # of a curve, besides the measured and the requested ones
 Doubts = Mapping[object, float]  # name -> half the 95 % interval of the logarithm that it adds
 
 
@@ -212,7 +212,9 @@ def serving(asked: Requests, machines: Sequence[Machine], runs: Sequence[Run]) -
     each = {machine.label: served(asked, machine, shares) for machine in machines}
     curves = {}
     for machine in machines:
-        points = (served(replace(asked, batch=batch), machine, shares) for batch in _batches(asked, machine))
+        measured = {case.shape.batch for case in machine.fastest if case.is_decode and not case.is_ragged}
+        batches = sorted({*BATCHES, *measured, asked.batch})
+        points = (served(replace(asked, batch=batch), machine, shares) for batch in batches)
         curves[machine.label] = [one for one in points if isinstance(one, Served)]
     found = {label: one for label, one in each.items() if isinstance(one, Served)}
     without = {label: one for label, one in each.items() if isinstance(one, str)}
@@ -230,17 +232,13 @@ def served(asked: Requests, machine: Machine, shares: Sequence[StepShare]) -> Se
     if not by_flops or not by_bytes:
         return "its rates of products are not known"
     between = bus(machine, asked.tp) if asked.tp > 1 else None
-    phases = {phase: _phase_time(asked, step, phase, machine, by_flops, by_bytes, between) for phase in SERVED}
-    lacking = next((phase for phase, of in phases.items() if not of), None)
-    if lacking:
-        return f"no {lacking} was measured that it could be interpolated between"
-    return Served(asked, machine, {phase: of for phase, of in phases.items() if of}, between)
-
-
-def _batches(asked: Requests, machine: Machine) -> list[int]:
-    """Return the batches of a curve: powers of two, the measured ones of decode, and the requested one."""
-    decode = {case.shape.batch for case in machine.fastest if case.is_decode and not case.is_ragged}
-    return sorted({*BATCHES, *decode, asked.batch})
+    phases: dict[Phase, PhaseTime] = {}
+    for phase in SERVED:
+        found = _phase_time(asked, step, phase, machine, by_flops, by_bytes, between)
+        if not found:
+            return f"no {phase} was measured that it could be interpolated between"
+        phases[phase] = found
+    return Served(asked, machine, phases, between)
 
 
 def _phase_time(

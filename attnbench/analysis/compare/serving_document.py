@@ -137,21 +137,21 @@ def _cost_alone(c: Comparison, one: Served) -> str:
 
 
 def _energy(found: Serving) -> str:
-    each = [(label, text) for label, one in found.found.items() if (text := _kilowatt_hours(one))]
+    each = {label: text for label, one in found.found.items() if (text := _kilowatt_hours(one))}
     if not each:
         return ""
-    texts = listed(f"{text} kWh on {label}" for label, text in each)
-    known = [f"on {label} {text}" for label, _ in each if (text := _powers(found.found[label]))]
-    low = f"the lower figure by the power of attention without pauses ({'; '.join(known)}), the upper "
-    return f"A million generated tokens take {texts}: {low if known else ''}by the power limit."
+    texts = listed(f"{text} kWh on {label}" for label, text in each.items())
+    known = [f"on {label} {text}" for label in each if (text := _powers(found.found[label]))]
+    low = f"the lower figure by the power of attention without pauses ({'; '.join(known)}), the upper " if known else ""
+    return f"A million generated tokens take {texts}: {low}by the power limit."
 
 
 def _powers(one: Served) -> str:
     """Return the power of attention in each phase: "667 W in 43 prefills and 239 W in 1 decode"; "" if unknown."""
     if one.kilowatt_hours()[0] is None:
         return ""
-    each = ((phase, one.watts(phase)) for phase in one.phases)
-    return listed(f"{sorted(found)[len(found) // 2]:.0f} W in {count(len(found), phase)}" for phase, found in each)
+    each = ((phase, sorted(one.watts(phase))) for phase in one.phases)
+    return listed(f"{watts[len(watts) // 2]:.0f} W in {count(len(watts), phase)}" for phase, watts in each)
 
 
 def _kilowatt_hours(one: Served) -> str:
@@ -229,10 +229,12 @@ def charts(c: Comparison) -> list[LineChart]:
     found = c.serving
     if not found or not found.curves:
         return []
+    asked, tp = found.asked, f", tp {found.asked.tp}" if found.asked.tp > 1 else ""
+    size = f"{format_size(asked.seqlen_in)} in, {asked.seqlen_out} out"
     return [
         LineChart(
             "interactivity-chart",
-            f"Batch against interactivity: {_asked(found)}",
+            f"Batch against interactivity: {asked.model.name}{tp}, {size}",
             f"Above and to the right is better. At each point its batch; bands: 95 % interval. {NOTE}",
             "generated tokens/s a user",
             "generated tokens/s a GPU",
@@ -244,11 +246,6 @@ def charts(c: Comparison) -> list[LineChart]:
 def _line(label: str, own: Sequence[Served]) -> BandLine:
     points = ((one.of_a_user, one.of_a_gpu, *(one.interval(one.of_a_gpu) or 2 * (one.of_a_gpu,))) for one in own)
     return BandLine(label, tuple(points), tuple(f"{one.asked.batch}{_mark(one)}" for one in own))
-
-
-def _asked(found: Serving) -> str:
-    tp = f", tp {found.asked.tp}" if found.asked.tp > 1 else ""
-    return f"{found.asked.model.name}{tp}, {format_size(found.asked.seqlen_in)} in, {found.asked.seqlen_out} out"
 
 
 def data(c: Comparison) -> dict[str, Any] | None:
