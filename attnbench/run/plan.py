@@ -101,13 +101,12 @@ def _with_first_jobs(jobs: Iterable[Job], seconds: float, compiles: Mapping[str,
     """
     begun: set[Any] = set()
     for job in jobs:
-        more = {(job.backend, job.round): seconds}
         kind = job.backend, _panel(job.case), job.case.direction, job.case.is_decode
-        more[kind] = compiles.get(job.backend, 0.0)
-        if job.skip is None and (added := sum(more[one] for one in more.keys() - begun)):
-            job = replace(job, forecast=replace(job.forecast, seconds=job.forecast.seconds + added))
+        more: dict[Any, float] = {(job.backend, job.round): seconds, kind: compiles.get(job.backend, 0.0)}
         if job.skip is None:
+            added = sum(more[one] for one in more.keys() - begun)
             begun |= more.keys()
+            job = replace(job, forecast=replace(job.forecast, seconds=job.forecast.seconds + added))
         yield job
 
 
