@@ -39,6 +39,7 @@ class BackendBase:
     kernels_of: ClassVar[type[BackendBase] | None] = None  # another backend, whose kernels and library it uses
     order: Order = "bshd"  # order of dimensions of a dense batch, as in autograd_prepared
     efficiency = 0.4  # rough fraction of a matmul's rate, for the forecast of time only
+    compiles = 0.0  # seconds that a first call of a kind of case takes on a GPU, for the forecast of time only
     starts_compiler = False  # a first call may compile for minutes (nvcc); its jobs then have a longer timeout
     # For a backend that chooses an implementation for each case: name -> regular expression for its kernels. The first
     # entry that matches a kernel that ran is the choice.

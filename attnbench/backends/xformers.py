@@ -228,6 +228,7 @@ class SplitK(XFormers):
     """xFormers' decode kernel, written in Triton. It takes any number of queries and is fast for few."""
 
     name = "xformers-splitk"
+    compiles = 0.8
     paste = xformers_paste("triton_splitk", backward=False)
     operator = "triton_splitk"
     limits: ClassVar = Limits(headdim_pairs=SPLITK_HEADDIMS, backward=False, ragged=True, page_sizes=(64,))

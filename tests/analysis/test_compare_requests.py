@@ -224,7 +224,9 @@ def test_what_memory_does_not_hold_has_no_figure() -> None:
     assert f" tokens/s on H200 (of generated tokens). {need}: no figure of it there." in answer(got)[0]
     with pytest.raises(UserError, match=r"H200 has 139 GiB and H100 has 80.0 GiB; ask for fewer"):
         of("4k in, 14k out, llama-3.1-8b, batch 64", H200, small)
-    assert requests.parse("4k in, 4k out, deepseek-v3, batch 1").weights == 0, "with experts they are not known"
+    published = requests.parse("4k in, 4k out, deepseek-v3, batch 1, tp 8").weights * 8
+    assert published == pytest.approx(671e9, rel=0.005), "in 8 bits"
+    assert requests.parse("4k in, 4k out, llama-3.1-405b, batch 1").weights == 0, "not known"
     latent = requests.parse("4k in, 4k out, deepseek-v3, batch 1, tp 8").cache
     assert latent == 2 * 8192 * 61 * (512 + 64), "each device has all of it"
     windows = requests.parse("4k in, 4k out, gemma-3-27b, batch 1").cache

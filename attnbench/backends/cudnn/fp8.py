@@ -38,6 +38,7 @@ class CudnnFp8(Cudnn):
     name = "cudnn-fp8"
     min_version = "1.14"  # diagonal_alignment
     efficiency = 1.1
+    compiles = 1.2
     limits: ClassVar = Limits(
         dtypes=("fp8",),
         capability=(9, 0),

@@ -81,6 +81,7 @@ class Cudnn(Library):
         alibi="use_alibi_mask=True",
     )
     efficiency = 0.65
+    compiles = 0.6
     runtime_checker = "cuDNN"
     module = "cudnn"
     distributions: ClassVar = ("nvidia-cudnn-frontend",)

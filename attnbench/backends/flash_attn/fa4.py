@@ -54,6 +54,7 @@ class FlashAttention4(Library):
         sink="learnable_sink=sink",
     )
     efficiency = 0.75
+    compiles = 2.5
     module = "flash_attn.cute"
     distributions: ClassVar = ("flash-attn-4",)
     uses: ClassVar = ("nvidia-cutlass-dsl",)

@@ -80,6 +80,7 @@ class Compiled(BackendBase):
     """Base of the backends that torch.compile compiles."""
 
     order = "bhsd"
+    compiles = 3.4
 
     _last: Case | None = None
 

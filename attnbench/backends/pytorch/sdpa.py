@@ -229,6 +229,7 @@ class Cudnn(Sdpa):
     switch = "cudnn"
     paste = sdpa_paste("CUDNN_ATTENTION")
     efficiency = 0.6
+    compiles = 1.1
     runtime_checker = "torch"
     # Above headdim 128 support depends on the version of cuDNN.
     limits: ClassVar = Limits(capability_below=(12, 2), headdim_v=True, dropout=True, unequal_causal=False, ragged=True)
@@ -250,6 +251,7 @@ class Choice(Sdpa):
     """SDPA with the backend that torch chooses for the case: a fused kernel, or math's products and softmax."""
 
     name = "sdpa"
+    compiles = 0.8
     paste = sdpa_paste()
     runtime_checker = "torch"
     limits: ClassVar = Math.limits

@@ -47,8 +47,9 @@ class SeveralDevices(BackendBase):
         assert isinstance(found, BackendBase)
         return found
 
-    efficiency, starts_compiler, runtime_checker, probe_imports, distributions, uses = map(
-        _of_inner, ("efficiency", "starts_compiler", "runtime_checker", "probe_imports", "distributions", "uses")
+    efficiency, compiles, starts_compiler, runtime_checker, probe_imports, distributions, uses = map(
+        _of_inner,
+        ("efficiency", "compiles", "starts_compiler", "runtime_checker", "probe_imports", "distributions", "uses"),
     )
 
     def probe(self) -> Probe:

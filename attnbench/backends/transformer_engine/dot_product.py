@@ -191,6 +191,7 @@ class Fused(TransformerEngine):
     """Transformer Engine's FusedAttention, which is cuDNN."""
 
     name = "transformer-engine-fused"
+    compiles = 0.3
     paste = te_paste("UNFUSED", "FLASH")
     switched_off: ClassVar = ("UNFUSED", "FLASH")
     forward_kernels = "cudnn.*fprop"

@@ -41,6 +41,7 @@ MAX_SPLIT_KEYS = 8 * 148 * 128
 
 class Triton(OwnKernels):
     name = "triton"
+    compiles = 1.1
     install = "pip install 'triton>=3.4'"
     min_version = "3.4"  # the first version with tensor descriptors made on the host
     paste = Paste(
