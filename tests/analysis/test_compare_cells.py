@@ -65,6 +65,20 @@ def test_cells_common_to_all_and_the_fastest_backend_of_each() -> None:
     assert figures.utilization("H200") == pytest.approx(600 / 989, rel=0.01)
 
 
+def test_own_code_is_ranked_only_where_there_is_nothing_else() -> None:
+    fast, slow = ([ok(case(), "fa3", rate), ok(case(), "mine", 2 * rate)] for rate in (300, 200))
+    runs = [replace(run(fast), specs={"mine": "mine.py:attention"}), run(slow, device=H100)]
+    runs[1] = replace(runs[1], specs=runs[0].specs)
+    got = compare([Path("a.jsonl"), Path("b.jsonl")], runs)
+    assert [machine.fastest[case()][1] for machine in got.machines] == ["fa3", "fa3"]
+    shown = {table.name: [row[0] for row in table.rows] for table in tables(got, every=True)}
+    assert [len(shown[name]) for name in ("cells", "own-code")] == [1, 1]
+    assert any("own code: mine" in str(note) for note in document(got).notes)
+    alone = compare([Path("a.jsonl"), Path("b.jsonl")], [replace(of, records=of.records[1:]) for of in runs])
+    assert [machine.fastest[case()][1] for machine in alone.machines] == ["mine", "mine"]
+    assert "own-code" not in {table.name for table in tables(alone, every=True)}
+
+
 def test_like_is_compared_with_like_first() -> None:
     ours = [ok(case(), "fa4", 600), ok(case(), "triton", 500), ok(case(2048), "fa4", 600), refused(2048, "triton")]
     theirs = [ok(case(), "triton", 550), refused(1024, "fa4"), ok(case(2048), "triton", 500), refused(2048, "fa4")]

@@ -87,6 +87,11 @@ class Comparison:
         return next(fit, None)
 
     @property
+    def own_code(self) -> frozenset[str]:
+        """The names of a person's own code, which is in no ranking."""
+        return self.reference.own_code
+
+    @property
     def workload(self) -> MeasuredWorkload | None:
         return self.main.workload
 

@@ -49,6 +49,7 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
         *(_bars(c) if every else []),
         *_cases(c),
         *([_cells(c)] if every else []),
+        _cells(c, own=True),
         _missing(c),
         _longest(c),
     ]
@@ -337,18 +338,21 @@ def _lacking(c: Comparison, key: Key) -> list[str]:
     return [*said, *([f"{key[1]} ran unlike kernels: {c.unlike[key]}{NO_TOTAL}"] if key in c.unlike else [])]
 
 
-def _cells(c: Comparison) -> Table:
-    named = [(c.backend_name(backend, *c.machines), case) for case, backend in c.cells]
-    errors = (c.reference.cells[key].value("approximation_error") for key in c.cells)
+def _cells(c: Comparison, own: bool = False) -> Table:
+    """Return the cells that all machines have: of own code, which is in no ranking (`own`), or of all others."""
+    cells = [key for key in c.cells if (key[1] in c.own_code) == own]
+    named = [(c.backend_name(backend, *c.machines), case) for case, backend in cells]
+    errors = (c.reference.cells[key].value("approximation_error") for key in cells)
     names = [
         name if error is None else f"{name} (approx., err {percent(error)})"
         for name, error in zip(_names(named), errors, strict=True)
     ]
-    table = _table("cells", "Cells that all machines have", [{"cell": name} for name in names], "In bursts.")
+    name, title = ("own-code", "Own code, in no ranking") if own else ("cells", "Cells that all machines have")
+    table = _table(name, title, [{"cell": name} for name in names], "In bursts.")
     rate = _MachineColumn("TFLOP/s", "{}, TFLOP/s", lambda key, machine: _or_nothing(machine.tflops(key)))
-    if any(key[0].is_decode or not c.reference.cells[key].is_exact for key in c.cells):
+    if any(key[0].is_decode or not c.reference.cells[key].is_exact for key in cells):
         rate = _MachineColumn("rate", "{}", _rate)
-    return _by_machine(c, table, c.cells, [rate], [_speed(c, lambda key, machine: c.same_ratio(machine, key))])
+    return _by_machine(c, table, cells, [rate], [_speed(c, lambda key, machine: c.same_ratio(machine, key))])
 
 
 def _rate(key: Key, machine: Machine) -> str:

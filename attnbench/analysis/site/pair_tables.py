@@ -23,7 +23,8 @@ def linked(site: Findings, c: Comparison, blocks: Iterable[Block]) -> Iterator[B
     of_cells: dict[str, list[Cells]] = {
         "cases": [_fastest(c, case) for case in others],
         "decode": [_fastest(c, case) for case in decode],
-        "cells": [{label: [key] for label in c.labels} for key in c.cells],
+        "cells": [{label: [key] for label in c.labels} for key in c.cells if key[1] not in c.own_code],
+        "own-code": [{label: [key] for label in c.labels} for key in c.cells if key[1] in c.own_code],
     }
     for block in blocks:
         if not isinstance(block, Table):

@@ -385,7 +385,7 @@ def backend_table(site: Findings, backend: str, work: Work, machines: Sequence[M
                     gpu_bar(site, machine, part, f"{text}{unit}") if len(own) > 1 else "",
                     f"±{interval(machine, key)}",
                     share_of_limit(machine, key, work) if exact else NOTHING,
-                    _beside_the_fastest(site, machine, key, standing),
+                    _beside_the_fastest(machine, key, standing),
                     sources(site, machine, key),
                 )
             )
@@ -408,15 +408,14 @@ def _keys(machine: Machine, backend: str, work: Work) -> list[Key]:
     return [key for key in machine.log_rounds if key[1] == backend and work_of(key[0]) == work]
 
 
-def _beside_the_fastest(site: Findings, machine: Machine, key: Key, standing: Standing | None) -> str:
+def _beside_the_fastest(machine: Machine, key: Key, standing: Standing | None) -> str:
     """Return a cell's speed over the fastest backend's in its case, or a text that it is the fastest or ties."""
     best = standing and standing.fastest
     if not standing or not best:
         return NOTHING
     if key in (best, *standing.alike):
         return "=" if standing.alike else "fastest"
-    of = next(of for of in site.machines if of.label == machine.label)  # without own code
-    return percent(of.latency(best) / machine.latency(key))
+    return percent(machine.latency(best) / machine.latency(key))
 
 
 def files_table(files: Sequence[RunFile], title: str = "Run files") -> Table:
