@@ -27,7 +27,7 @@ from attnbench.core.record import NO_ROOM_TO_CHECK, WRONG, Record, Run
 from attnbench.core.text import listed, some
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells, is_of_earlier_check
-from attnbench.results.pool import Card, Pool, Reading, load
+from attnbench.results.pool import Card, Pool, Reading
 from attnbench.results.run_setup import (
     OF_ONE_MACHINE,
     VARIABLE,
@@ -38,7 +38,7 @@ from attnbench.results.run_setup import (
     unique_labels,
 )
 from attnbench.results.together import Together, together
-from attnbench.results.uncertainty import hardly_known, spread
+from attnbench.results.uncertainty import hardly_known, load, spread
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
@@ -127,13 +127,13 @@ class Machine:
 
     def _reading(self, key: Key) -> Reading:
         rounds = self.log_rounds[key]
-        metric = "utilization" if self.metric == "latency" else "sustained_utilization"
-        share = None if key[0].is_decode else self.cells[key].value(metric)
+        cell, by_memory = self.cells[key], key[0].is_decode
+        without_pauses = self.metric != "latency" and not by_memory
         return Reading(
             {card: {n: rounds[n] for n in of} for card, of in grouped(rounds, self.card_of_round.__getitem__).items()},
             process=key[1],
-            load=load(share),
-            by_memory=key[0].is_decode,
+            load=load(cell.value("sustained_utilization")) if without_pauses else cell.load,
+            by_memory=by_memory,
             informs=key[0].ranks == 1 and not self.decides_nothing(key),
         )
 
