@@ -73,9 +73,9 @@ class Cards(NamedTuple):
     cell: float = 0.0  # of a single cell without load
     loaded_cell: float = 0.0  # of a single cell under full load
 
-    def units(self, load: float) -> float:
-        """Return the standard deviation of a card in one cell at a load from 0 to 1."""
-        return math.hypot(self.all, self.loaded * load, self.of_cell(load))
+    def units(self, load: float, cells: int = 1) -> float:
+        """Return the standard deviation of a card in the mean of some cells at a load from 0 to 1."""
+        return math.hypot(self.all, self.loaded * load, self.of_cell(load) / math.sqrt(cells))
 
     def of_cell(self, load: N) -> N:
         """Return the part of a single cell at a load from 0 to 1."""

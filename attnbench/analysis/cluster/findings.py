@@ -165,7 +165,7 @@ class Model:
         wanted = {*keys}
         cells = [cell for unit in self.units for cell in unit.cells if cell.key in wanted]
         halves = [cell.uncertainty.total for cell in cells if cell.uncertainty is not None]
-        between = stats.median([cell.units for cell in cells])
+        between = self.spread.cards.units(stats.median([cell.load for cell in cells]), len(wanted))
         return math.hypot(between, stats.median(halves) / NORMAL if halves else 0.0)
 
 
