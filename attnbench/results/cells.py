@@ -99,7 +99,7 @@ class Cell:
     @property
     def usual(self) -> tuple[str, ...]:
         """The most telling metrics of its case; only the latency where some backend approximates the case."""
-        return ("latency",) if self.case in self.source.approximated else metrics.usual(self.case)
+        return ("latency",) if self.case in self.source.approximated else metrics.usual(self.case, self.rates)
 
     @property
     def device(self) -> str:

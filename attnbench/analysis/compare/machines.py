@@ -27,6 +27,7 @@ from attnbench.core.record import NO_ROOM_TO_CHECK, WRONG, Record, Run
 from attnbench.core.text import listed, some
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells, is_of_earlier_check
+from attnbench.results.metrics import limit
 from attnbench.results.pool import Card, Pool, Reading
 from attnbench.results.run_setup import (
     OF_ONE_MACHINE,
@@ -221,6 +222,10 @@ class Machine:
     def latency(self, key: Key) -> float:
         """Return the seconds of a cell that has a figure."""
         return math.exp(self.log_figure[key])
+
+    def limit(self, key: Key) -> str:
+        """Return what limits the speed of a cell's case here: "compute", "memory" or "launch" (metrics.limit)."""
+        return limit(key[0], self.cells[key].rates)
 
     def gbps(self, key: Key) -> float | None:
         """Return the GB/s of each rank in a cell that has a figure, from the least bytes that a call must move.

@@ -57,7 +57,7 @@ def grids(
     The figures to read with a speed are the error of fp8 cells, the errors of approximations, and for masks by name the
     rate of computed pairs, their share and the time to build the mask.
 
-    Without `names` each case has the metrics that its users look at: `Cell.usual`.
+    Without `names` each case has its own unit and the metrics beside it: `Cell.usual`.
 
     `by` is the axis of the columns: if None, the backends, or the sequence lengths where there are many backends. A
     metric that no cell has gives no grids. A metric's grids end after about `lines` lines, divided by the number of
@@ -90,7 +90,7 @@ def grids(
         if made or left or name in names:
             competing: Any = "column" if made and made[0].corner == "backend" else "row"
             more = f"{count(left, 'more table')} not shown: {ALL_SHOWN}" if left else ""
-            found.append(Grids(heading(metric, cells), tuple(made), competing, more))
+            found.append(Grids(heading(metric, chosen), tuple(made), competing, more))
     return found
 
 

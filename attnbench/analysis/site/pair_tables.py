@@ -18,11 +18,10 @@ BARS = ("bars", "decode-bars")  # with a row for each kind of case and machine
 
 def linked(site: Findings, c: Comparison, blocks: Iterable[Block]) -> Iterator[Block]:
     """Yield the blocks of a comparison, its tables of cases, cells and kinds of case with links to the run files."""
-    decode = [case for case in c.cases if case.is_decode]
-    others = [case for case in c.cases if not case.is_decode]
     of_cells: dict[str, list[Cells]] = {
-        "cases": [_fastest(c, case) for case in others],
-        "decode": [_fastest(c, case) for case in decode],
+        "cases": [_fastest(c, case) for case in c.of_limit("compute")],
+        "by-memory": [_fastest(c, case) for case in c.of_limit("memory")],
+        "by-launch": [_fastest(c, case) for case in c.of_limit("launch")],
         "cells": [{label: [key] for label in c.labels} for key in c.cells if key[1] not in c.own_code],
         "own-code": [{label: [key] for label in c.labels} for key in c.cells if key[1] in c.own_code],
     }
