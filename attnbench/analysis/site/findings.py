@@ -210,9 +210,10 @@ def _below(path: Path, roots: Sequence[Path]) -> Path:
     return next((path.relative_to(root) for root in roots if path.is_relative_to(root)), Path(path.name))
 
 
-def rate(machine: Machine, key: Key, work: Work) -> float | None:
-    """Return the rate of a cell in the unit of its kind of work; None for an approximation, which does other work."""
-    return machine.gbps(key) if work.metric == "gbps" else machine.tflops(key)
+def rate(machine: Machine, key: Key) -> float | None:
+    """Return the rate of a cell in the unit of its limit; None for approximations, and where launching is the limit."""
+    rates = {"memory": Machine.gbps, "compute": Machine.tflops}
+    return rates[limit](machine, key) if (limit := machine.limit(key)) in rates else None
 
 
 def _machines(files: Sequence[RunFile]) -> list[Machine]:
