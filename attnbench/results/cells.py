@@ -21,13 +21,14 @@ from attnbench.results.rows import Rates, Row, Source
 from attnbench.results.run_setup import setup, setup_texts, unique_labels
 from attnbench.results.together import Together, together, versioned
 from attnbench.results.uncertainty import (
+    NORMAL,
     Contest,
     Uncertainty,
     apart,
-    between_units,
     contest,
     doubt,
     hardly_known,
+    load,
     of_energy,
     of_sustained,
     uncertainty,
@@ -98,7 +99,7 @@ class Cell:
     @property
     def usual(self) -> tuple[str, ...]:
         """The most telling metrics of its case; only the latency where some backend approximates the case."""
-        return ("latency",) if self.case in self.source.approximated else metrics.usual(self.case)
+        return ("latency",) if self.case in self.source.approximated else metrics.usual(self.case, self.rates)
 
     @property
     def device(self) -> str:
@@ -266,12 +267,22 @@ class Cell:
         return frozenset(device.uuid for device in devices if device.uuid)
 
     def between_cards(self, other: Cell) -> float:
-        """Return the difference between the cards of two cells (uncertainty.between_units); 0 where they share a card.
+        """Return half the 95 % interval that their cards add to the ratio of two cells; 0 where they share a card.
 
         Runs that do not name their cards count as runs on different cards.
         """
         shared = self.run is other.run or self.cards & other.cards
-        return 0.0 if shared else between_units(self.source.spread)
+        return 0.0 if shared else NORMAL * math.hypot(self.units, other.units)
+
+    @cached_property
+    def load(self) -> float:
+        """The load in bursts, 0 to 1; 1 where it is unknown, as in decode (pool.py)."""
+        return load(None if self.case.is_decode else self.value("utilization"))
+
+    @property
+    def units(self) -> float:
+        """The standard deviation of the latency's logarithm between cards of the model."""
+        return self.source.spread.cards.units(self.load)
 
     @property
     def latency_interval(self) -> tuple[float, float] | None:

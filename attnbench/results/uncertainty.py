@@ -27,8 +27,8 @@ latency may be too large by their ratio. Its logarithm is a part of the uncertai
 than a quarter was taken, the uncertainty is unknown: threads that wait for one another lose far more
 (core/other_work.py).
 
-**Units.** The table also has the standard deviation between cards of one model. It counts where two compared figures
-were measured on different cards (`between_units`), as no number of rounds shows it.
+**Cards.** The table also has the standard deviations between cards of one model (`Cards`), by the load of a cell. They
+count where two compared figures were measured on different cards, as no number of rounds shows them.
 
 A standard deviation of all cells, times 1.96, covers about 95 % of them even where cells differ in noise: a mixture of
 normal distributions has about the same share within twice its standard deviation as a normal distribution.
@@ -59,6 +59,7 @@ FREEDOM = 4.0  # degrees of freedom of the table's prior
 MEDIAN = math.sqrt(math.pi / 2)
 HARDLY_KNOWN = math.log(1.5)  # half a 95 % interval so wide that the figure ties with nearly any other
 NONE_KNOWN = "no latency is known to better than a factor of 1.5"
+LOADED_FROM, LOADED_TO = 0.3, 0.6  # shares of the datasheet's rate
 STEADY = 0.005  # of a latency without pauses, whose halves differ by at most twice this (worker/measure/energy.py)
 
 Rival = TypeVar("Rival")
@@ -72,9 +73,9 @@ class Cards(NamedTuple):
     cell: float = 0.0  # of a single cell without load
     loaded_cell: float = 0.0  # of a single cell under full load
 
-    def units(self, load: float) -> float:
-        """Return the standard deviation of a card in one cell at a load from 0 to 1."""
-        return math.hypot(self.all, self.loaded * load, self.of_cell(load))
+    def units(self, load: float, cells: int = 1) -> float:
+        """Return the standard deviation of a card in the mean of some cells at a load from 0 to 1."""
+        return math.hypot(self.all, self.loaded * load, self.of_cell(load) / math.sqrt(cells))
 
     def of_cell(self, load: N) -> N:
         """Return the part of a single cell at a load from 0 to 1."""
@@ -84,16 +85,21 @@ class Cards(NamedTuple):
 NO_CARDS = Cards()
 
 
+def load(utilization: float | None) -> float:
+    """Return the load, 0 to 1, of a cell that reaches a share of the datasheet's rate; 1 where the share is unknown."""
+    share = 1.0 if utilization is None else (utilization - LOADED_FROM) / (LOADED_TO - LOADED_FROM)
+    return min(1.0, max(0.0, share))
+
+
 @dataclass(frozen=True)
 class Spread:
     """The differences of processes and of cards of a device: standard deviations of a latency's logarithm."""
 
     device: str
     processes: float  # between processes of one card
-    units: float  # further, between cards of one model, in the cells of a comparison
     source: str
     measured: bool
-    cards: Cards = NO_CARDS
+    cards: Cards = NO_CARDS  # further, between cards of one model
 
     @cached_property
     def prior(self) -> Prior:
@@ -113,7 +119,6 @@ class Uncertainty:
 
     within: float | None  # of one process's samples; None for several rounds, whose scatter contains it
     processes: float  # further, of other processes on this card
-    units: float  # further, of other cards of the model
     rounds: int
     spread: Spread
     added: float = 0.0  # possible addition by other work on a CPU, or by tracing, to the median over rounds
@@ -149,13 +154,12 @@ def uncertainty(
     medians = [stats.median(samples) for samples in rounds if samples]
     if not medians or not all(0 < median < math.inf for median in medians):
         return None
-    units = NORMAL * of.units
     if len(medians) == 1:
         within = within_process(next(filter(None, rounds)))
-        return None if within is None else Uncertainty(within, NORMAL * of.processes, units, 1, of, added)
+        return None if within is None else Uncertainty(within, NORMAL * of.processes, 1, of, added)
     logs = [math.log(median) for median in medians]
     half = half_interval(stats.variance(logs) / len(logs), len(logs) - 1, 1 / len(logs), prior or of.prior)
-    return Uncertainty(None, half * (MEDIAN if len(logs) > 2 else 1.0), units, len(logs), of, added)
+    return Uncertainty(None, half * (MEDIAN if len(logs) > 2 else 1.0), len(logs), of, added)
 
 
 def of_sustained(rounds: Sequence[float], of: Spread, prior: Prior | None = None) -> Uncertainty | None:
@@ -166,7 +170,7 @@ def of_sustained(rounds: Sequence[float], of: Spread, prior: Prior | None = None
     """
     if len(rounds) > 1:
         return uncertainty([[seconds] for seconds in rounds], of, prior)
-    return Uncertainty(STEADY, NORMAL * of.processes, NORMAL * of.units, 1, of) if rounds else None
+    return Uncertainty(STEADY, NORMAL * of.processes, 1, of) if rounds else None
 
 
 def of_energy(
@@ -183,7 +187,7 @@ def of_energy(
         return uncertainty([[joules] for joules in rounds], of, prior)
     if not rounds or not errors:
         return None
-    return Uncertainty(math.hypot(STEADY, errors[0]), NORMAL * of.processes, NORMAL * of.units, 1, of)
+    return Uncertainty(math.hypot(STEADY, errors[0]), NORMAL * of.processes, 1, of)
 
 
 def of_sum(parts: Sequence[tuple[float, float | None]]) -> float | None:
@@ -242,17 +246,12 @@ def _between_speeds(samples: Sequence[float]) -> float:
 def apart(one: float, other: float, of_one: float | None, of_other: float | None, units: float = 0.0) -> bool:
     """Return whether two figures above 0 differ by more than their uncertainties, in quadrature, explain.
 
-    `units` is the difference of their cards (`between_units`). True where an uncertainty is unknown, so that figures
+    `units` is the difference of their cards (Cell.between_cards). True where an uncertainty is unknown, so that figures
     are called alike only for a reason.
     """
     if of_one is None or of_other is None or one <= 0 or other <= 0:
         return one != other
     return abs(math.log(one / other)) > math.hypot(of_one, of_other, units)
-
-
-def between_units(of: Spread) -> float:
-    """Return half the 95 % interval that two different cards of a model add to the ratio of two figures."""
-    return math.sqrt(2) * NORMAL * of.units
 
 
 def hardly_known(half: float | None) -> bool:

@@ -44,7 +44,7 @@ def no_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def table(monkeypatch: pytest.MonkeyPatch, processes: float, units: float) -> None:
-    known = Spread("a GPU", processes, units, "a test", False, Cards(all=units))
+    known = Spread("a GPU", processes, "a test", False, Cards(all=units))
     monkeypatch.setattr(uncertainty, "MEASURED", {})
     monkeypatch.setattr(uncertainty, "ASSUMED", {"cuda": known})
 

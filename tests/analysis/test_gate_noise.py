@@ -19,6 +19,7 @@ from attnbench.analysis.gate.two_speeds import jump
 from attnbench.analysis.gate.verdicts import Decision
 from attnbench.core.record import Record, Run
 from attnbench.results import run_file
+from attnbench.results.cells import cells
 from attnbench.results.noise import MIN_SCATTER, between_runs
 from attnbench.results.uncertainty import MEASURED
 from builders import CPU, H200, case, ok, run
@@ -219,21 +220,25 @@ def on_unit(uuid: str | None) -> Run:
 
 
 def test_a_margin_below_what_units_differ_by_counts_as_that() -> None:
-    apart = between_units(on_unit("a"), on_unit("b"))
-    assert apart == pytest.approx(math.expm1(UNITS * math.sqrt(2) * MEASURED["H200 SXM"].units))
-    assert apart == pytest.approx(0.0474, abs=1e-4)
-    assert between_units(on_unit("b"), on_unit("b")) == 0
-    margins = Margins({"latency": 0.01}, (("triton 256*", {"latency": 0.08}),), units=apart)
-    assert margins.of("latency", "triton 128 d128") == apart
+    units = between_units(on_unit("a"), on_unit("b"))
+    assert units == MEASURED["H200 SXM"].cards
+    assert not any(between_units(on_unit("b"), on_unit("b")))
+    margins = Margins({"latency": 0.01}, (("triton 256*", {"latency": 0.08}),), units=units)
+    apart = margins.of("latency", "triton 128 d128")
+    assert apart == pytest.approx(math.expm1(UNITS * math.sqrt(2) * units.units(1.0)))
+    assert apart == pytest.approx(0.0608, abs=1e-4)
+    assert margins.of("latency", "triton 128 d128", load=0.0) == pytest.approx(0.0169, abs=1e-4)
     assert margins.of("latency", "triton 256 d128") == 0.08
     assert margins.of("memory_peak", "triton 128 d128") == 0.01
     found = judge(on_unit("a"), on_unit("b"), Request(("latency",), Margins({"latency": 0.01})))
-    assert {f.margin for f in found.findings} == {apart}
-    assert any("cells of two units differ by up to 4.7%" in note for note in found.notes)
+    loads = [cell.load for cell in cells([on_unit("b")])]
+    assert {f.margin for f in found.findings} == {margins.of("latency", "", load) for load in loads}
+    assert any("cells of two units differ by up to 6.1%" in note for note in found.notes)
 
 
 def test_a_unit_that_is_not_known_may_be_another() -> None:
     found = judge(on_unit("a"), on_unit(None), Request(("latency",), Margins({"latency": 0.01})))
-    assert {f.margin for f in found.findings} == {between_units(on_unit("a"), on_unit("b"))}
+    known = judge(on_unit("a"), on_unit("b"), Request(("latency",), Margins({"latency": 0.01})))
+    assert [f.margin for f in found.findings] == [f.margin for f in known.findings]
     assert any("may be of two units of this GPU model, as the current run has no UUID" in note for note in found.notes)
-    assert between_units(run(measured(), device=CPU), run(measured(), device=CPU)) == 0
+    assert not any(between_units(run(measured(), device=CPU), run(measured(), device=CPU)))

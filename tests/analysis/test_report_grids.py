@@ -24,6 +24,19 @@ def test_latencies_tie_within_their_uncertainty() -> None:
     assert row(300.0).count("*") == 0
 
 
+def test_a_grid_with_several_limits_names_the_unit_of_a_row_or_column() -> None:
+    """Of causal cases of 16k tokens, the short ones wait for memory: their figures are in GB/s, as their labels say."""
+    lengths = [case(256 * n, causal=True, batch=64 // n) for n in (1, 4, 16)]
+    records = [ok(c, name, 300) for c in lengths for name in SIX[:2]]
+    (rows, *_) = grids(cells([run(records)]))
+    labels = [label for label, _ in rows.grids[0].rows]
+    assert [label.endswith("GB/s") for label in labels] == [True, False, False]
+    (columns, *_) = grids(cells([run(records)]), by="seqlen")
+    assert [label.endswith("GB/s") for label in columns.grids[0].columns] == [True, False, False]
+    (named, *_) = grids(cells([run(records)]), ("tflops",))
+    assert not any(label.endswith("GB/s") for label, _ in named.grids[0].rows)
+
+
 def test_watts_tie_within_the_uncertainty_of_the_energy() -> None:
     def stars(*watts: float) -> int:
         records = [

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import latency, work
-from .device import Spread, peak, spread
+from .device import Spread, bandwidth, peak, spread
 from .latency import Figure, Prior
 from .pool import Pool, Weights
 from .raw import Cell, Key, Record, RunFile, cells_of, middle, over_rounds, read, samples
@@ -152,6 +152,11 @@ class Machine:
                 inner = re.sub(r"^([\w:]*(device_kernel|Kernel\d*|enable_sm\w*)<)*", "", name)
                 found.add(re.split(r"_?fwd|_?bwd|\d|<", inner, maxsplit=1, flags=re.IGNORECASE)[0])
         return found
+
+    def limit(self, key: Key) -> str:
+        """Return what limits the case of a cell, which says the unit of its speed."""
+        case = self.cells[key].case
+        return work.limit(case, peak(self.files[0], case.dtype), bandwidth(self.files[0]))
 
     def tflops(self, key: Key, what: str = "latency") -> float:
         """Return TFLOP/s, with several ranks per device."""

@@ -54,6 +54,16 @@ def ideal_bytes(case: Case) -> int:
     return int(found)
 
 
+def limit(case: Case, top: float | None, rate: float | None) -> str:
+    """Return what limits a case at the datasheet's FLOP/s and bytes/s; by its kind where one of them is unknown."""
+    if not top or not rate:
+        return "memory" if case.is_decode else "compute"
+    computing, moving = flops(case) / top, ideal_bytes(case) / rate
+    if max(computing, moving) / case.ranks < 2e-6:
+        return "launch"
+    return "memory" if moving > computing else "compute"
+
+
 def seen(case: Case, seqlen_q: int, seqlen_k: int) -> tuple[int, int, int]:
     """Return the visible pairs of one sequence, its queries that see a key, and its keys that a query sees."""
     left, right = case.window_size

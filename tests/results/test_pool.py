@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attnbench.results.pool import LEAST_CARDS, Card, Pool, Reading, load, of_cards, of_median, reml
-from attnbench.results.uncertainty import NORMAL, Cards, Spread
+from attnbench.results.pool import LEAST_CARDS, Card, Pool, Reading, of_cards, of_median, reml
+from attnbench.results.uncertainty import NORMAL, Cards, Spread, load
 
 PLANTED = Cards(all=0.004, loaded=0.010, cell=0.003, loaded_cell=0.006)
 PROCESSES = 0.003
-KNOWN = Spread("a GPU", PROCESSES, 0.01, "a test", True, PLANTED)
+KNOWN = Spread("a GPU", PROCESSES, "a test", True, PLANTED)
 CELLS = 30
 Readings = dict[int, Reading]
 

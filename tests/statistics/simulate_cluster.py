@@ -20,7 +20,7 @@ from attnbench.analysis.cluster.outliers import judge
 from attnbench.results.uncertainty import MEASURED
 
 ENTRY = MEASURED["H200 SXM"]
-TABLE = math.hypot(ENTRY.units, ENTRY.processes)  # standard deviation of one round
+TABLE = math.hypot(ENTRY.cards.units(1.0, 9), ENTRY.processes)  # standard deviation of one round of 9 cells
 REPORTS = 2000
 FAMILIES = 2
 UNITS = (3, 8, 16, 32, 64)

@@ -324,7 +324,7 @@ def fastest_sum(machine: Machine, times: Mapping[Case, float], cells: Collection
     usable = [
         of
         for of in map(cells_of, dict.fromkeys(backend for _, backend in machine.log_rounds))
-        if all(key in machine.log_rounds and machine.cells[key].is_ranked for key in of)
+        if all(key in machine.log_rounds and machine.is_ranked(key) for key in of)
         and (cells is None or all(key in cells for key in of))
     ]
     best = min(usable, key=lambda of: sum(n * machine.latency(key) for key, n in of.items()), default={})

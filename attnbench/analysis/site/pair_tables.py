@@ -18,15 +18,15 @@ BARS = ("bars", "decode-bars")  # with a row for each kind of case and machine
 
 def linked(site: Findings, c: Comparison, blocks: Iterable[Block]) -> Iterator[Block]:
     """Yield the blocks of a comparison, its totals, cases, cells and kinds of case with links to the run files."""
-    decode = [case for case in c.cases if case.is_decode]
-    others = [case for case in c.cases if not case.is_decode]
     of_cells: dict[str, list[Cells]] = {
         "machines": [
             {label: [*figures.chosen[label].values()] for label in c.labels} for figures in c.figures for _ in c.labels
         ],
-        "cases": [_fastest(c, case) for case in others],
-        "decode": [_fastest(c, case) for case in decode],
-        "cells": [{label: [key] for label in c.labels} for key in c.cells],
+        "cases": [_fastest(c, case) for case in c.of_limit("compute")],
+        "by-memory": [_fastest(c, case) for case in c.of_limit("memory")],
+        "by-launch": [_fastest(c, case) for case in c.of_limit("launch")],
+        "cells": [{label: [key] for label in c.labels} for key in c.cells if key[1] not in c.own_code],
+        "own-code": [{label: [key] for label in c.labels} for key in c.cells if key[1] in c.own_code],
     }
     for block in blocks:
         if not isinstance(block, Table):

@@ -31,7 +31,7 @@ METRICS = (
     *("memory_peak", "sustained_power", "tflops_per_watt", "temperature", "samples", "error", "first_call"),
     *("approximation_error", "mass_kept"),
 )
-_OF_RATE = {  # usual metric of a case -> metrics that only such cases have
+_OF_RATE = {  # the rate of a panel -> metrics that only such panels have
     "tflops": ("tflops", "utilization", "utilization_clock", "tflops_per_watt"),
     "gbps": ("gbps", "bandwidth_utilization"),
 }
@@ -109,6 +109,7 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
     on_several = "device" in title_parts
     short = short_devices([*dict.fromkeys(cell.device for cell in cells)])
     for panel, members in panels.items():
+        rate = _rate(members)
         marks = Counter[int]()  # crosses at each length, which figures stack
         tried_here = {c.backend for c in members if c.status != "skipped"}
         by_length = grouped(members, lambda c: case_names.seqlen(c.case))
@@ -122,7 +123,7 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
             shape = f"{panel} {format_size(length)}"
             near_of = shape if length in near else None
             shape = shape.removeprefix(f"{cell.device} ") if on_several else shape
-            row = _row(cell, slot, eager.get((cell.device, cell.case)))
+            row = _row(cell, slot, eager.get((cell.device, cell.case)), rate)
             bar = f"{row['backend']}, {short[cell.device]}" if on_several else row["backend"]
             titles = {"panel": panel, "shape": shape, "roof": _title(cell, roof_parts), "bar": bar}
             mark = {"best": fastest[length].get(id(cell)), "near": near_of}
@@ -196,16 +197,25 @@ def _fastest(rivals: Sequence[Cell]) -> dict[int, str]:
     return doubtful | {id(cell): "best" if len(found) == 1 else "= best" for cell in found if len(measured) > 1}
 
 
-def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row:
-    """Return the row of a cell. `slot` counts crosses of one panel and length; `eager` is eager's latency interval."""
+def _rate(cells: Sequence[Cell]) -> str | None:
+    """Return the rate of a panel's cells, which have one axis: the unit of the longest case, if it is a rate."""
+    longest = max(cells, key=lambda cell: case_names.seqlen(cell.case))
+    return next((rate for rate in metrics.usual(longest.case, longest.rates) if rate in _OF_RATE), None)
+
+
+def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None, rate: str | None) -> Row:
+    """Return the row of a cell, with the rate of its panel.
+
+    `slot` counts crosses of one panel and length; `eager` is eager's latency interval.
+    """
     case, shape, env = cell.case, cell.case.shape, cell.run.environment
     ok = cell.status == "ok"
     values = {name: cell.value(name) for name in METRICS}
-    usual = next((rate for rate in metrics.usual(case) if rate in _OF_RATE), None) if cell.is_exact else None
+    usual = rate if cell.is_exact else None
     intensity = cell.flops / ideal_bytes(case) if ok and cell.is_exact else None
     by_flops = values["tflops"] if intensity else None
-    for rate in _OF_RATE.keys() - {usual}:
-        values |= dict.fromkeys(_OF_RATE[rate])
+    for other in _OF_RATE.keys() - {usual}:
+        values |= dict.fromkeys(_OF_RATE[other])
     memory = values["memory_peak"]
     clocks = [hertz for row in cell.ok if (hertz := metrics.clock(row)) is not None]
     low, high = cell.latency_interval or (None, None)

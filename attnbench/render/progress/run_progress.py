@@ -148,7 +148,7 @@ class RunProgress(JobProgress):
             style = "red" if record.status != "skipped" else "dim"
             return Text(case_names.ENDINGS.get(record.status, ""), style)
         row = Row(record, self._source)
-        first, *others = metrics.usual(record.case)
+        first, *others = metrics.usual(record.case, row.rates)
         text = Text("".join(f"{_written(name, row)}, " for name in others) + _written(first, row), "green")
         memory = first == "tflops" and metrics.bound(record.case, row.rates) == "memory"
         used = metrics.share_of_limit(first, lambda name: metrics.value(name, row), memory_bound=memory)
