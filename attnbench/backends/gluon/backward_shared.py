@@ -14,7 +14,7 @@ from attnbench.backends.gluon.pipeline import Sizes, aggregate
 from attnbench.backends.triton import device_functions
 
 KEYS = gl.constexpr(64)  # keys of a consumer: the rows of one wgmma
-REGISTERS = gl.constexpr(240)  # registers of a thread of a consumer: the most with two consumers
+REGISTERS = gl.constexpr(240)  # registers of a thread of a consumer: the most that two consumers can have
 
 _block_and_head = gluon.jit(device_functions.block_and_head.fn)  # Gluon cannot call functions of Triton
 
@@ -31,7 +31,7 @@ class Work:
     h: gl.tensor
     bh: gl.tensor  # b * nheads + h
     head: gl.tensor  # head of dk and dv: key head * parts + part, where the query heads of a key head are in parts
-    start_n: gl.tensor  # its first key
+    start_n: gl.tensor  # first key of the program
     begin: gl.tensor
     count: gl.tensor
     rows: gl.constexpr
@@ -98,7 +98,7 @@ def find_work(sizes, members, sets, section, N: gl.constexpr, M: gl.constexpr):
     """Return the work of this program: N keys, and a set of `members` query heads, in blocks of M queries.
 
     `sets` is the number of such sets in the batch. Programs compute the same keys of `section` sets, whose queries fit
-    L2, before the next keys. The first keys come first, because under a causal mask most queries see them.
+    in L2, before the next keys. The first keys come first, because under a causal mask most queries see them.
     """
     block, set_index = _block_and_head(gl.cdiv(sizes.seqlen_k, N), sets, section)
     start_n = block * N

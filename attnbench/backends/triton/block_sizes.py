@@ -38,11 +38,11 @@ Kernel = Literal["fwd", "dkdv", "dq", "decode"]
 # has 40 MB of L2, an H100 50 MB, each in two halves.
 L2_BUDGET = 16 << 20
 
-MIN_BLOCK = 16  # the least side of a matmul
-MIN_SPLIT_BLOCKS = 4  # the least blocks of keys or of queries for one program of a split
-SPLIT_WARPS = 64  # most warps a multiprocessor for dk and dv, where the query heads of a key head are split
-PAGED_PROGRAMS = 16  # most programs a multiprocessor over a cache of pages
-PAGED_STRETCH = 1024  # the least keys of such a program
+MIN_BLOCK = 16  # least side of a matmul
+MIN_SPLIT_BLOCKS = 4  # least number of blocks, of keys or of queries, for one program of a split
+SPLIT_WARPS = 64  # most warps on a multiprocessor for dk and dv, where the query heads of a key head are split
+PAGED_PROGRAMS = 16  # most programs on a multiprocessor over a cache of pages
+PAGED_STRETCH = 1024  # least keys of a program over a cache of pages
 
 
 class Blocks(NamedTuple):
@@ -171,7 +171,7 @@ def candidates(
     """
     limit = _shared_memory_limit(device)
     rows = rows_of((_HALF_PRECISION if itemsize <= 2 else _SINGLE_PRECISION)[kernel], block_d, block_dv)
-    # The estimate is an upper bound, so the smallest row may fit even if the estimate is above the limit.
+    # The need is an upper bound, so the smallest row may fit even where its bound exceeds the limit.
     fitting = tuple(r for r in rows if shared_memory(kernel, r, block_d, block_dv, itemsize) <= limit) or rows[-1:]
     measured: tuple[Blocks, ...] = ()
     if use_tma and itemsize == 2 and has_tma(device):
@@ -297,7 +297,7 @@ def column_parts(headdim: int) -> tuple[int, int]:
 
 def head_dim_constants(q: Tensor, v: Tensor) -> dict[str, int]:
     """Return a kernel's constants for the head dims of q and v and the widths of the blocks that hold them."""
-    least = MIN_BLOCK * (2 if q.element_size() == 1 else 1)  # the depth of one matmul instruction
+    least = MIN_BLOCK * (2 if q.element_size() == 1 else 1)  # the least depth of a matmul instruction
     headdim, headdim_v = q.shape[-1], v.shape[-1]
     block_d, block_dv = (max(least, triton.next_power_of_2(n)) for n in (headdim, headdim_v))
     return {"HEADDIM": headdim, "HEADDIM_V": headdim_v, "BLOCK_D": block_d, "BLOCK_DV": block_dv}

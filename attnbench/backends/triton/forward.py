@@ -149,7 +149,7 @@ def _forward(
         start_m, tl.minimum(start_m + BLOCK_M, seqlen_q), seqlen_q, seqlen_k, left, right, whole,
         LEFT, RIGHT, VARLEN, BLOCK_N,
     )  # fmt: skip
-    if KIND:  # the loops below then count the blocks of a list
+    if KIND:  # the loops below then count blocks of the list of a mask by name
         begin, full_begin = 0, 0
         Listed, full_end, end = listed_blocks(Listed, start_m // BLOCK_M, tl.cdiv(seqlen_k, BLOCK_N), BLOCK_N)
     middle = (start_m + seqlen_k - seqlen_q + rows)[:, None]
@@ -231,10 +231,10 @@ def apply_descale(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP: tl.cons
 @triton.jit
 def forward_block(
     acc, row_max, row_sum,
-    q,  # in PARTS tiles
+    q,  # a tuple of PARTS tiles
     K, V,
     stride_kn, stride_vn,
-    b, h_k, first_key,  # for TMA, whose descriptors are of whole tensors (key_row)
+    b, h_k, first_key,  # for tensor descriptors, which cover whole tensors (key_row)
     scale_tanh, scale_log2,
     slope,  # ALiBi's slope, a scalar or (queries, 1)
     middle, first, last,  # the key at which each query stands, and the first and last that it sees, (queries, 1)

@@ -142,12 +142,12 @@ def _attend(
 )
 def _paged(
     Q, K, V,
-    Out, Lse,  # one per stretch; with a single stretch the final results
+    Out, Lse,  # one result for each stretch; with a single stretch the final result
     Table, Seqlens_k, Cu_q, Sink, Slopes,
     stride_qm, stride_qh, stride_kp, stride_kn, stride_kh, stride_vp, stride_vn, stride_vh, stride_tb,
     stride_os, stride_om, stride_oh, stride_ls, stride_lh,
     scale_tanh, scale_log2, descale_k, descale_v,
-    seqlen_k,  # the most keys of a sequence
+    seqlen_k,  # keys of the longest sequence
     left, right, nheads_k, group, row_blocks, splits,
     stretch,  # keys of one stretch, a multiple of BLOCK_N
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
