@@ -146,8 +146,7 @@ def _page_refusal(case: Case, device: Device) -> str | None:
 
 
 def hopper_refusal(case: Case, device: Device) -> str | None:
-    """Return why Hopper refuses the case (flash_bwd_sm90.py). Its score_mod gets other head numbers in grouped heads.
-    """
+    """Return why Hopper refuses the case (flash_bwd_sm90.py). Grouped heads get other head numbers in its score_mod."""
     s = case.shape
     grouped = s.nheads != s.nheads_k
     if device.capability is None or device.capability[0] != HOPPER or not case.has_backward or not grouped:

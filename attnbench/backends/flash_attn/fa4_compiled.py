@@ -85,8 +85,7 @@ def _lists(case: Case, device: torch.device, size: tuple[int, int], *, by_keys: 
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of True blocks in each row, (1, 1, rows), and their indices, (1, 1, rows, columns), ascending.
-    """
+    """Return the number of True blocks in each row, (1, 1, rows), and their indices in order, (1, 1, rows, columns)."""
     order = blocks.int().argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1).int()[None, None], order.int()[None, None].contiguous()
 
