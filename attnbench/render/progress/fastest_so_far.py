@@ -12,17 +12,17 @@ from attnbench.results import case_names, metrics
 from attnbench.results.metrics import METRICS
 from attnbench.results.rows import Row
 
-SHOWN = 3  # backends of a case
+SHOWN = 3  # most backends of a case
 
 
 @dataclass
 class FastestSoFar:
-    """A line for each case: its fastest backends, each with its figure, and how many of the planned were measured."""
+    """A line for each case: its fastest backends with their speeds, and how many of the planned ones were measured."""
 
     planned: Mapping[Case, int]  # case -> how many backends are to be measured
     several_dtypes: bool = False
-    _found: dict[Case, dict[str, float]] = field(default_factory=dict)  # in the order in which they were last measured
-    _ended: dict[Case, set[str]] = field(default_factory=dict)  # the backends whose jobs have ended
+    _found: dict[Case, dict[str, float]] = field(default_factory=dict)  # in order of their latest measurement
+    _ended: dict[Case, set[str]] = field(default_factory=dict)  # case -> the backends whose jobs have ended
 
     def add(self, row: Row) -> None:
         """Take the record of a job that has ended."""
