@@ -34,8 +34,8 @@ _KINDS: Mapping[str, Sequence[Kind]] = {
     "device": (TEXT, NONE),
 }
 MODES = ("min", "max", "mean", "median", "all", "timing")
-# What earlier work of the GPU adds to the uncertainty of a latency whose clock power holds down: half a 95 % interval,
-# from 60 readings of an H200 against fresh processes (tests/gpu/api_agreement.py), root mean square.
+# Half a 95 % interval that earlier work of the GPU adds to the uncertainty of a latency whose clock power holds down:
+# the root mean square over 60 readings of an H200 against fresh processes (tests/gpu/api_agreement.py).
 HELD_DOWN = 0.010
 
 
@@ -205,7 +205,7 @@ def _instruments(device: str) -> Instruments:
     from attnbench.worker import environment
     from attnbench.worker.instruments import Instruments
 
-    with captured_stderr():  # torch's profiler says there that it starts
+    with captured_stderr():  # torch's profiler writes there that it starts
         return Instruments(environment.describe(device).device)
 
 

@@ -32,7 +32,7 @@ class SaveOptions(Options):
     """The options of `attnbench baseline save`."""
 
     run: Path = options.argument("RUN", "The run file, of attnbench run --rounds 5.")
-    name: str = options.plain("NAME", "What it is the baseline of: a branch, a release.", MAIN)
+    name: str = options.plain("NAME", "The name of the baseline, as of a branch or a release.", MAIN)
     add: bool = options.plain.flag(
         "Add the run to the baseline: three show the spread between runs. Else it replaces all."
     )

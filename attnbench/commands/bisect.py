@@ -23,16 +23,16 @@ class Options(output.Output, options.WhatToMeasure):
     commits: str = options.argument("GOOD..BAD", "The last commit that is known as fast, and one that is slow.")
     cell: str = builds("NAME", "The cell, as the gate prints it, or a glob that fits it alone: '* 4k d128 *'.", "*")
     build: str = builds(
-        "COMMAND", "For a shell, in a worktree of each commit; where it fails, the commit is skipped.", ""
+        "COMMAND", "A shell command that builds the worktree of a commit; where it fails, the commit is skipped.", ""
     )
-    python: str = builds("PATH", "The Python that it leaves in the worktree, v/bin/python; -b says what it runs.", "")
+    python: str = builds("PATH", "The Python that --build makes in the worktree, v/bin/python; -b names a backend.", "")
     code: str = builds("FILE.py:FUNCTION", "In place of --python: code in the worktree, which needs no build.", "")
     build_limit: str = builds("TIME", "Longest time of one build.", "1h")
     metric: str = options.how(
         "NAME", "latency, or cycles (latency times clock), free of the clock.", "latency", "--metric", "-m"
     )
-    margin: str = options.how("CHANGE", "BAD must be slower than GOOD by more.", "1%")
-    expect: str = options.how("NAMES", "Differences between the builds that are meant, as in gate: torch.", "")
+    margin: str = options.how("CHANGE", "How much slower BAD must be than GOOD.", "1%")
+    expect: str = options.how("NAMES", "Intended differences between the builds, as in gate: torch.", "")
     device: str = options.device()
     time_limit: str = options.how("TIME", "Longest time of all A/Bs together; builds do not count.", "1h")
     seed: int | None = options.seed()

@@ -15,7 +15,7 @@ class Options(output.Output):
     """The options of the command."""
 
     device: str = options.device()
-    quick: bool = options.how.flag("A test of 20 s in place of two minutes, and a coarser figure.")
+    quick: bool = options.how.flag("A test of 20 s in place of two minutes, and a coarser result.")
 
 
 @options.command
