@@ -92,7 +92,7 @@ def test_like_is_compared_with_like_first() -> None:
     ],
 )
 def test_totals_of_own_backends_are_of_cases_that_each_machine_tried(theirs: Record | None, counts: bool) -> None:
-    """Totals of own backends leave out cases that were not planned, not installed or left out for time."""
+    """Totals of each machine's own fastest backend omit cases not planned, not installed or left out for time."""
     name = theirs.backend if theirs else "fa4"
     both = [ok(case(n), "triton", 500) for n in (1024, 2048)]
     runs = [run([*both, ok(case(), name, 1000)]), run([*both, *filter(None, [theirs])], device=H100)]
@@ -112,7 +112,7 @@ def test_totals_of_own_backends_are_of_cases_that_each_machine_tried(theirs: Rec
 
 
 def test_kinds_of_own_backends_say_how_many_of_their_cases_count() -> None:
-    """Kinds have the number of their cases that count, even if all are of one dtype."""
+    """With each machine's own backend, kinds of work say how many of their cases count, even if of one dtype."""
     cases = [case(), case(2048), case(dtype="fp16")]
     ours = [*[ok(which, "triton", 500) for which in cases], ok(case(), "fa4", 1000), ok(case(dtype="fp16"), "fa4", 900)]
     got = compared(ours, [*ours[:3], refused(1024, "fa4")])
@@ -123,7 +123,7 @@ def test_kinds_of_own_backends_say_how_many_of_their_cases_count() -> None:
 
 @pytest.mark.parametrize(("like", "unlike", "counted"), [(2, 2, 2), (3, 0, 3), (1, 3, 4), (0, 2, 2)])
 def test_unlike_versions_are_no_shared_backend(like: int, unlike: int, counted: int) -> None:
-    """Unlike versions are no shared backend if one version has half of the cases; else the answer counts the cases."""
+    """Cells of unlike versions count only if less than half of the cases have like ones; the answer then says it."""
     lengths = [1024 * 2**n for n in range(like + unlike)]
 
     def of(device: Device, version: str) -> Run:
@@ -273,7 +273,7 @@ def test_the_longest_sequence_that_fits() -> None:
     ],
 )
 def test_a_length_is_the_limit_only_if_none_before_it_was_left_out(between: Record | None) -> None:
-    """A length is a machine's limit only if no shorter one was left out; else the machine holds at least this."""
+    """A length is a machine's limit only if no shorter one was left out; else the limit is at least this length."""
     ours = [ok(alone(1024), "fa3", 500), *filter(None, [between]), ended(alone(8192), "fa3", "skipped", ROOM)]
     plan = [job(alone(n), "fa3") for n in (1024, 2048, 8192)]
     theirs = [ok(alone(n), "fa3", 500) for n in (1024, 4096)] + [ended(alone(8192), "fa3", "oom", "out of memory")]
@@ -333,7 +333,7 @@ def decode(seqlen: int = 8192, batch: int = 16) -> Case:
 
 
 def test_decode_is_a_kind_of_its_own_in_its_own_unit() -> None:
-    """Decode has a rate in GB/s; TFLOP/s, and TFLOP/s per dollar, are of the other cases."""
+    """Decode is compared in GB/s; TFLOP/s, and TFLOP/s per dollar, are of the other cases."""
     device = replace(H200, name="NVIDIA B200")
     ours = [ok(case(8192, causal=True), "fa3", 600), ok(decode(), "fa3", 5)]
     theirs = [ok(case(8192, causal=True), "fa3", 1200), ok(decode(), "fa3", 10)]
@@ -357,7 +357,7 @@ def noisy(record: Record, seconds: float) -> Record:
 
 
 def test_what_is_hardly_known_decides_nothing() -> None:
-    """A case whose fastest reading is hardly known is left out and named; a slower such reading changes nothing."""
+    """A case whose fastest backend is hardly known is left out and named; a slower hardly known one changes nothing."""
     known, other = ok(case(), "fa3", 500), ok(case(2048), "fa3", 500)
     seconds = flops.flops(case()) / 500e12
     faster, slower = (noisy(ok(case(), "triton", 500), seconds * factor) for factor in (0.5, 2.0))
@@ -407,7 +407,7 @@ def test_figures_without_pauses_lead_where_they_cover_the_cases_in_bursts() -> N
 
 
 def test_what_waits_for_the_host_decides_nothing() -> None:
-    """A figure that waits for the host is left out, by the record's flag or by a launch longer than the call."""
+    """A latency that includes waiting for the host is left out: flagged, or with a launch longer than the call."""
     known, work = ok(case(2048), "fa3", 500), flops.flops(case())
     flagged = ok(case(), "fa3", 500, host_bound=True)
     got = compared([known, flagged], [known, ok(case(), "fa3", 500)])

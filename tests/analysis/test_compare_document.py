@@ -45,7 +45,7 @@ def warnings(c: Comparison) -> list[str]:
 
 
 def of(*factors: float, rounds: int = 3) -> str:
-    """Return the first sentence of the answer for machines of these speeds."""
+    """Return the first sentence of the answer for machines with these speeds."""
     runs = [a_run(replace(H200, name=f"M{i}"), factor, rounds) for i, factor in enumerate(factors)]
     return answer(compare([Path(f"{i}") for i in range(len(runs))], runs))[0]
 
@@ -195,7 +195,7 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
 
 
 def test_figures_without_pauses_stand_beside_those_in_bursts() -> None:
-    """Each machine has its fastest backend without pauses, named where it is not the fastest in bursts."""
+    """The table names each machine's fastest backend without pauses where it is not the fastest in bursts."""
 
     def machine(device: Device, sustained: tuple[float, float]) -> Run:
         names = zip(("fa4", "sdpa-cudnn"), (1.0, 1.05), sustained, strict=True)

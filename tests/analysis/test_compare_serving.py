@@ -1,4 +1,4 @@
-"""Requests to a whole model: figures by hand arithmetic, what they are made of, and what is left out."""
+"""Requests to a whole model: results by hand arithmetic, their parts, and what is left out."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def said(c: Comparison) -> str:
 
 
 def test_the_figures_are_those_by_hand() -> None:
-    """The H200 by its own steps; the H100 by the same shares of its own peak and bandwidth."""
+    """The H200 is computed from its own steps; the H100 from the same shares of its own peak and bandwidth."""
     got = compared()
     for label in ("H200", "H100 80GB HBM3"):
         one = served(got, label)
@@ -117,7 +117,7 @@ def test_the_figures_are_those_by_hand() -> None:
 
 
 def test_products_of_a_large_batch_compute_longer_than_they_read() -> None:
-    """Of a weight 2 FLOPs a sequence at half of the peak against 2 bytes at 0.6 of the bandwidth: from 172 on."""
+    """A weight costs 2 FLOPs a sequence at half of the peak, 2 bytes at 0.6 of the bandwidth: equal at batch 172."""
     measured = attention((*PREFILL, *cases("llama-3.1-8b", "decode", seqlen="2k", batch="128,256", page_size="16")))
     for batch, seconds in (
         (128, 2 * (LAYERS + LOGITS) / (0.6 * 4.8e12)),
@@ -169,7 +169,7 @@ def test_tensor_parallel_has_its_share_of_everything_and_pays_each_device() -> N
 
 
 def test_other_heads_stand_in_by_flops_and_by_bytes() -> None:
-    """Of 16 and 4 heads a prefill has half of the FLOPs, and 64 sequences have the keys of 32 of the model's."""
+    """With 16 and 4 heads a prefill has half of the model's FLOPs; 64 sequences have the keys of 32 of the model's."""
     other = [
         replace(case, shape=replace(case.shape, nheads=16, nheads_k=4, batch=batch or case.shape.batch))
         for case, batch in (
@@ -221,7 +221,7 @@ def test_a_share_is_as_sure_as_steps_agree_and_one_of_another_machine_less() -> 
 
 
 def test_what_two_machines_are_unsure_by_together_cancels_in_their_ratio() -> None:
-    """Both have the bandwidth's share of one step, unsure by a factor of 1 / 0.6: each by its time in products."""
+    """Both machines use one step's share of the bandwidth, known to a factor of 1 / 0.6; their ratio is surer."""
     steps = [(H200, step("prefill", 0.5)), (H100, step("prefill", 0.5)), (H200, step("decode", 0.6))]
     got = compared(steps=steps)
     assert got.serving
@@ -237,7 +237,7 @@ def test_what_two_machines_are_unsure_by_together_cancels_in_their_ratio() -> No
 
 
 def test_the_curve_ends_where_nothing_was_measured_or_the_memory_is_full() -> None:
-    """Batches of 4 and 32 were measured: those a factor of 8 apart, and 40 by its neighbour, if it is asked for."""
+    """With measured batches of 4 and 32 the curve goes from 4 to 32; 40 has its neighbour's rate, if asked for."""
     got = compared()
     assert got.serving
     batches = {label: [one.asked.batch for one in own] for label, own in got.serving.curves.items()}
@@ -270,7 +270,7 @@ def test_models_whose_products_are_not_known_have_attention_alone() -> None:
 
 
 def test_heads_that_stand_in_are_within_what_is_stated() -> None:
-    """Each prefill of llama's kind on real machines, as if its heads had not been measured: by the best stand-in."""
+    """A prefill of llama's heads is predicted from the best other heads on real machines, within the stated error."""
     results = Path(__file__).parents[2] / "results"
     kinds = ("default", "libraries", "models", "serving", "claims")
     paths = sorted(path for kind in kinds for path in results.glob(f"*-{kind}-nvidia-h?00.jsonl.gz"))

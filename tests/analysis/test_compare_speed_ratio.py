@@ -85,7 +85,7 @@ def ratio_of(ours: list[Run], theirs: list[Run]) -> Ratio:
 
 
 def test_what_sets_cards_apart_is_common_to_all_cells_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The effect of a card is common to all its cells, of any backend, and only cards that measured a cell count."""
+    """The effect of a card is common to all its cells, on any backend. Cards count only if they measured a cell."""
     table(monkeypatch, 0.0, 0.01)
     ours = [a_record(n, [0.001] * 6) for n in LENGTHS]
     both = [*ours, *(replace(record, backend="sdpa-flash") for record in ours)]
@@ -101,7 +101,7 @@ def test_what_sets_cards_apart_is_common_to_all_cells_of_a_card(monkeypatch: pyt
 
 
 def test_rounds_show_what_sets_processes_apart_and_not_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds show the spread of processes, not of cards: two unlike cards with alike rounds have the table's part."""
+    """Rounds show the spread of processes, not of cards: two unlike cards with equal rounds get the table's spread."""
     table(monkeypatch, 0.0, 0.01)
     ours = [
         run([a_record(n, [t], i) for n in LENGTHS for i in range(2)], device=replace(H200, uuid=card))

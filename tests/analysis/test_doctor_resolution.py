@@ -45,7 +45,7 @@ def test_a_quarter_of_the_turns_may_be_disturbed(n: int) -> None:
 
 @pytest.mark.parametrize("n", TURNS)
 def test_a_and_b_that_are_alike_are_told_apart_at_the_nominal_rate(n: int) -> None:
-    """Of A/A tests of alike sides 5 % find a difference in at least one of three cases."""
+    """A/A tests of two equal sides find a difference in at least one of three cases in 5 % of tests."""
     tests = normal(3000, 3, n)
     alarms = np.mean([any(resolve(case, 3).differs for case in test) for test in tests.tolist()])
     assert 0.035 < alarms < 0.065
@@ -61,7 +61,7 @@ def test_a_planted_difference_of_the_processes_is_found(n: int) -> None:
 
 @pytest.mark.parametrize("n", TURNS)
 def test_one_reading_each_tells_the_smallest_difference_apart_in_four_of_five(n: int) -> None:
-    """One reading of each side, judged by the spread of the A/A test, shows the smallest difference in four of five."""
+    """One reading of each side, judged by the spread of the A/A test, shows the smallest difference 4 times in 5."""
     rng = np.random.default_rng(n)
     spreads = np.array([spread(row) for row in normal(4000, n).tolist()])
     threshold = scipy_stats.t.ppf(0.975, degrees_of_freedom(n)) * spreads

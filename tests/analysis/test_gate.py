@@ -53,7 +53,7 @@ def of_one(before: Sequence[Record], after: Sequence[Record], **request: Any) ->
 
 @pytest.mark.parametrize("card", ["h200-7f3cc288", "h200-9587d04c", "h100-ff241cb2"])
 def test_two_runs_of_one_card_and_one_code_differ_in_nothing(card: str) -> None:
-    """Errors of two runs of one code do not differ, although each run draws other rows: samples of one error."""
+    """Errors of two runs of one code do not differ, although each run compares other rows: both sample one error."""
     files = [SPREADS / f"{card}-{number}.jsonl.gz" for number in (1, 2)]
     found = judge(*(run_file.read(file)[0] for file in files), Request(DEFAULT))
     assert {f.metric for f in found.findings if f.verdict == "regressed"} == set()
@@ -73,7 +73,7 @@ def test_a_slower_cell_fails_and_comes_first() -> None:
 
 
 def test_the_figures_of_a_noisy_cell_tell_the_change_that_was_judged() -> None:
-    """The figures of a noisy cell are the geometric means that were compared; its medians are 100 and 100."""
+    """A noisy cell shows the geometric means that were compared; its medians are 100 and 100."""
     speeds = (100, 100, 400), (100, 100, 25)
     before, after = ([ok(case(), "triton", speed, round=i) for i, speed in enumerate(of)] for of in speeds)
     (finding,) = gate(before, after).findings
@@ -182,7 +182,7 @@ def test_what_fails_in_both_runs_is_named_where_nothing_else_is_there() -> None:
 
 
 def test_in_turns_a_cell_that_failed_in_a_round_decides_nothing_by_the_others() -> None:
-    """A cell that failed in a round stays undecided, because an A/B stops measuring it and has too few rounds."""
+    """A cell that failed in a round stays undecided: an A/B stops measuring it, so that it has too few rounds."""
     more = rounds(seqlens=(2048,))
     a, b = [*broken("failed", bad=4), *more], [*rounds(seqlens=(1024,)), *more]
     halves = [replace(run(records), turns="one") for records in (a, b)]
@@ -286,7 +286,7 @@ def test_cycles_cancel_the_clock() -> None:
 
 
 def test_first_calls_are_compared_round_by_round() -> None:
-    """First calls are compared round by round, because the first round fills a cache; small changes do not count."""
+    """First calls are compared round by round, because the first round fills a cache; small changes are ignored."""
 
     def first(slower: float) -> list[Record]:
         taken = [(r, measurements(first_call=slower * (0.2 if r.round else 5.0))) for r in rounds()]

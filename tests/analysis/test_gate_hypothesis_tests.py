@@ -1,4 +1,4 @@
-"""The statistics of a gate, with one look and with several, against textbook figures and scipy's tests."""
+"""The statistics of a gate, with one interim look and with several, against textbook values and scipy's tests."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_values_that_tie_are_exact() -> None:
 
 
 def test_pairs_cancel_what_a_round_has_in_common() -> None:
-    """With a first round that fills a cache, unpaired sides are too noisy to decide; in pairs they do not differ."""
+    """With a first round that fills a cache, unpaired sides are too noisy to decide; paired rounds do not differ."""
     cached = (2.0, 0.001, 0.0, 0.002, -0.001)
     assert one(0.0, values=cached) == "inconclusive"
     assert one(0.0, values=cached, paired=True) == "unchanged"
@@ -121,7 +121,7 @@ def test_one_round_a_side_borrows_its_noise_from_the_other_cells() -> None:
 
 
 def test_more_rounds_of_the_current_run_alone_settle_what_a_long_baseline_leaves_open() -> None:
-    """More rounds of the current run settle a cell only with a long baseline, whose own error stays otherwise."""
+    """More rounds of the current run settle a cell only against a long baseline; a short one's error remains."""
     wide, by = (-0.02, 0.02, 0.0, 0.015, -0.015), M + 0.018
     few, many = (decide([Rounds(list(wide) * n, shifted(by, wide), 0.03, "latency")])[0] for n in (1, 8))
     assert few.more is not None
@@ -238,7 +238,7 @@ def test_what_is_settled_stays_as_it_was_whatever_comes_later() -> None:
 
 
 def test_each_look_spends_its_share_alone() -> None:
-    """Each look has its share of the error rate: a regression at the full rate is none at a seventh of it."""
+    """Each look has its own share of the error rate: a regression at the full rate is none at a seventh of it."""
     values = [0.05 + 0.006 * z for z in (-1.2, -0.3, 0.4, 1.1)]
     one = Rounds([0.0] * FIRST, values, 0.03, "latency", paired=True)
     shares = [decide([one], share)[0] for share in (1.0, 1 / len(LOOKS))]
@@ -249,7 +249,7 @@ def test_each_look_spends_its_share_alone() -> None:
 
 
 def test_settled_cells_count_among_the_hypotheses() -> None:
-    """Settled cells count among the hypotheses: the last open cell of 50 must pass the threshold for one in 50."""
+    """Settled cells count as hypotheses too: the last open cell of 50 must pass the threshold for one of 50."""
     rest = [cell(seed=i, pairs=FIRST) for i in range(1, 50)]
     one = cell(0.045, noise=0.002, pairs=FIRST)
     (alone, *_), (among, *_) = decide([one]), decide([replace(one, family="own"), *rest], 1.0, [False] + [True] * 49)
@@ -273,7 +273,7 @@ def test_one_pair_or_two_decide_nothing_that_is_noisy() -> None:
 
 
 def test_three_noisy_pairs_have_the_interval_of_student_at_two_degrees_of_freedom() -> None:
-    """Three noisy pairs have Student's interval at two degrees of freedom, at a look's level a factor of 54,000."""
+    """Three noisy pairs have Student's interval with two degrees of freedom, at a look's level a factor of 54,000."""
     differences = [1.0, -0.8, 0.9]
     ((found, pairs),) = decide_in_looks([Rounds([0.0] * 3, differences, 0.03, "latency", paired=True)])
     half = scipy_stats.t.ppf(1 - FDR / len(LOOKS), 2) * statistics.stdev(differences) / math.sqrt(3)

@@ -99,7 +99,7 @@ def test_what_is_no_change() -> None:
 
 
 def nightly(number: int, speed: Callable[[int], float], **changes: object) -> list[Run]:
-    """Return runs of two cells, one a day; `speed` has the first cell's speed by the number of the run."""
+    """Return runs of two cells, one a day; `speed` maps the number of a run to the first cell's speed."""
     runs = []
     for day in range(number):
         rng = np.random.default_rng(day)
@@ -213,7 +213,7 @@ def test_memory_and_first_calls_are_followed_too() -> None:
 
 
 def test_cells_that_change_together_are_one_step_between_two_runs() -> None:
-    """Cells that change together are one step in the range of most cells, not in that of an uncertain cell."""
+    """Cells that change together are one step, in the range of most cells and not of an uncertain one."""
     runs = nightly(20, lambda day: 1 / 1.05 if day >= 8 else 1)
     for day, one in enumerate(runs):
         slow = 1.01 if day == 8 else 1.02 if day > 8 else 1.0
@@ -296,7 +296,7 @@ def test_runs_of_a_branch_and_since_a_date_or_commit() -> None:
 
 
 def test_a_cell_that_is_newer_than_others_stands_apart() -> None:
-    """A cell that is newer than others is judged apart: without noise in earlier runs any order looks like a step."""
+    """A cell that is newer than others is judged alone: earlier runs have no noise for it, so any order is a step."""
     runs = nightly(24, lambda day: 1 / 1.05 if day >= 12 else 1)
     runs[:8] = [replace(one, records=one.records[:1]) for one in runs[:8]]
     runs[20] = replace(runs[20], records=runs[20].records[1:])  # one cell lacks a single run

@@ -51,7 +51,7 @@ def session(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Any:
 
 
 def test_each_verdict(session: Any) -> None:
-    """A kernel that is not slower passes, a slower or wrong one fails, an undecided one is skipped with the reason."""
+    """A kernel that is not slower passes, a slower or wrong one fails, an undecided one is skipped with a reason."""
     done = session(
         """
 def test_same(attnbench):
@@ -137,7 +137,7 @@ def test_a_margin_is_a_number_or_the_text_of_the_option() -> None:
 
 @pytest.mark.parametrize("link", ["", "main", "main/{}"])
 def test_a_run_is_not_saved_through_a_link(asserting: Any, tmp_path: Path, link: str) -> None:
-    """A checkout may bring a link, to have a file elsewhere overwritten: the file, the folder, or .attnbench."""
+    """A run is not saved through a link (file or folder), by which a checkout could overwrite other files."""
     own = asserting(save="main")
     path = tmp_path / ".attnbench" / link.format(f"{own._slug}.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -108,7 +108,7 @@ def test_the_action_is_an_action() -> None:
 
 
 def test_the_action_passes_what_is_alike(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The action passes a kernel that is alike, and does not use an older attnbench in the runner's Python."""
+    """The action passes an unchanged kernel, and does not use an older attnbench in the runner's Python."""
     (tmp_path / "earlier" / "attnbench").mkdir(parents=True)
     (tmp_path / "earlier" / "attnbench" / "__init__.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "earlier"))
@@ -273,7 +273,7 @@ def test_a_jenkinsfile_takes_no_failure_for_success() -> None:
 
 
 def test_every_workflow_is_one() -> None:
-    """Every workflow is valid, has permissions and time limits, and pins the actions of others to a commit."""
+    """Every workflow is valid, has permissions and time limits, and pins other people's actions to a commit."""
     files = [*(ROOT / ".github" / "workflows").glob("*.yml"), *(ROOT / "examples" / "github").glob("*.yml")]
     assert {file.stem for file in files} == {"ci", "site", "release", *WORKFLOWS}
     for file in files:

@@ -122,7 +122,7 @@ def test_a_slow_call_stops_it_and_is_not_tried(tool: Tool) -> None:
 
 
 def test_a_forecast_by_a_short_call_is_outdated_by_a_longer_one(tool: Tool) -> None:
-    """A longer call replaces the forecast by a shorter one: with 0.1 s before each call, 4 x the length is not 16 x."""
+    """A longer call replaces the forecast from a shorter one: after 0.1 s, 4 x the length is not 16 x the time."""
     tool.write("mine.py", OWN)
     options = ("--nheads", "1", "--headdim", "16", "--pass", "fwd", "--call-limit", "1s", "--out", "a.jsonl")
     (of,) = found(tool, "capacity", "--device", "cpu", "-b", "./mine.py:starts_slowly", *options)
@@ -209,7 +209,7 @@ def test_a_cpu(tool: Tool) -> None:
 
 
 def test_what_the_process_takes_for_itself_is_not_of_the_limit(tool: Tool) -> None:
-    """Memory of the process itself is not part of the limit: the next size takes a tenth more than the fitting one."""
+    """Memory of the process itself is not in the limit: the next size takes a tenth more than the one that fits."""
     small = ("--device", "cpu", "--memory", "256m", "--pass", "fwd", "--nheads", "1", "--headdim", "16")
     (of,) = found(tool, "capacity", "-b", "sdpa-math", *small)
     assert 0.6 * 2**28 < of["bytes"] < 2**28

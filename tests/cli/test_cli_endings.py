@@ -180,7 +180,7 @@ def test_an_absurd_width_is_no_width(measured: Tool, command: str) -> None:
 
 @pytest.mark.parametrize("epoch", ["", "9" * 17])
 def test_a_time_of_the_build_that_is_none_is_no_fault(measured: Tool, epoch: str) -> None:
-    """A build time that is no time is no fault, in a new interpreter, which imports numpy.f2py."""
+    """A build time that is no time is no error. It is tested in a new interpreter, which imports numpy.f2py."""
     with measured.start("gate", "run.jsonl", "run.jsonl", SOURCE_DATE_EPOCH=epoch) as process:
         out, err = process.communicate(timeout=120)
     usual = measured("gate", "run.jsonl", "run.jsonl", code=None)

@@ -209,7 +209,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Tool:
 
 
 def _commit(tool: Tool) -> None:
-    """Make a repository of the folder, with a commit for each of three tags."""
+    """Make a repository of the folder, with one commit for each of three tags."""
     git = ("git", "-C", str(tool.folder), "-c", "user.name=a", "-c", "user.email=a@b")
     subprocess.run([*git, "init", "--quiet"], check=True)
     for tag, old, new in (

@@ -142,7 +142,7 @@ BACKWARD = Case(Shape(1, 96, 128, 4, 2, 32, 32), "fp8", "bwd", causal=True)
 
 
 def backward_of(given: Inputs) -> dict[str, torch.Tensor]:
-    """Return the results of a backward in float32 for the given operands."""
+    """Return the results of a backward computed in float32 from the given operands."""
     leaves = [getattr(given, name).float().requires_grad_() for name in "qkv"]
     out = attend(*leaves, scale=BACKWARD.softmax_scale, right=0, dtype=torch.float32)[0]
     grads = torch.autograd.grad(out, leaves, given.values["dout"].float())
@@ -162,7 +162,7 @@ def test_a_scale_of_gradients_leaves_a_margin() -> None:
 
 
 def test_a_backward_has_the_error_of_its_operands() -> None:
-    """A backward's error shows its operands: gradients in e5m2 pass, those of other operands or a wrong kernel fail."""
+    """A backward's error shows its operands: gradients in e5m2 pass; other operands, or a wrong kernel, fail."""
     given = inputs.make(BACKWARD, "cpu", seed=0)
     check = judge.ResultCheck(BACKWARD, given, 0)
     wide, operands = in_8_bits(check.inputs)

@@ -50,7 +50,7 @@ def test_a_reset_arena_places_the_next_tensors_in_the_same_memory() -> None:
 
 
 def test_a_slab_of_a_gpu_is_a_multiple_of_its_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else another process maps it by small ones, and reads it slowly (tests/gpu/test_shared_memory_gpu.py)."""
+    """A GPU's memory is shared in multiples of its large pages, because another process reads small ones slowly."""
     sizes: list[int] = []
 
     def make(number: str, nbytes: int, _: torch.device) -> shared_tensors._OwnSlab:

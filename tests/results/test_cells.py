@@ -105,7 +105,7 @@ def held(*clocks: float | None, limits: tuple[str, ...] = (), **changes: object)
 
 
 def test_cells_whose_clock_was_held_down() -> None:
-    """A cell's clock was held down by the gauge, if any, against the run's best; not by NVML's limit at full clock."""
+    """With a gauge, a clock below the run's best is held down; NVML's limits count only below the full clock."""
     assert held(None, None) == [False, False]
     assert held(None, limits=("power cap",)) == [True]
     assert held(1.98e9, 1.96e9, 1.94e9) == [False, False, True]
@@ -162,7 +162,7 @@ def test_runs_of_one_setting_join_and_others_stay_apart() -> None:
 
 
 def test_figures_of_two_cards_are_compared_with_what_cards_differ_by() -> None:
-    """Figures of two cards are compared with the spread of cards: 2 % is more than one H200's, less than two cards'."""
+    """Latencies of two cards are compared by the spread of cards: 2 % is more than one H200 varies, less than two."""
 
     def winners(first: str | None, second: str | None) -> int:
         records = ok(case(), "fa2", 300.0), ok(case(), "triton", 306.0)
@@ -209,7 +209,7 @@ def test_what_is_not_finite_is_no_value_and_no_ceiling() -> None:
 
 @pytest.mark.parametrize(("spec", "ranked"), [("/mine.py:fast", False), ("attnbench.backends.sdpa:Flash", True)])
 def test_what_beats_a_matmul_twice_stores_its_results_only_where_it_is_a_persons(spec: str, ranked: bool) -> None:
-    """A figure over twice a matmul's means stored results for a person's backend, a slowed matmul for attnbench's."""
+    """A rate over twice a matmul's shows stored results in a person's backend, and a slow matmul in attnbench's own."""
     slow = {"ceiling_matmul": 100e12}
     (cell,) = cells([run([ok(case(), "fast", 400, **slow)], specs={"fast": spec})])
     assert cell.is_ranked == ranked

@@ -56,7 +56,7 @@ def test_a_long_kernel_hides_the_host_itself(gpu: Gpu) -> None:
 
 
 def test_a_batch_in_which_the_device_caught_up_is_discarded(gpu: Gpu) -> None:
-    """A batch in which the device caught up is discarded: the first one has the host's 2 ms a launch, not known yet."""
+    """The first batch, in which the device waits for launches of 2 ms, is discarded; then the launch time is known."""
     launches = []
     slow = gpu.kernel(5e-6, 2e-3)
     timer_ = timer()
@@ -114,7 +114,7 @@ def test_a_pace_that_is_expected_spares_the_first_batch(gpu: Gpu) -> None:
 
 
 def test_the_pace_of_one_sample_alone_is_half_believed(gpu: Gpu) -> None:
-    """The pace of a single sample counts half, because a first launch takes the host several times as long."""
+    """The launch time in a single sample counts half, because a first launch takes the host several times as long."""
     timer_ = timer()
     timer_.samples(gpu.kernel(5e-6, 30e-6), 32)
     timer_.samples(gpu.kernel(5e-6, 110e-6), 1)

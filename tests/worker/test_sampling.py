@@ -151,7 +151,7 @@ def test_few_samples_of_a_call_of_some_ms_are_enough_where_they_agree(apart: flo
 
 @pytest.mark.parametrize("call", [0.026, 0.3, 30.0])
 def test_a_call_as_long_as_the_warm_up_is_kept(call: float) -> None:
-    """A call as long as the warm-up is kept, because it is expensive and warms the device up itself."""
+    """A call as long as the warm-up is kept as a sample: it is expensive, and warms the device up itself."""
     timer = Scripted(lambda n: call + n / 1e6)
     values = timer.collect()
     assert values == timer.taken

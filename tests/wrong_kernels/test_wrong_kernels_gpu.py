@@ -131,7 +131,7 @@ def test_gradients_that_accumulate(gpu: MeasuringDevice) -> None:
 
 
 class WrongTileOf:
-    """Returns what a right function does, with zeros in 64 rows of one head."""
+    """Returns the results of a right function, with zeros in 64 rows of one head."""
 
     def __init__(self, row: int, head: int) -> None:
         self.at = (0, slice(row, row + 64), head)
@@ -376,7 +376,7 @@ def test_one_copy_in_the_graph(fresh_gpu: MeasuringDevice, monkeypatch: pytest.M
 
 
 def test_inputs_of_zeros(machine: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: inputs are zeros, which draw less power. Found: failed. They are those of a worker without a judge."""
+    """Fault: inputs are zeros, which draw less power; a worker without a judge makes them. Found: failed."""
     alone = MeasuringDevice(Worker(), machine.device, POLICY)
     real = inputs.make
 

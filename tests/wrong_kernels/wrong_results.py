@@ -273,7 +273,7 @@ def saturated_backward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax
 
 
 class _DoublesDout(torch.autograd.Function):
-    """Identity; the backward doubles its dout in place where a key has a value beyond 20."""
+    """Identity; the backward doubles its dout in place if a key has a value beyond 20."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, k: Tensor) -> Tensor:
