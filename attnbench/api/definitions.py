@@ -17,7 +17,7 @@ class NotSource(Exception):
 
 
 def told(of: Any, attribute: str) -> str:
-    """Return an attribute of a person's object that is a text; "" where it has none, or reading it fails."""
+    """Return a text attribute of a person's object; "" where it has none, or where reading it raises an error."""
     try:
         text = getattr(of, attribute, "")
     except Exception:  # attributes of a person's objects raise anything

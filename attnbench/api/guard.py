@@ -91,7 +91,7 @@ class Guard:
                 raise UserError(f"--attnbench-{option}: {name!r} is no name; use letters, digits, dots and dashes")
 
     def assert_right(self, what: What, *, device: str | None = None, **axes: Values) -> CheckResult:
-        """Assert that a kernel's results are right in small cases that tell, as `attnbench.check` does.
+        """Assert that a kernel's results are right on small cases that show bugs, as `attnbench.check` does.
 
         Raises WrongResultError with the verdict and the first reasons.
 

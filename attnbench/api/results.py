@@ -244,7 +244,7 @@ def of_runs(runs: Sequence[Run], files: Sequence[Path] = ()) -> Results:
 
 
 def results_of(given: Other) -> Results:
-    """Return results as they are, or those of run files. Raises UserError."""
+    """Return results unchanged, or the results of run files. Raises UserError."""
     return given if isinstance(given, Results) else load(given)
 
 

@@ -69,7 +69,7 @@ class BackendBase:
             return Probe(reason="torch is not installed", install="pip install torch")
 
     def installed(self) -> Probe | None:
-        """Return the probe that needs no import of the library; None where only `probe` can tell.
+        """Return the probe that needs no import of the library; None where only `probe` can find it out.
 
         With `probe_imports` a backend that is usable by this probe may still fail at import.
         """

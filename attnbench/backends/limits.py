@@ -159,8 +159,8 @@ TORCH_LIMITS = Limits(
 def has_empty_rows(case: Case) -> bool:
     """Return whether some query may see no key at all, so that its row of probabilities is empty.
 
-    With a limited right side and seqlen_q > seqlen_k the first queries stand before the first key. A person's own mask
-    may hide all keys from a query.
+    With a limited right side and seqlen_q > seqlen_k the first queries are at positions before the first key. A
+    person's own mask may hide all keys from a query.
     """
     if masks.is_own(case.mask):
         return True

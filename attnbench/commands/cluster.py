@@ -30,7 +30,7 @@ ONE_FILE = ("out", "resume", "again")  # options of attnbench run that name a si
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(output.Output):
-    """The options of `attnbench cluster run` beside those of `attnbench run`."""
+    """The options of `attnbench cluster run`, in addition to those of `attnbench run`."""
 
     context: typer.Context
     address: str | None = options.plain(
@@ -119,7 +119,7 @@ def report(given: ReportOptions) -> None:
     if all(run.search for _, run in runs):
         raise UserError("searches of what fits say nothing of a unit's speed; give files of attnbench run")
     if searches := sum(run.search is not None for _, run in runs):
-        tell(f"attnbench: left out: {count(searches, 'file')} of a search of what fits, which tells no unit's speed")
+        tell(f"attnbench: left out: {count(searches, 'file')} of a search of what fits, which measures no GPU's speed")
     raise typer.Exit(output.write(document(runs, damage), wanted))
 
 

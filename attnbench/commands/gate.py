@@ -114,7 +114,7 @@ class GateOutput(output.Output):
 
 @dataclass(frozen=True, kw_only=True)
 class Options(GateOutput, HowToJudge):
-    """The options of `attnbench gate`: those of judging and output, and those of settling open cells."""
+    """The options of `attnbench gate`: how to judge, what to write, and how to settle open cells."""
 
     baseline: list[Path] = options.argument(
         "BASELINE...",

@@ -1,8 +1,8 @@
 """The options of commands: fields of a dataclass, from which `command` makes parameters for typer.
 
 A field is declared by the panel of --help that shows it: `seed: int | None = how("N", "The seed of the inputs.")`.
-Options that several commands have are in dataclasses that theirs inherit, or in functions that return a field. The
-options of axes are those of the table, core/axes.py.
+Options of several commands are in base dataclasses, or in functions that return a field. The options of axes come from
+the table in core/axes.py.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def axes(panel: Panel = shape, helps: Mapping[str, str] | None = None, *, one: b
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a command for typer, whose parameters are the fields of the dataclass that the function takes as `given`.
 
-    Those of one panel are together, in the order of the fields.
+    The parameters of one panel are together, in the order of the fields.
     """
     options = inspect.get_annotations(function, eval_str=True)["given"]
 

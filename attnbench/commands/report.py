@@ -238,7 +238,7 @@ def _trackers(formats: Set[str], cells: Sequence[Cell]) -> output.Writers:
 
 
 def _draw(cells: Sequence[Cell], pictures: Mapping[str, Path], figure: str | None, panel: str) -> None:
-    """Write one figure as PNG or SVG, whichever have a file; by default throughput over the length."""
+    """Write one chart as PNG or SVG, whichever have a file; by default throughput over the length."""
     from attnbench.render.html import image
     from attnbench.render.html.charts import charts
 

@@ -27,7 +27,7 @@ CUT_OFF = "its last line is cut off"
 
 
 def command_line() -> tuple[str, ...]:
-    """Return this command's words as a run file keeps them: without --out, which names a place on this machine."""
+    """Return this command's words as a run file keeps them: without --out, a path of this machine."""
     kept, words = [], iter(sys.argv[1:])
     for word in words:
         if word == "--out":

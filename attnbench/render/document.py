@@ -37,7 +37,7 @@ Line = Sequence[Span]  # one line, or one paragraph, of text
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured value in a table: its digits, an aside (utilisation, or the unit), and marks."""
+    """A measured value in a table: its digits, an aside (utilisation or the unit), and marks."""
 
     digits: str
     aside: str = ""
@@ -94,7 +94,7 @@ Entry = str | Span | tuple[Span, ...] | Drawing  # an entry of a Table
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its heading, and on which side its entries stand."""
+    """A column of a table: its heading, and the side to which its entries are aligned."""
 
     heading: str
     align: Align = "left"

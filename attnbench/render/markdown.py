@@ -31,7 +31,7 @@ from attnbench.render.document import (
 SIGNS = {"good": "✅", "warning": "❔", "bad": "❌"}
 BAR = 32  # characters
 MOST_COMMANDS = 10
-LIMIT = 60_000  # bytes; a comment on GitHub holds 65,536 characters, and other text may stand beside the document
+LIMIT = 60_000  # bytes; a comment on GitHub holds 65,536 characters, and may have other text besides the document
 LEFT_OUT = "left out, as a comment on GitHub holds no more; the whole is in -f html=FILE and -f json=FILE"
 _RULE = re.compile(r"\| :?---")  # matches the line below the headings of a table
 _MARKUP = {"strong": "**", "bad": "**"}
@@ -195,7 +195,7 @@ def _grid(grid: Grid) -> str:
 
 
 def _lines(columns: Sequence[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table. A column is its heading, and whether its entries stand at the right."""
+    """Return a table. A column is its heading, and whether its entries are aligned to the right."""
     headings = row(*(safe(heading) for heading, _ in columns))
     sides = row(*("---:" if right else ":---" for _, right in columns))
     return "\n".join([headings, sides, *(row(*entries) for entries in rows)])

@@ -45,7 +45,7 @@ _BAR_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
 def render(console: Console, document: Document) -> None:
-    """Print a document: machines, tables, why figures are missing, cautions, and the verdict last."""
+    """Print a document: machines, tables, why values are missing, cautions, and the verdict last."""
     out = _Writer(console)
     for sentence in document.answer:
         out.paragraph((sentence, "bold"))
@@ -114,7 +114,7 @@ class _Writer:
         return Text().join(self.styled(span.text, _STYLES[span.style]) for span in line)
 
     def wrapped(self, text: Text, indent: int = 0, start: Text | None = None) -> None:
-        """Print text wrapped between words; `start` stands before the first line, and spaces before the others."""
+        """Print text wrapped between words; the first line begins with `start`, the others with as many spaces."""
         start = start or Text()
         indent += len(start)
         for i, line in enumerate(text.wrap(self.console, max(20, min(self.width, PROSE) - indent))):

@@ -406,7 +406,7 @@ def _cells_of(source: Source, keys: _Records) -> list[Cell]:
 
 
 def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[tuple[Source, _Records]]]]:
-    """Return (device label, runs whose results can stand in one table) for each such group."""
+    """Return (device label, runs whose results can share a table) for each such group."""
     groups: list[tuple[list[tuple[Source, _Records]], set[Key], dict[str, Any]]] = []
     for source, keys in joined:
         own = {name: value for name, value in setup(source.run).items() if value is not None}

@@ -220,7 +220,7 @@ def _times(found: Iterable[Any]) -> Iterator[int]:
 
 
 def _check_room(times: Iterable[int]) -> None:
-    """Raise ValueError where the [value, times] pairs of all measurements together stand for too many samples."""
+    """Raise ValueError where the [value, times] pairs of all measurements together represent too many samples."""
     if (number := sum(times)) > bounds.MOST_OF_RECORD:
         raise ValueError(f"runs: {json.dumps(number)} is not a number of samples")
 

@@ -241,10 +241,10 @@ def _between_speeds(samples: Sequence[float]) -> float:
 
 
 def apart(one: float, other: float, of_one: float | None, of_other: float | None, units: float = 0.0) -> bool:
-    """Return whether two figures above 0 differ by more than their uncertainties, in quadrature, explain.
+    """Return whether two figures above 0 differ by more than their uncertainties, added in quadrature.
 
-    `units` is the difference of their cards (`between_units`). True where an uncertainty is unknown: figures are called
-    alike only where their uncertainties explain it.
+    `units` is the part from their cards (`between_units`). True where an uncertainty is unknown: figures tie only where
+    their uncertainties explain the difference.
     """
     if of_one is None or of_other is None or one <= 0 or other <= 0:
         return one != other
@@ -287,9 +287,9 @@ def contest(
 ) -> Contest[Rival]:
     """Return which rivals have the least figure, or the highest.
 
-    `half` is the uncertainty of a figure, `units` the difference of two rivals' cards, 0 for one card. A hardly known
-    rival is left out only where it is worse than the best by more than their uncertainties explain. A rival of unknown
-    uncertainty may be the best, whatever its figure.
+    `half` returns the uncertainty of a figure, `units` the uncertainty from two rivals' cards, 0 for one card. A hardly
+    known rival is left out only where it is worse than the best by more than their uncertainties explain. A rival of
+    unknown uncertainty may be the best, whatever its figure.
     """
     sign = -1.0 if higher else 1.0
     found = [(sign * (figure(one) or 0.0), one) for one in rivals]

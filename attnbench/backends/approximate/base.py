@@ -114,8 +114,8 @@ def in_selected_blocks(selected: Tensor, rows: Tensor, keys: int, block: int) ->
 def gathered(t: Tensor, heads: Tensor, places: Tensor) -> Tensor:
     """Return the rows `places` of the heads `heads` of t (heads, rows, ...): two index tensors that broadcast.
 
-    The gradient of a row that is taken several times is summed in float32, as kernels sum; torch's indexing rounds the
-    sum each time.
+    Gradients of a row that is taken several times are summed in float32, as in kernels; torch's indexing would round
+    after each addition.
     """
     found: Tensor = _gather().apply(t.flatten(0, 1), heads * t.shape[1] + places)
     return found

@@ -436,7 +436,7 @@ def stats_shape(case: Case) -> tuple[int, int, int, int]:
 
 
 def _side(name: str) -> str:
-    """Return "q" for a tensor with the sequences of the queries, "k" for one with those of the keys."""
+    """Return "q" for a tensor with the sequences of the queries, "k" for one with the sequences of the keys."""
     return "k" if name in ("k", "v", "dk", "dv") else "q"
 
 

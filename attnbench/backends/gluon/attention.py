@@ -1,6 +1,6 @@
 """Exact attention for Hopper in Gluon, differentiable: checks of the inputs, and the autograd function.
 
-The algorithm and the arithmetic are those of backends/triton/attention.py, but one kernel computes all gradients.
+The algorithm and the arithmetic are as in backends/triton/attention.py, but one kernel computes all gradients.
 forward.py and backward.py explain how the warps of a program share the work.
 """
 

@@ -64,7 +64,7 @@ add_tile = getattr(tma, "async_atomic_add", _reduce_add)
 
 @aggregate
 class Barriers:
-    """The barriers of a ring of `stages` places; `i` counts the uses of the ring from 0.
+    """The barriers of a ring of `stages` tiles; `i` counts the uses of the ring from 0.
 
     With no readers there are no `free` barriers: the loader then learns by another signal that a tile is free
     (backward.py, `_load`).

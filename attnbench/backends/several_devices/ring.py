@@ -98,7 +98,7 @@ class _NoRotation:
 
 
 def _own_module() -> Any:
-    """Return the private module of torch's context parallel, whose place differs between versions."""
+    """Return the private module of torch's context parallel, whose path differs between versions."""
     import importlib
 
     package = "torch.distributed.tensor.experimental"

@@ -29,7 +29,7 @@ CHUNK = 2**24  # pairs that `seen_blocks` computes at a time
 def effective_window(case: Case) -> tuple[int | None, int | None]:
     """Return (left, right) of causal and the window together; None for a side without a limit.
 
-    The right side of a single query is None, because it stands at the last key.
+    The right side of a single query is None, because its position is the last key's.
     """
     left, right = case.window_size
     if case.shape.seqlen_q == 1:
@@ -62,7 +62,7 @@ def places(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 def visibility_mask(case: Case, device: torch.device) -> Tensor | None:
     """Return a bool tensor (seqlen_q, seqlen_k), True where a query sees a key; None where there is no mask.
 
-    Its sizes are those of `Case.extent`.
+    Its sizes are from `Case.extent`.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Find the files of a person's own code, and hash them, so that two versions of a kernel are told apart."""
+"""Find the files of a person's own code and hash them, so that two versions of a kernel are distinguished."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def _dq_block(
     stride_kn, stride_vn,
     b, h_k, first_key,  # for TMA
     scale_tanh, scale_log2,
-    slope, middle,  # ALiBi's slope, and the key at which each query stands, (queries, 1)
+    slope, middle,  # ALiBi's slope, and each query's position as a key, (queries, 1)
     first, last,  # first and last key that each query sees, (queries, 1)
     start_n, seqlen_k,
     Kept,  # blocks of a mask by name

@@ -237,7 +237,7 @@ def forward_block(
     b, h_k, first_key,  # for tensor descriptors, which cover whole tensors (key_row)
     scale_tanh, scale_log2,
     slope,  # ALiBi's slope, a scalar or (queries, 1)
-    middle, first, last,  # the key at which each query stands, and the first and last that it sees, (queries, 1)
+    middle, first, last,  # each query's position as a key, and the first and last key that it sees, (queries, 1)
     start_n, seqlen_k,
     Kept,  # blocks of a mask by name
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,

@@ -39,7 +39,7 @@ _HATCH = 50.0  # distance of the slanted lines of a hatched bar, in thousandths 
 
 
 def block_part(found: Block, number: int) -> Part:
-    """Return a block as a part of a page; `number` tells it from other blocks of the page."""
+    """Return a block as a part of a page; `number` makes its id differ from those of other blocks."""
     heading = found.heading if isinstance(found, Grids) else found.title
     id = f"table-{found.name}" if isinstance(found, Table) else f"block-{number}"
     return section(id, heading, content(found))

@@ -1,4 +1,4 @@
-"""The data of a page's figures and of its interactive table: one row of JSON values for each cell.
+"""The data of a page's charts and of its interactive table: one row of JSON values for each cell.
 
 Values are in SI units (throughput in TFLOP/s), with seven digits. Cells that differ only in backend and sequence length
 share a panel of a chart. The titles of panels say how panels differ, `Charts.common` has what all share. A shape is a

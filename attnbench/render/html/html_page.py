@@ -126,7 +126,7 @@ def _block(block: Block) -> Markup:
 
 
 def fragment(document: Document) -> str:
-    """Return a document as a part of another page, such as a notebook: text and tables, without figures."""
+    """Return a document as a part of another page, such as a notebook: text and tables, without charts."""
     bare = replace(document, page=None, charts=(), sheet=None, appendix=(), reproduce=())
     body = lines(_header(bare), *(part.content for part in _parts(bare)))
     return f"{element('style', asset('fragment.css'))}\n{element('div', body, class_='attnbench')}\n"

@@ -18,7 +18,7 @@ from attnbench.render.html.elements import shown
 from attnbench.render.html.figures import FIGURES, Spec, VegaFigure, drawable
 
 VEGA_LITE = "6.4"  # the version in assets/
-SCALE = 2.5  # pixels of a PNG for one pixel of the figure
+SCALE = 2.5  # pixels of a PNG for one pixel of the chart
 MOST_PANELS = 24
 PROGRAM = """
 import json, sys
@@ -82,7 +82,7 @@ def specification(figure: VegaFigure, charts: Charts) -> Spec:
 
 
 def drawn(kind: str, spec: Spec) -> bytes:
-    """Return a figure as the content of a PNG or SVG file, by `kind`.
+    """Return a chart as the content of a PNG or SVG file, by `kind`.
 
     vl-convert runs in a process of its own, because it ends its process where memory is short. Raises UserError where
     it is missing or crashes.

@@ -82,5 +82,5 @@ class BisectProgress(AbProgress):
         self._cells, self._settled, self.files = cells, 0, paths
 
     def tell(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that is not redrawn."""
         self._print(Text(text))
