@@ -101,7 +101,7 @@ class XFormers(Library):
         module = f"xformers.ops.fmha.{self.operator}"
         try:
             forward = importlib.import_module(module).FwOp
-        except Exception as error:  # caught because an operator imports its library
+        except Exception as error:  # importing an operator imports its library, which may raise any error
             return probe_of_failed_import(module, error, self.install, self.distributions)
         if not forward.is_available():
             said = ": ".join(filter(None, (f"its operator {forward.NAME} is not available", self._why_unavailable())))

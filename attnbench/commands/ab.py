@@ -18,7 +18,7 @@ builds = options.Panel("The two builds", 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Options(GateOutput, HowToJudge, options.WhatToMeasure):
-    """The options of the command."""
+    """The options of `attnbench ab`."""
 
     a: str = builds(
         "BUILD",

@@ -21,7 +21,7 @@ supports = options.Panel("The support matrix", 4)
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output):
-    """The options of the command."""
+    """The options of `attnbench backends`."""
 
     python: list[str] | None = options.python()
     matrix: bool = supports.flag("Show what each supports, also on GPUs that are not here.")

@@ -18,7 +18,7 @@ METRICS = ("latency", "cycles")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.WhatToMeasure):
-    """The options of the command."""
+    """The options of `attnbench bisect`."""
 
     commits: str = options.argument("GOOD..BAD", "The last commit that is known as fast, and one that is slow.")
     cell: str = builds("NAME", "The cell, as the gate prints it, or a glob that fits it alone: '* 4k d128 *'.", "*")
@@ -49,8 +49,8 @@ def bisect(given: Options) -> None:
     """Find the commit that made a cell slower: A/Bs of commits along first parents, halving from GOOD to BAD.
 
     Each commit is built by your command in a worktree of its own, and measured in turns with GOOD as ab does. A commit
-    that does not build, or of which nothing is decided, is skipped. The answer is checked by one more A/B, against the
-    commit before it.
+    that does not build, or about which nothing is decided, is skipped. The answer is checked by one more A/B, against
+    the commit before it.
 
     Exit code 0: found; 2: bad input; 3: not found: no slowdown, or commits are left; 1, 4, 5: as the gate of GOOD and
     BAD.

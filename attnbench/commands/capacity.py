@@ -39,7 +39,7 @@ CASES = ("of", "axes", "model", "tp", "phase")  # the fields of Options that cho
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.OnDevice, options.WhichModel):
-    """The options of the command."""
+    """The options of `attnbench capacity`."""
 
     results: list[Path] | None = options.argument(
         "RUN|DIR", "Files of earlier searches, to show; nothing is run.", None

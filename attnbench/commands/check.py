@@ -24,7 +24,7 @@ HELPS = {  # help texts of axes, where they differ from the table's
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.OnDevice):
-    """The options of the command."""
+    """The options of `attnbench check`."""
 
     what: list[str] | None = options.argument(
         "BACKENDS",

@@ -16,7 +16,7 @@ which = options.Panel("Which claims")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.WholeRun):
-    """The options of the command."""
+    """The options of `attnbench claims`."""
 
     results: list[Path] | None = options.argument(
         "RUN|DIR", "Run files to judge by, of one GPU or several; without any it measures.", None

@@ -83,7 +83,7 @@ class Command(OneLineErrors, TyperCommand):
         if not ctx.resilient_parsing:
             _check_given_once(self.get_params(ctx), args)
             home = os.path.expanduser("~")
-            # A function: a template would interpret backslashes.
+            # A function as replacement, because sub() would interpret backslashes in a text.
             args = [_HOME.sub(lambda _: home, word) for word in args]
         rest = super().parse_args(ctx, args)
         _check_names_once(self.get_params(ctx), ctx.params)

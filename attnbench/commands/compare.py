@@ -18,7 +18,7 @@ what = options.Panel("What to compare")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Output):
-    """The options of the command."""
+    """The options of `attnbench compare`."""
 
     results: list[Path] = options.argument("RUN|DIR", "Run files, two or more, or folders of them.")
     to: str | None = what("NAME", "The machine that the others are compared with; else the first.")

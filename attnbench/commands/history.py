@@ -18,7 +18,7 @@ matters = options.Panel("What counts as a change")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Output):
-    """The options of the command."""
+    """The options of `attnbench history`."""
 
     results: list[Path] = options.argument("RUN|DIR", "Run files, or folders: all run files in them.")
     metric: list[str] | None = options.metrics(

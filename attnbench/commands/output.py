@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FORMATS = ("table", "md", "html", "json", "csv")
 PROGRAMS = (b"\x7fELF", b"#!")  # the first bytes of an interpreter or another program
 Wanted = Sequence[tuple[str, "Path | None"]]  # (format, its file; None for standard output)
-Writers = Mapping[str, "Callable[[], str | bytes]"]  # formats of one command alone
+Writers = Mapping[str, "Callable[[], str | bytes]"]  # format that only this command has -> function that makes its text
 
 
 def formats(help: str) -> Any:

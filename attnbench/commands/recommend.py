@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.ShortRun, options.WhichModel, options.WhatToMeasure):
-    """The options of the command: those of a short run, some of which also choose among the cells of run files."""
+    """The options of `attnbench recommend`: those of a short run, some of which also choose cells of run files."""
 
     results: list[Path] | None = options.argument(
         "RUN|DIR", "Run files, or folders; without any a short run is measured.", None

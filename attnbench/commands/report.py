@@ -33,7 +33,7 @@ def _metrics() -> Iterable[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output):
-    """The options of the command."""
+    """The options of `attnbench report`."""
 
     results: list[Path] | None = options.argument("RUN|DIR", "Run files, or folders: all run files in them.", None)
     metric: list[str] | None = options.metrics(options.plain, _metrics, "tflops, latency, ...; -m help lists them all.")

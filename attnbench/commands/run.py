@@ -21,7 +21,7 @@ instruments = options.Panel("Instruments", 3)
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatToMeasure):
-    """The options of the command."""
+    """The options of `attnbench run`."""
 
     time_limit: str | None = options.how(
         "TIME",

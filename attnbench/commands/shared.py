@@ -92,8 +92,9 @@ def measured(request: Request, command: str = "") -> Outcome:
 def read_with_damage(path: Path, *, cut: bool = False) -> tuple[Run, str]:
     """Return the run of a file, and what is lost of it: "2 lines of it cannot be read"; "" for a whole file.
 
-    Faults of single lines go to stderr. A file whose last write was interrupted counts as whole and its run as shorter,
-    unless `cut`. Raises UserError for a file that is no run file, and for one of which no record can be read.
+    Faults of single lines go to stderr. A file whose last write was interrupted counts as whole, with a shorter run;
+    with `cut` it counts as damaged. Raises UserError for a file that is no run file, and for one of which no record can
+    be read.
     """
     from attnbench.results import run_file
 

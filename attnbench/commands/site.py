@@ -35,7 +35,7 @@ _PAGE = b"<title>attnbench: "  # stands near the beginning of each page
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of the command."""
+    """The options of `attnbench site`."""
 
     results: list[Path] = options.argument("RUN|DIR", "Run files, or folders: all run files in them.")
     out: Path = options.files(

@@ -20,7 +20,7 @@ which = options.Panel("Which step")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.WholeRun):
-    """The options of the command."""
+    """The options of `attnbench step`."""
 
     models: list[str] = options.argument(
         "MODEL|RUN|DIR",

@@ -168,19 +168,19 @@ def _in_utc(started: str) -> str:
 
 @cache
 def case(text: bytes) -> Case:
-    """Return the case of a JSON text: one object for all records that have it. Raises one of DAMAGE."""
+    """Return the case in a JSON text. All records of the case share one object. Raises one of DAMAGE."""
     return from_json(Case, json.loads(text))
 
 
 @lru_cache(maxsize=4096)
 def _kernels(text: bytes) -> Mapping[str, int]:
-    """Return the kernels of a JSON text: one mapping for all records that have it. Raises MsgspecError."""
+    """Return the kernels in a JSON text. Equal texts share one mapping. Raises MsgspecError."""
     return {intern(name): calls for name, calls in _KERNELS.decode(text).items()}
 
 
 @lru_cache(maxsize=4096)
 def _forecast(text: bytes) -> Forecast:
-    """Return the forecast of a JSON text: one object for a job and its record. Raises MsgspecError."""
+    """Return the forecast in a JSON text. A job and its record share one object. Raises MsgspecError."""
     return _FORECAST.decode(text)  # type: ignore[no-any-return]
 
 

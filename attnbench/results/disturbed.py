@@ -134,7 +134,7 @@ def _looks(run: Run) -> list[float]:
 def _slow_matmuls(run: Run) -> Iterator[str]:
     """Yield the readings of a large matmul that are far below the reading at the start, or the datasheet's peak.
 
-    The peak is the measure only where it is unknown whether other processes were there at the start.
+    The peak is used only where it is unknown whether other processes were there at the start.
     """
     device = run.environment.device
     gpu = gpus.find(device.name, device.memory, device.multiprocessors) if device.kind == "cuda" else None

@@ -22,7 +22,7 @@ NOT_TIMED = 3  # the number of fields before the times in `_recorded`
 def without_copies(given: Iterable[tuple[K, Run]]) -> list[tuple[K, Run]]:
     """Return the (key, run) pairs with each run once; of a run and its baseline the run, which has the samples.
 
-    A run given twice (as a copy, an earlier part, its own baseline, or beside its folder) would look like a second
+    A run given twice (as a copy, an earlier part, its baseline, or as a file and in a folder) would look like a second
     machine, or like rounds without noise. The whole run takes the position of the first of its parts.
     """
     found: list[tuple[K, Run]] = []

@@ -119,7 +119,7 @@ class RunFile:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFile:
-        """Open a run file for appending, without a truncated last line. Raises UserError where it is not one."""
+        """Open a run file for appending, without a truncated last line. Raises UserError where it is no run file."""
         try:
             file = open(path, "r+b", buffering=0, opener=_appending)  # noqa: SIM115  (it stays open)
         except OSError as error:

@@ -89,7 +89,7 @@ def served(c: Comparison, label: str = "H200") -> Served:
 
 
 def high_end(one: Served) -> float:
-    """Return the upper end of the interval of a figure over the figure."""
+    """Return the upper end of a value's interval, over the value."""
     ends = one.interval(1.0)
     assert ends
     return ends[1]
@@ -270,7 +270,7 @@ def test_models_whose_products_are_not_known_have_attention_alone() -> None:
 
 
 def test_heads_that_stand_in_are_within_what_is_stated() -> None:
-    """A prefill of llama's heads is predicted from the best other heads on real machines, within the stated error."""
+    """A prefill with llama's heads is predicted from other measured heads on real machines, within the stated error."""
     results = Path(__file__).parents[2] / "results"
     kinds = ("default", "libraries", "models", "serving", "claims")
     paths = sorted(path for kind in kinds for path in results.glob(f"*-{kind}-nvidia-h?00.jsonl.gz"))

@@ -30,7 +30,7 @@ FIRST = datetime(2026, 1, 1, 3, 17, tzinfo=timezone.utc)
 
 
 def found(logs: Sequence[float], seed: int = 0, noise: float = NOISE) -> Levels:
-    """Return the findings on a cell beside nine cells that do not change."""
+    """Return the findings on a cell in a history with nine other cells, which do not change."""
     rng = np.random.default_rng(seed)
     unit = rng.normal(0, noise, (10, len(logs)))
     unit[0] += logs

@@ -127,7 +127,7 @@ class Figure:
         return statistics.median(self.rounds.values())
 
     def rate(self, amount: float) -> float:
-        """Return an amount over the figure, the median over its rounds."""
+        """Return an amount over the time: the median over its rounds."""
         return statistics.median(amount / one for one in self.rounds.values())
 
     @property

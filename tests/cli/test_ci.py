@@ -464,7 +464,7 @@ def test_a_commit_without_a_verdict_replaces_the_comment_of_an_earlier_one(
 @jq
 @pytest.mark.parametrize("title", ["attention of #12", "attention of #13", "forged #1", "forged"])
 def test_two_pull_requests_of_one_commit_have_a_comment_each(title: str, comment: Comment) -> None:
-    """Pull requests of one commit have a comment each, chosen by the run's title among those that GitHub names."""
+    """Pull requests of one commit have a comment each; the run's title says which of those that GitHub names."""
     pulls = [*PULLS, {"number": 13, "head": {"sha": "abc"}, "base": {"ref": "release"}}]
     job, asked = comment(action="requested", title=title, pulls=pulls, earlier=False)
     assert job.code == 0, job.log

@@ -41,7 +41,7 @@ def test_quantize_uses_the_whole_range() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_rounding_costs_what_three_bits_of_mantissa_cost(dtype: torch.dtype) -> None:
-    """Rounding to 3 bits of mantissa costs 2.6 % in root mean square: half a step, of 1/8 to 1/16 of the value."""
+    """Rounding to 3 bits of mantissa has a relative error of 2.6 % in root mean square: steps are 1/8 to 1/16."""
     t = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).to(dtype)
     before = t.clone()
     small, descale = fp8.quantize(t)

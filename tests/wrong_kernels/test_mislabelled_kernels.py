@@ -1,4 +1,4 @@
-"""Faults in the kernels that ran: other kernels than the name, another precision, work outside the launch.
+"""Faults in the kernels that ran: not those that the name says, another precision, work outside the launch.
 
 The tests judge torch's operators on a CPU, and handwritten traces; test_wrong_kernels_gpu.py has real kernels.
 """

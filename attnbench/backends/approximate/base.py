@@ -25,7 +25,7 @@ COMPRESSION, MOST_KEPT = 8, 256
 KEPT = f"an eighth of the keys, at most {MOST_KEPT}"
 CHUNK = 2**25  # most scores that a definition computes at once
 COPIES = 64  # most copies of k and v in a definition: each takes memory for its gradient
-# A query that sees no key is excluded, because each method would need a rule of its own for it.
+# Queries that see no key are refused, because each method would need a rule of its own for them.
 APPROXIMATE_LIMITS = replace(TORCH_LIMITS, unequal_causal=False, empty_rows=False)
 
 

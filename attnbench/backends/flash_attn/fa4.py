@@ -135,7 +135,7 @@ def _lengths(case: Case, device: torch.device) -> dict[str, Any]:
 
 
 def _page_refusal(case: Case, device: Device) -> str | None:
-    """Return why a cache of pages is refused, by interface.py or because the library does not test the head dims."""
+    """Return why a cache of pages is refused: interface.py refuses it, or the library does not test the head dims."""
     major = device.capability[0] if device.capability else HOPPER
     if major == 12:
         return "no cache of pages on compute capability 12"

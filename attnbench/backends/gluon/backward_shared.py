@@ -57,7 +57,7 @@ class Work:
 
     @gluon.jit
     def first_number(self):
-        """Return the number of the first block among all blocks of queries of the batch, head by head."""
+        """Return the number of the first block, counted over all blocks of queries of the batch, head by head."""
         return self.bh * gl.cdiv(self.sizes.seqlen_q, self.rows) + self.begin // self.rows
 
     @gluon.jit

@@ -269,7 +269,7 @@ def _compute(
 
 @gluon.jit
 def _start_scores(queries, i, keys, j, layout: gl.constexpr):
-    """Start S = Q K^T of two tiles, and return the matmul to wait for."""
+    """Start S = Q K^T for two tiles, and return the matmul for which the caller must wait."""
     nothing = gl.zeros([ROWS, keys.rows], gl.float32, layout)
     scores = warpgroup_mma(queries.tile(i), keys.tile(j).permute((1, 0)), nothing, use_acc=False, is_async=True)
     if keys.rest:

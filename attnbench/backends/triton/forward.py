@@ -326,7 +326,7 @@ def update_softmax(
 def finish_softmax(acc, row_max, row_sum, Descale_v, FP8: tl.constexpr):
     """Return out, and lse in base 2 (+inf where no key was seen), of an online softmax over all keys."""
     empty = row_sum == 0.0
-    row_sum = tl.where(empty, 1.0, row_sum)  # acc of such a row is 0
+    row_sum = tl.where(empty, 1.0, row_sum)  # the row's acc is 0, so that any divisor will do
     out = acc / row_sum[:, None]
     lse = tl.where(empty, float("inf"), row_max + tl.log2(row_sum))
     if FP8:

@@ -46,7 +46,7 @@ class NamedMask:
             raise ValueError(f"the kernels know no mask of one's own: {text}")
         kind, number = KINDS[text.partition(":")[0]], mask.number
         if kind == KINDS["random"] and (seqlen_k - seqlen_q) % masks.BLOCK == 0:
-            kind = LISTED  # exact: a kernel's block, at most masks.BLOCK wide, is in one block of the mask
+            kind = LISTED  # exact, as a kernel's block of at most masks.BLOCK is in one block of the mask
         left, right = window_size
         self._left, self._right = left, 0 if causal else right
         self.constants = {"KIND": kind, "NUMBER": int(min(number, seqlen_k))}  # random:P ignores it
