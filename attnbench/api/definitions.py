@@ -53,7 +53,7 @@ def class_definition(of: type, scope: Mapping[str, Any]) -> ast.ClassDef:
     found = [node for node in bindings(scope, of.__qualname__) if isinstance(node, ast.ClassDef)]
     methods = [getattr(one, "__func__", one) for one in vars(of).values()]
     own = [one for one in methods if isinstance(one, FunctionType) and one.__module__ == of.__module__]
-    own = [one for one in own if not one.__code__.co_filename.startswith("<string>")]  # not a dataclass's own
+    own = [one for one in own if not one.__code__.co_filename.startswith("<string>")]  # a dataclass's are generated
     if len(found) != 1 or len(bindings(scope, of.__qualname__)) != 1 or scope.get(of.__qualname__) is not of:
         raise NotSource(f"class {of.__qualname__} is not known, or is defined several times")
     for method in own:

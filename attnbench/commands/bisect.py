@@ -38,8 +38,8 @@ class Options(output.Output, options.WhatToMeasure):
     seed: int | None = options.seed()
     allow_busy: bool = options.allow_busy()
     out: Path | None = options.out(
-        "For the run files; a new folder in results/ by default. A/Bs that are there already are not measured again, "
-        "so the same command with it goes on after an interruption.",
+        "The folder of the run files. Default: a new one in results/. A/Bs that it has already are not measured again: "
+        "after an interruption the same command with this folder goes on.",
         "DIR",
     )
 

@@ -135,7 +135,7 @@ def _write(folder: Path, texts: Sequence[tuple[str, str]], before: Iterable[str]
     """
     names = [name for name, _ in texts]
     for name in (ASSETS, LIST, *names):
-        if (folder / name).is_symlink():  # a checkout may have it, to have a file elsewhere overwritten
+        if (folder / name).is_symlink():  # a link in a checkout would make this overwrite a file elsewhere
             raise UserError(f"--out: {folder / name} is a link; remove it, or give a new folder")
     stale = [name for name in before if name not in names and _is_ours(folder / name)]
     listed = {"attnbench": __version__, "files": sorted({*names, *stale})}

@@ -287,7 +287,7 @@ def test_the_version_has_what_is_loaded_from_another_folder(tmp_path: Path) -> N
 
 
 def test_a_version_is_the_same_wherever_the_files_lie(tmp_path: Path) -> None:
-    """A worker of a source checkout adds no file of attnbench, not as __mp_main__ of multiprocessing either."""
+    """A worker in a source checkout adds none of attnbench's files to the version, __mp_main__ included."""
     kernel = (
         "import sys, multiprocessing, torch\nsys.path.append({!r})\nimport beside_of_tests\ndef f(q, k, v, **_): ...\n"
     )

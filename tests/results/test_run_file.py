@@ -333,7 +333,7 @@ def test_files_that_were_joined_are_refused(path: Path, cut: int) -> None:
 
 @pytest.mark.parametrize("spelling", [{"sort_keys": True}, {"separators": (" ,", "\t: ")}, {"indent": 1}])
 def test_a_second_run_behind_the_last_line_of_the_first_is_refused(path: Path, spelling: dict[str, Any]) -> None:
-    """A second run behind the first's last line is refused, also in other programs' spelling."""
+    """A second run after the last line of the first is refused, also where another program has rewritten its JSON."""
     one = path.read_bytes()
     first, *rest = (json.dumps(json.loads(line), **spelling).encode() for line in one.splitlines())
     second = b"\n".join([first, *rest, b""])

@@ -34,7 +34,7 @@ def normal(scale: float) -> Noise:
 
 
 def student(freedom: int, scale: float = 1.0) -> Noise:
-    """Return draws with the standard deviation of the table, times a factor."""
+    """Return draws from Student's t, scaled to the table's standard deviation times a factor."""
     unit = scale * TABLE * math.sqrt((freedom - 2) / freedom)
     return lambda rng, shape: unit * rng.standard_t(freedom, shape)
 

@@ -191,7 +191,7 @@ def test_rank_0_is_not_believed_where_it_says_that_wrong_results_are_right(pool:
 
 
 def test_several_ranks_are_judged_beside_them_by_the_heads_that_the_judge_draws(pool: WorkerPool) -> None:
-    """Several ranks are judged by drawn heads. A rank sends half of its q, k, v and out: 32 tokens of 16 float32."""
+    """Several ranks are judged on heads that the judge draws. A rank sends half of its q, k, v and out."""
     record = measured(pool, "Ulysses", replace(case(), shape=Shape(1, 64, 64, 12, 6, 16, 16)))
     assert record.status == "ok", record.reason
     assert record.judge == "beside"

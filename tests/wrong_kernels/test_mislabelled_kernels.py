@@ -178,7 +178,7 @@ def test_traces_of_faults(
     named: TracedCall,
     expected: str | None,
 ) -> None:
-    """Faults as their traces look, for samples of 103 us. Found: each is wrong-kernel, with what the trace shows."""
+    """Fault: as in a handwritten trace, for samples of 103 us. Found: wrong-kernel, with what the trace shows."""
     measurer = steady_cpu.measurer
 
     class Traced:

@@ -288,7 +288,7 @@ class _DoublesDout(torch.autograd.Function):
 
 
 def doubles_dout(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Returns a right output; on keys with an outlier its backward doubles dout, and gives the gradients of that."""
+    """Returns a right output; where keys have an outlier, its backward doubles dout and so all gradients."""
     return _DoublesDout.apply(attention(q, k, v, **options), k.detach())
 
 

@@ -23,7 +23,7 @@ _block_and_head = gluon.jit(device_functions.block_and_head.fn)  # Gluon cannot 
 class Work:
     """The keys of a program, and the blocks of queries that see them.
 
-    It visits blocks of `rows` queries from `begin` on, in query head h and the ones after it: `count` blocks in all.
+    It visits `count` blocks of `rows` queries: from `begin` on, first in query head h, then in the heads after it.
     """
 
     sizes: Sizes

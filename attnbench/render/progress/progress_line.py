@@ -73,7 +73,7 @@ class JobProgress(ProgressLine):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._several_dtypes = False  # names of cases then have the dtype
+        self._several_dtypes = False  # whether names of cases contain the dtype
         self._running: Job | None = None
         self._done = self._total = 0  # jobs
 
