@@ -23,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop() -> Generator[None, object, object]:
-    """Keep modules and tests out of garbage collections, of which each measured cell makes two."""
+    """Exclude modules and tests from garbage collection, because each measured cell collects twice."""
     gc.collect()
     gc.freeze()
     try:

@@ -34,16 +34,16 @@ class Panel:
     """A panel of --help. Called, it declares an option in it."""
 
     title: str | None
-    place: int = 2  # panels with a lower place come first; equal ones keep the order of fields
+    order: int = 2  # panels with a lower order come first; equal ones keep the order of fields
 
     def __call__(self, metavar: str, help: str, default: Any = None, *names: str, **more: Any) -> Any:
-        """Return the field of an option. `names` are its flags, where they are not the field's name alone."""
+        """Return the field of an option. `names` are its flags; without them its flag is made of the field's name."""
 
         def info(name: str) -> Any:
             flags = names or (f"--{name.replace('_', '-')}",)
             return typer.Option(*flags, metavar=metavar, help=help, rich_help_panel=self.title, **more)
 
-        return dataclasses.field(default=default, metadata={"place": self.place, "info": info})
+        return dataclasses.field(default=default, metadata={"order": self.order, "info": info})
 
     def flag(self, help: str, *names: str, default: bool = False, **more: Any) -> Any:
         """Return the field of an option without a value."""
@@ -53,7 +53,7 @@ class Panel:
 def argument(metavar: str, help: str, default: Any = dataclasses.MISSING, **more: Any) -> Any:
     """Return the field of an argument, which a person must give where it has no default."""
     info = typer.Argument(metavar=metavar, help=help, **more)
-    return dataclasses.field(default=default, metadata={"place": 0, "info": lambda _: info})
+    return dataclasses.field(default=default, metadata={"order": 0, "info": lambda _: info})
 
 
 plain = Panel(None, 1)
@@ -78,7 +78,7 @@ def axes(panel: Panel = shape, helps: Mapping[str, str] | None = None, *, one: b
             settings["autocompletion"] = (complete.one if one else complete.several)(axis.words)
         kind: Any = bool | None if axis.switch else str | None
         parameters.append(_parameter(name, kind, typer.Option(axis.switch or f"--{axis.option}", **settings), None))
-    return dataclasses.field(default_factory=dict, metadata={"place": panel.place, "axes": parameters})
+    return dataclasses.field(default_factory=dict, metadata={"order": panel.order, "axes": parameters})
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -106,7 +106,7 @@ def _kinds(options: Any) -> Mapping[str, Any]:
 
 
 def _fields(options: Any) -> list[dataclasses.Field[Any]]:
-    return sorted(dataclasses.fields(options), key=lambda field: int(field.metadata.get("place", 0)))
+    return sorted(dataclasses.fields(options), key=lambda field: int(field.metadata.get("order", 0)))
 
 
 def _parameters(field: dataclasses.Field[Any], kind: Any) -> list[inspect.Parameter]:

@@ -38,7 +38,7 @@ MOST_OF_TEXT = 10_000  # characters of a name, a reason or an argument; a stored
 MOST_OF_RECORD = 1_000_000
 MOST_OF_FILE = 5_000_000  # and more samples than the file has bytes
 MOST_BLOCKS = 2**28  # blocks in all random masks of a run together, which are drawn to count pairs
-MOST_SEQUENCES = 2**20  # sequences in all lengths of a run together; each is compared with patterns for its name
+MOST_SEQUENCES = 2**20  # sequences in all lengths of a run together, which are compared with patterns to name them
 ANY = ("seed",)  # fields that may hold any number
 POSITIVE = ("s", "B/s", "FLOP/s", "1/s")  # units of durations and rates
 # Measurements that may be below 0: a call frees memory that was held before it, or clocks of other processes are read

@@ -201,8 +201,8 @@ def of_sum(parts: Sequence[tuple[float, float | None]]) -> float | None:
 def half_interval(variance: float, freedom: float, weight: float, prior: Prior) -> float:
     """Return half the 95 % interval of a mean or sum of logarithms over rounds.
 
-    `variance` is the variance of the sum, with `freedom` degrees of freedom; `weight` is what it would be if a round
-    had variance 1. `freedom` and `weight` determine the influence of the prior.
+    `variance` is the variance of the sum, with `freedom` degrees of freedom; `weight` is the variance that it would
+    have if each round had variance 1. `freedom` and `weight` determine the influence of the prior.
     """
     joined, total = moderated(variance, freedom, Prior(prior.variance * weight, prior.freedom))
     return student(total) * math.sqrt(joined) if joined > 0 else 0.0

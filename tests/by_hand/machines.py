@@ -137,8 +137,7 @@ class Machine:
         return self.figures[what][key].is_hardly_known or (what, key) in self.host_bound
 
     def fastest(self, what: str, among: Collection[Key]) -> dict[str, Key]:
-        """Return case -> the fastest cell, without cases in which that cell's time decides nothing (decides_nothing).
-        """
+        """Return case -> the fastest cell, without cases in which its time decides nothing (decides_nothing)."""
         best: dict[str, Key] = {}
         for key in self.figures[what]:
             if key in among and key[1] not in self.approximate:

@@ -170,7 +170,7 @@ def test_a_line_of_a_margin_becomes_no_option(use: Use) -> None:
 
 
 def test_the_action_in_a_hostile_checkout(use: Use, repository: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packages of a hostile checkout replace none. Only the pull request's own kernel is loaded, in a worker.
+    """Packages in a hostile checkout replace no others. Only the pull request's own kernel is loaded, in a worker.
 
     A kernel beside packages named torch and numpy is not measured.
     """

@@ -140,7 +140,9 @@ def real() -> list[bytes]:
 
 
 def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: list[bytes]) -> None:
-    """Damage is reported by its line, at the start, in the middle and at the end, among lines for core.json only."""
+    """Damage is reported by its line, at the start, in the middle and at the end, also beside lines that msgspec
+    refuses.
+    """
     real[2] = b"{"
     real[len(real) // 3] = b"x"
     real[len(real) // 2] = b'{"type": "note"}'

@@ -61,29 +61,29 @@ class Blocks(NamedTuple):
 # memory of each row in KiB.
 _HALF_PRECISION: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {
-        64: (Blocks(128, 64, 4, 3), Blocks(128, 64, 4, 2)),  # 64, 48
-        128: (Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),  # 128, 96, 64
+        64: (Blocks(128, 64, 4, 3), Blocks(128, 64, 4, 2)),  # 64, 48 KiB
+        128: (Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),  # 128, 96, 64 KiB
         256: (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 32, 4, 2), Blocks(64, 16, 4, 2)),
-        # 192, 128, 96, 64
+        # 192, 128, 96, 64 KiB
     },
     "dkdv": {
-        64: (Blocks(64, 128, 8, 3), Blocks(64, 64, 4, 2), Blocks(32, 64, 4, 2)),  # 112, 64, 40
+        64: (Blocks(64, 128, 8, 3), Blocks(64, 64, 4, 2), Blocks(32, 64, 4, 2)),  # 112, 64, 40 KiB
         128: (Blocks(64, 128, 8, 3), Blocks(64, 64, 4, 2), Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 2)),
-        # 192, 112, 72, 52
+        # 192, 112, 72, 52 KiB
         256: (Blocks(32, 64, 8, 3), Blocks(32, 64, 8, 2), Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
-        # 168, 136, 68, 50
+        # 168, 136, 68, 50 KiB
     },
     "dq": {
-        64: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2)),  # 96, 56
+        64: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2)),  # 96, 56 KiB
         128: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
-        # 176, 104, 68, 50
+        # 176, 104, 68, 50 KiB
         256: (Blocks(128, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 1), Blocks(32, 16, 8, 1)),
-        # 200, 132, 66, 49
+        # 200, 132, 66, 49 KiB
     },
     "decode": {  # BLOCK_M is the largest possible; a call uses the least that holds its queries
-        64: (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),  # 56, 40
-        128: (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),  # 112, 80
-        256: (Blocks(64, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(64, 16, 4, 2)),  # 160, 96, 64
+        64: (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),  # 56, 40 KiB
+        128: (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),  # 112, 80 KiB
+        256: (Blocks(64, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(64, 16, 4, 2)),  # 160, 96, 64 KiB
     },
 }
 _SINGLE_PRECISION: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
@@ -101,21 +101,21 @@ _SINGLE_PRECISION: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 _HOPPER_MEASURED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {
         64: (Blocks(64, 128, 4, 3, tma=True, resident=True),),  # 96 KiB
-        128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 112
-        192: (Blocks(128, 64, 8, 3, tma=True, resident=True),),  # 120; `ahead` would make ptxas serialise the matmuls
-        256: (Blocks(64, 32, 4, 3, tma=True, resident=True, ahead=True),),  # 112
+        128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 112 KiB
+        192: (Blocks(128, 64, 8, 3, tma=True, resident=True),),  # 120 KiB; with `ahead` ptxas serialises the matmuls
+        256: (Blocks(64, 32, 4, 3, tma=True, resident=True, ahead=True),),  # 112 KiB
     },
     "dkdv": {
-        64: (Blocks(64, 64, 4, 3, tma=True),),  # 65
-        128: (Blocks(64, 128, 8, 3, ahead=True), Blocks(64, 128, 8, 3)),  # 161
-        192: (Blocks(64, 128, 8, 2, tma=True),),  # 161
-        256: (Blocks(64, 64, 8, 2, tma=True, ahead=True),),  # 200
+        64: (Blocks(64, 64, 4, 3, tma=True),),  # 65 KiB
+        128: (Blocks(64, 128, 8, 3, ahead=True), Blocks(64, 128, 8, 3)),  # 161 KiB
+        192: (Blocks(64, 128, 8, 2, tma=True),),  # 161 KiB
+        256: (Blocks(64, 64, 8, 2, tma=True, ahead=True),),  # 200 KiB
     },
     "dq": {
-        64: (Blocks(128, 64, 4, 3, tma=True, ahead=True),),  # 81
-        128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 96
-        192: (Blocks(64, 32, 4, 3, tma=True, resident=True, ahead=True),),  # 60
-        256: (Blocks(128, 32, 8, 3, tma=True, ahead=True),),  # 224
+        64: (Blocks(128, 64, 4, 3, tma=True, ahead=True),),  # 81 KiB
+        128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 96 KiB
+        192: (Blocks(64, 32, 4, 3, tma=True, resident=True, ahead=True),),  # 60 KiB
+        256: (Blocks(128, 32, 8, 3, tma=True, ahead=True),),  # 224 KiB
     },
 }
 
@@ -123,12 +123,12 @@ _HOPPER_MEASURED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 # Rows for ragged batches, in which dk and dv have no tensor descriptors: the fastest of 4 or 5 candidates on an H100,
 # for sequences of `uniform` and `documents` lengths, mean 1k and 4k, causal (tests/gpu/time_ragged_tiles.py).
 _HOPPER_RAGGED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
-    "dkdv": {64: (Blocks(64, 64, 4, 2),), 128: (Blocks(64, 128, 8, 2),)},  # 48, 128
+    "dkdv": {64: (Blocks(64, 64, 4, 2),), 128: (Blocks(64, 128, 8, 2),)},  # 48, 128 KiB
 }
 # Rows for ragged batches whose longest sequence is short (Problem.mask_kind).
 _HOPPER_RAGGED_SHORT: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     **_HOPPER_RAGGED,
-    "fwd": {64: (Blocks(128, 64, 4, 3),)},  # 64
+    "fwd": {64: (Blocks(128, 64, 4, 3),)},  # 64 KiB
 }
 _HOPPER_BY_MASK = {"varlen": _HOPPER_RAGGED, "varlen short": _HOPPER_RAGGED_SHORT}
 
