@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 COMPLETION = "_ATTNBENCH_COMPLETE"  # set by the script that --install-completion gives a shell
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
+SIGNALS = (  # of a person, a terminal, and batch systems (Slurm, SGE, LSF) before they kill
+    *("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"),
+)
 IMPATIENCE = 2.0  # seconds after a signal in which further ones are ignored
 COLUMNS = range(20, 1001)  # widths to which a table or a text can be fitted
 

@@ -47,10 +47,15 @@ def check_texts(name: str, given: Iterable[Any] | None, what: str = "a text") ->
             raise UserError(f"{name}: {shortened(repr(one))} is not {what}")
 
 
-def path_of(given: Any) -> Path:
-    """Return the argument "path" as a path. Raises UserError for any other value."""
-    check_types({"path": given}, {"path": (PATH,)})
+def path_of(given: Any, name: str = "path") -> Path:
+    """Return an argument as a path. Raises UserError for any other value."""
+    check_types({name: given}, {name: (PATH,)})
     return Path(given)
+
+
+def has_items(given: Any) -> bool:
+    """Return whether a value is an iterable of items; an array without dimensions is a single number."""
+    return isinstance(given, Iterable) and bool(getattr(given, "ndim", 1))
 
 
 def texts_of(name: str, given: Any) -> Sequence[str]:
@@ -97,7 +102,7 @@ def _as_option(name: str, value: Values) -> Any:
     axis = AXES[name]
     if isinstance(value, tuple) and axis.pair:
         return axis.pair.join("open" if side in (None, -1) else str(side) for side in value)
-    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping) and _has_several(value)
+    several = has_items(value) and not isinstance(value, str | bytes | Mapping)
     values = [*value] if several else [value]
     if not values:
         raise UserError(f"{name}: no value is given; leave it out, or give one")
@@ -107,11 +112,6 @@ def _as_option(name: str, value: Values) -> Any:
     if several:
         return ",".join(str(_as_option(name, one)) for one in values)
     return _DTYPES.get(str(value), str(value))
-
-
-def _has_several(value: Any) -> bool:
-    """Return whether an iterable holds several values; an array without dimensions is a single number."""
-    return bool(getattr(value, "ndim", 1))
 
 
 def _flag(name: str, value: Any) -> bool:

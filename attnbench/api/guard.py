@@ -87,7 +87,7 @@ class Guard:
 
     def __post_init__(self) -> None:
         for option, name in (("save", self.save), ("compare", self.compare)):
-            if name is not None and not re.fullmatch(r"\w[\w.-]*", name):
+            if name is not None and not re.fullmatch(r"\w[\w.-]*", str(name)):
                 raise UserError(f"--attnbench-{option}: {name!r} is no name; use letters, digits, dots and dashes")
 
     def assert_right(self, what: What, *, device: str | None = None, **axes: Values) -> CheckResult:

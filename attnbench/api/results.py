@@ -11,7 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from attnbench.api.arguments import NONE, SWITCH, TEXT, check_types, margin_of, path_of, texts_of
+from attnbench.api.arguments import NONE, SWITCH, TEXT, check_types, has_items, margin_of, path_of, texts_of
 from attnbench.api.shown import Plot, Shown, Verdict
 from attnbench.core.errors import UserError, one_of
 from attnbench.core.files import GONE, working_folder, write_file
@@ -102,6 +102,7 @@ class Results:
 
         for metric in metrics:
             one_of("metric", metric, METRICS)
+        check_types({"by": by}, {"by": (TEXT, NONE)})
         axis = None if by is None else one_of("by", BY_OPTION.get(by, by), BY)
         return Shown(document(self.cells, self.runs, metrics=metrics, by=axis, files=self.files))
 
@@ -144,6 +145,7 @@ class Results:
         if len(self.runs) != 1:
             raise UserError(f"gate judges the results of one run; these are of {len(self.runs)}")
         if isinstance(baseline, (str, Path)):
+            path_of(baseline, "baseline")
             baseline = pick(Path(baseline), self.runs[0])
         before = results_of(baseline).runs
         if not before:
@@ -256,7 +258,7 @@ def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "
     Raises UserError for a pattern that fits no file, and for a file that is no run file.
     """
     one_of("convention", convention, get_args(Convention))
-    given = [paths] if isinstance(paths, str | Path | bytes) or not isinstance(paths, Iterable) else [*paths]
+    given = [paths] if isinstance(paths, str | Path | bytes) or not has_items(paths) else [*paths]
     for path in given:
         path_of(path)
     if not working_folder() and not all(os.path.isabs(os.path.expanduser(one)) for one in given):

@@ -225,9 +225,7 @@ class _Call:
             found = torch.autograd.grad(out, arguments, dout, retain_graph=keep, allow_unused=True)
         except RuntimeError as refusal:
             self.dense(out)
-            if not isinstance(refusal, NotImplementedError):
-                raise
-            raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
+            raise no_backward(refusal) from None
         if any(of_one is None for of_one in found):
             names = (["q, k and v"] if self._packed else ["q", "k", "v"]) + ["the sink"]
             lacking = listed(name for name, of_one in zip(names, found, strict=False) if of_one is None)
@@ -246,6 +244,14 @@ class _Call:
             **dict(zip(("dq", "dk", "dv"), ours, strict=True)),
             **of_sink,
         }
+
+
+def no_backward(refusal: RuntimeError) -> Exception:
+    """Return Unsupported for torch's error where a function has no backward, else the error itself."""
+    text = str(refusal).partition("\n")[0]
+    if isinstance(refusal, NotImplementedError) or "no autograd formula was registered" in text:
+        return Unsupported(f"no backward: {text}")
+    return refusal
 
 
 def mask_workspace(case: Case) -> Workspace:

@@ -1,4 +1,4 @@
-"""What ran in a call: kernels of a GPU, or operators of torch on a CPU, each from a start to an end."""
+"""Kernels of a GPU, or operators of torch on a CPU, that ran in a call, each with its start and end."""
 
 from __future__ import annotations
 

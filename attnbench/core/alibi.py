@@ -1,8 +1,8 @@
 """The slopes of ALiBi (Press, Smith and Lewis, "Train short, test long", arXiv 2108.12409, section 3).
 
-The score of a query for a key becomes q k^T * scale - slope * |place - j|, where j is the key's place in its sequence
-and `place` the query's: i + seqlen_k - seqlen_q. With a causal mask |place - j| is the paper's distance; without one it
-is the symmetric form of encoders, and of flash-attn.
+The score of query i for key j of a sequence becomes q k^T * scale - slope * |p - j|, where p = i + seqlen_k - seqlen_q
+is the query's position. With a causal mask |p - j| is the paper's distance; without one it is the symmetric form of
+encoders, and of flash-attn.
 """
 
 from __future__ import annotations

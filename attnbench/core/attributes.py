@@ -1,4 +1,4 @@
-"""Attributes replaced for the time of a block."""
+"""Temporary replacement of attributes."""
 
 from __future__ import annotations
 

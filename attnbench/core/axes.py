@@ -86,7 +86,7 @@ def _window_text(window: Window | None) -> str:
 
 
 def headdim(case: Case) -> str:
-    """Return "128", or "192-128" where the headdim of values differs from the one of queries and keys."""
+    """Return "128", or "192-128" where values have another headdim than queries and keys."""
     return _headdim_text((case.shape.headdim, case.shape.headdim_v))
 
 
@@ -157,27 +157,28 @@ class Axis:
     """One axis: a field of a case, or a size of its shape."""
 
     name: str  # the name of the field of `run.axes.Axes`
-    help: str  # the help of its option, which takes a list
-    one: str  # the help of an option that takes one value
+    help: str  # the help of its option for a list
+    one: str  # the help of its option for one value
     parser: Callable[..., Sequence[Any]]  # parses what a person writes; `what` names the option in errors
-    of: Callable[[Case], Any]  # returns a case's value
+    of: Callable[[Case], Any]  # returns the value of a case
     value: Callable[[Case], Any]  # returns the key by which cases are sorted
-    label: Callable[[Case], str]  # the text in a title; "" where a title does not need it
-    short: Callable[[Case], str] | None = None  # the text in a column or row; None: the label
+    label: Callable[[Case], str]  # returns the text in a title; "" where a title does not need it
+    short: Callable[[Case], str] | None = None  # returns the text in a column or row; None: as `label`
     text: Callable[[Any], str] = str  # returns a value as a person writes it
     usual: Any = None  # the value where none is given; None where other axes decide
     field: str = ""  # the field of Case; "" for a size of its shape
-    columns: Mapping[str, Callable[[Case], Any]] = dataclasses.field(default_factory=dict)  # of tables; none for a size
+    # Title -> value, for the columns of tables; none for a size.
+    columns: Mapping[str, Callable[[Case], Any]] = dataclasses.field(default_factory=dict)
     is_extra: bool = False  # names of cases show a value that is not usual: "softcap 30"
-    kind: str = ""  # the support tables' name of cases that have a label: "sinks"
-    said: str = ""  # its name in suites and options, where that differs from `name`
+    kind: str = ""  # the name that support tables give to cases with a value that is not usual: "sinks"
+    said: str = ""  # its name in suites and options, if that is not `name`
     metavar: str = "SIZES"
     words: Sequence[str] = ()  # values that a shell completes
     examples: Sequence[Any] = ()  # values as a person may write them, at least one of them not usual; tests try them
     switch: str = ""  # the option of a flag: "--causal/--full"
     pair: str = ""  # the separator of a value with two parts
     has_option: bool = True
-    needs_limit: bool = True  # an extra is an option of implementations, with a field in Limits and Paste
+    needs_limit: bool = True  # whether a backend must declare an extra axis, in its Limits and Paste
 
     @property
     def option(self) -> str:
@@ -317,7 +318,7 @@ _TABLE = (  # in the order of options and columns
         usual=None,
         pair="/",
         columns={"window_left": lambda c: c.window_size[0], "window_right": lambda c: c.window_size[1]},
-        is_extra=False,  # causal's title shows it
+        is_extra=False,  # the title of causal shows it
         examples=("256", "0/256", "256/open"),
     ),
     _field(
@@ -370,7 +371,7 @@ _TABLE = (  # in the order of options and columns
         words=(*masks.MASKS,),
         parser=masks.parse_masks,
         text=_or_none,
-        is_extra=False,  # causal's title shows it
+        is_extra=False,  # the title of causal shows it
         examples=("prefix:64", "sink_tokens:4", "dilated", "random:0.1"),
         kind="masks by name",
     ),

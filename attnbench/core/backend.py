@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-# The most launches by which the check of a case with dropout reads the kept probabilities. The forecast of time uses
-# it.
+# Most launches by which the check of a case with dropout reads the mask. The forecast of time uses this too.
 MASK_LAUNCHES = 128
 
 
@@ -60,19 +59,19 @@ class Backend(Protocol):
 
 
 class ApproximateBackend(Backend, Protocol):
-    """A backend that computes something near attention: `exact` is False. docs/approximate.md says how it is judged.
+    """A backend that computes an approximation of attention: `exact` is False. docs/approximate.md explains its check.
 
-    Its results are judged by its own definition, and reports show its error against exact attention beside its time. A
-    definition computes one query head: q, k and v are (seqlen_q, headdim), (seqlen_k, headdim) and (seqlen_k,
-    headdim_v). Selection and quantisation belong to the launch.
+    Its results are compared with its own definition, and reports show its error against exact attention beside its
+    time. A definition computes one query head: q, k and v are (seqlen_q, headdim), (seqlen_k, headdim) and (seqlen_k,
+    headdim_v). Selection and quantisation are part of the timed launch.
 
     A method that chooses among candidates (blocks, buckets) returns the choice of the launch as "selected" in
     `Prepared.canonical`, whole numbers of shape (batch, nheads_k, ...), because rounding may decide between two nearly
-    equal candidates. A choice may be made for one query head, or for all query heads of a key head; its scores then
-    belong to a (batch entry, key head). A definition gets the part of its query head, or None without a choice.
+    equal candidates. A choice may hold for one query head, or for all query heads of a key head. A definition gets the
+    choice for its query head; None for a method that chooses nothing.
     """
 
-    what: str  # its computation, as a part of a sentence: "softmax over 256 projected keys"
+    what: str  # the computation in place of attention, for messages: "softmax over 256 projected keys"
 
     def definition(self, case: Case, q: Tensor, k: Tensor, v: Tensor, selected: Tensor | None) -> Tensor:
         """Return `out` of one query head, (seqlen_q, headdim_v), by torch operators that autograd can differentiate.
@@ -85,7 +84,8 @@ class ApproximateBackend(Backend, Protocol):
         """Return the scores (..., candidates) by which the method selects, -inf for a hidden candidate; else None.
 
         q is (seqlen_q, group, headdim), with the query heads of the key head as `group`. `selected` (..., count) holds
-        the places of the largest scores in the last dimension, padded with -1: no place twice, and no hidden one.
+        the indices of the largest scores in the last dimension, padded with -1: no index twice, and none of a hidden
+        candidate.
         """
 
     def selected_count(self, case: Case) -> int | None:
@@ -95,10 +95,10 @@ class ApproximateBackend(Backend, Protocol):
         """
 
     def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
-        """Return the part of a (batch entry, key head)'s `selected` for query head `head` of its group."""
+        """Return the part of a (batch entry, key head)'s `selected` that belongs to query head `head` of the group."""
 
     def attended(self, case: Case, q: Tensor, k: Tensor, rows: Tensor, selected: Tensor | None) -> Tensor | None:
-        """Return which keys the rows `rows` (count,) of a query head attend to, (count, seqlen_k) bool.
+        """Return the keys to which query rows `rows` (count,) attend: (count, seqlen_k) bool, True where attended.
 
         q, k and `selected` are as for `definition`. None where the method does not attend to keys themselves.
         """
@@ -170,7 +170,7 @@ class Inputs:
 
     @property
     def values(self) -> Mapping[str, Tensor]:
-        """The tensors of values that have memory of their own, by name: "q", "k", "v", "dout", ..."""
+        """The input tensors by name: "q", "k", "v", "dout", ...; without the page table and views of other inputs."""
         v = None if self.v.data_ptr() == self.k.data_ptr() else self.v
         named = {"q": self.q, "k": self.k, "v": v, "dout": self.dout}
         named |= {"new_k": self.new_k, "new_v": self.new_v, "sink": self.sink}
@@ -229,7 +229,7 @@ class Probe:
 
     @property
     def why_not(self) -> str | None:
-        """The reason and what to do about it, in one line; None where the backend can be used."""
+        """The reason and a remedy, in one line; None where the backend can be used."""
         return None if self.usable else "; ".join(filter(None, [self.reason, self.install]))
 
 
@@ -238,7 +238,7 @@ class Workspace:
     """Memory that a backend needs beyond inputs, outputs and gradients. Used for forecasts only."""
 
     nbytes: int = 0
-    what: str = "workspace"  # what it holds, for messages
+    what: str = "workspace"  # its content, for messages
     passes: float = 0.0  # how often one call reads or writes all of it, for the forecast of time
     dense: bool = False  # masked pairs are computed too, as in one matrix product for all scores
 
@@ -298,7 +298,7 @@ class Prepared:
 class Simulation:
     """The simulated measurements of a simulated backend; see backends/fake.py."""
 
-    clock: Callable[[], int]  # nanoseconds
+    clock: Callable[[], int]  # returns the time in nanoseconds
     accuracy: Accuracy
     memory: Mapping[str, int]  # measurement name -> bytes
     attention: float | None = None  # the share of attention in a step of a model

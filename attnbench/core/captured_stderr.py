@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def captured_stderr() -> Iterator[list[str]]:
-    """Keep text written to file descriptor 2 from being shown; after the block the list holds it as one string."""
+    """Capture text written to file descriptor 2; after the block the list has it as one string."""
     said: list[str] = []
     _flush()
     shown = os.dup(2)

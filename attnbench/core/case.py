@@ -35,7 +35,7 @@ ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 RESULT_ITEMSIZE: Mapping[str, int] = {**ITEMSIZE, "fp8": 2}
 
 
-MOST_DECODED = 16  # queries of a sequence in one step: one, and the proposals of a draft model
+MOST_DECODED = 16  # most queries of a sequence in a decode step: one, and the proposals of a draft model
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class Case:
     dropout_p: float = 0.0  # probability that an attention weight is dropped; 0: off
     layout: Layout = "native"  # how q, k and v lie in memory: core/layouts.py
     data: Data = "normal"  # the values of q, k, v and dout: judge/inputs.py
-    lengths: tuple[tuple[int, ...], ...] = ()  # runs of a ragged batch, in its order: (number, seqlen_q, seqlen_k), ...
+    lengths: tuple[tuple[int, ...], ...] = ()  # of a ragged batch: (number, seqlen_q, seqlen_k), ...
     page_size: int = 0  # tokens of one page of the cache in which k and v lie; 0: no cache, contiguous
     scale: float = 0.0  # the factor on q k^T before the softmax; 0: 1 / sqrt(headdim)
     cache_dtype: CacheDtype = "same"  # dtype of a cache of pages; "same": as q

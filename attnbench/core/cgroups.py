@@ -12,11 +12,12 @@ from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
 PROC, OWN = Path("/proc"), Path("/proc/self/cgroup")
-# "high" slows a process down until it is of no use; in memory.stat of version 1 "hierarchical" is the strictest limit
-# of all levels, of which a container may see only its own
+# memory.high counts as a limit, because a process above it is slowed until it is of no use. In version 1
+# hierarchical_memory_limit (in memory.stat) is the strictest limit of all levels, also of levels that a container
+# cannot see.
 _LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes", "hierarchical_memory_limit")
 _USED = ("memory.current", "memory.usage_in_bytes")
-_CACHE = ("inactive_file", "active_file", "slab_reclaimable")  # memory that the kernel gives back at once
+_CACHE = ("inactive_file", "active_file", "slab_reclaimable")  # memory that the system frees at once when it is needed
 
 
 def cpu_limit(cgroup: str | None = None, root: Path = ROOT) -> float | None:
@@ -39,7 +40,8 @@ def free_memory(cgroup: str | None = None, root: Path = ROOT) -> int | None:
         limits = [known[name] for name in _LIMITS if name in known]
         used = [known[name] for name in _USED if name in known]
         if limits and used:
-            cache = sum(known.get(f"total_{name}", known.get(name, 0)) for name in _CACHE)  # version 1 has both
+            # Version 1 has "total_" names too, which include child groups.
+            cache = sum(known.get(f"total_{name}", known.get(name, 0)) for name in _CACHE)
             free.append(max(0, min(limits) - max(0, used[0] - cache)))
     return min(free, default=None)
 
@@ -62,7 +64,7 @@ def read_text(path: Path) -> str | None:
 
 
 def _memory_numbers(folder: Path) -> dict[str, int]:
-    """Return the numbers in memory.stat and in the files of limits and use, by name; "max" is left out."""
+    """Return the numbers in memory.stat and in the files of limits and of use, by name; "max" is left out."""
     lines = (read_text(folder / "memory.stat") or "").splitlines()
     lines += [f"{name} {read_text(folder / name)}" for name in (*_LIMITS, *_USED)]
     found = (line.partition(" ") for line in lines)

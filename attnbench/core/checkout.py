@@ -1,4 +1,4 @@
-"""Questions to git about the working directory, which run no hook, filter or program that the folder configures."""
+"""Questions to git about the working directory, answered without hooks, filters or programs of the folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from attnbench.core.text import printable
 
 SECONDS = 5.0  # the limit of one call of git
 FILTERS = ("config", "--null", "--name-only", "--get-regexp", r"^filter\..")
-# This option, and not diff.ignoreSubmodules, leaves out files of submodules, where git would run another git with their
-# own filters: a folder's submodule.NAME.ignore overrides the setting. A submodule at another commit is seen.
+# Without --ignore-submodules=dirty git would run another git in each submodule, with the submodule's own filters. The
+# setting diff.ignoreSubmodules does not prevent this, since a folder's submodule.NAME.ignore overrides it. A submodule
+# at another commit is still seen.
 STATUS = ("status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty", "-z")
 DIRTY = "+dirty"  # follows a commit whose tracked files were changed
 _OFF = ("core.fsmonitor=false", f"core.hooksPath={os.devnull}", "status.renames=false", "submodule.recurse=false")
 # variables by which CI names the branch of a checked-out commit: a pull request's own branch first
 _BRANCH_OF_CI = ("GITHUB_HEAD_REF", "GITHUB_REF_NAME", "CI_COMMIT_REF_NAME")
-_EMPTY = "ATTNBENCH_EMPTY"  # an empty variable, for settings whose names contain "="
+_EMPTY = "ATTNBENCH_EMPTY"  # name of an empty environment variable, for settings whose names contain "="
 # GIT_CONFIG is another file for `git config` alone; GIT_INDEX_FILE is set by a commit whose hook started this process
 _NOT_FOR_GIT = ("GIT_CONFIG", "GIT_INDEX_FILE")
 # no download of objects that a partial clone lacks; nothing is written
@@ -34,7 +35,7 @@ class NoAnswerError(Exception):
 
 
 class _Seen(NamedTuple):
-    """Git's view of the working directory. `filters` would have to run to know which files changed."""
+    """The state of the working directory. git would have to run `filters` to know which files changed."""
 
     commit: str | None = None
     branch: str | None = None
@@ -54,7 +55,7 @@ def commit_and_branch() -> tuple[str | None, str | None]:
 
 
 def what_is_not_known() -> str:
-    """Return what is unknown about a checkout's commit, why, and what to do; "" for nothing, or no checkout."""
+    """Return why a checkout's commit is unknown, and what to do; "" where it is known, or there is no checkout."""
     here = working_folder()
     folders = [Path(here), *Path(here).parents] if here else []
     if "GIT_DIR" not in os.environ and not any(os.path.lexists(folder / ".git") for folder in folders):
@@ -82,13 +83,13 @@ def git(*words: str, fine: tuple[int, ...] = (0,), seconds: float | None = None,
 
 
 def without_repository(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables without the ones by which git names a repository, as hooks and aliases of git have.
+    """Return environment variables without the ones that name a repository, as git sets them for hooks and aliases.
 
     Programs that work in another repository need this.
     """
     try:
         names = _git("rev-parse", "--local-env-vars").split()
-    except NoAnswerError:  # no program then gets these variables from git
+    except NoAnswerError:  # no git: no program reads these variables
         names = []
     return {name: value for name, value in variables.items() if name not in names}
 
@@ -108,7 +109,7 @@ def _look() -> _Seen:
     if branch in ("", "(detached)"):
         branch = next(filter(None, map(os.environ.get, _BRANCH_OF_CI)), "")
     branch = os.fsencode(branch).decode(errors="replace")  # stored only, never given back to git
-    # a file whose content alone may differ from the index: "1 .M N... 100644 100644 100644 HASH HASH PATH"
+    # a file of which only the content may differ from the index: "1 .M N... 100644 100644 100644 HASH HASH PATH"
     contents = {line: line.split(" ", 8)[8] for line in said if re.match(r"1 \.M \S+ (\d+) \1 \1 ", line)}
     filters = _filters_of([*contents.values()])
     unknown = {filters[path] for path in contents.values() if path in filters}
@@ -117,7 +118,7 @@ def _look() -> _Seen:
 
 
 def _filters_of(paths: Sequence[str]) -> dict[str, str]:
-    """Return the filter that the content of a file passes when git reads it, by path from the top of the checkout."""
+    """Return path -> filter, for files whose content git passes through a filter; paths begin at the checkout's top."""
     read_by = [name for name in _filters() if name.endswith((".clean", ".process"))] if paths else []
     if not read_by:
         return {}

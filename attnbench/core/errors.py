@@ -14,9 +14,9 @@
 | 5        | a wrong result (run, check, profile, capacity, claims, step, gate, ab, bisect, cluster),     |
 |          | unless allowed                                                                               |
 | 70       | a fault of attnbench's own: an exception that no command expects (BSD's EX_SOFTWARE)          |
-| 129      | hung up (SIGHUP: the terminal is gone)                                                       |
-| 130, 143 | interrupted (Ctrl-C), terminated (SIGTERM)                                                   |
-| 141      | the reader of the output ended first (SIGPIPE), as `head` does                               |
+| 128 + n  | ended by signal n: 130 by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP (the terminal is gone), 138, |
+|          | 140 and 152 by SIGUSR1, SIGUSR2 and SIGXCPU of batch systems, all of which keep what was     |
+|          | measured and clean up; 141 by SIGPIPE (the reader of the output ended first, as `head` does) |
 """
 
 from __future__ import annotations
@@ -35,14 +35,13 @@ EXIT_INCONCLUSIVE = EXIT_UNFIT = 3
 EXIT_NOT_COMPARABLE = 4
 EXIT_WRONG_RESULT = 5
 EXIT_FAULT = 70
-EXIT_HUNG_UP = 129
+EXIT_BY_SIGNAL = range(129, 193)  # 128 + the signal's number
 EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
-EXIT_BY_SIGNAL = (EXIT_HUNG_UP, EXIT_INTERRUPTED, EXIT_TERMINATED)
 
 
 _CLOSE, _AS_CLOSE = 0.65, 0.04  # difflib's ratio: the least, and the most below the closest word
 _BEGINNING = 0.95  # the weight of a ratio to the beginning of a word
+_LONG = 1000  # characters of an error that quotes a long input
 _NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 
 
@@ -53,6 +52,13 @@ class UserError(Exception):
     """
 
     exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, *said: object) -> None:
+        if said and len(str(said[0])) > _LONG:
+            from attnbench.core.text import without_long_words
+
+            said = (without_long_words(str(said[0])), *said[1:])
+        super().__init__(*said)
 
 
 class OtherStateError(UserError):
@@ -71,7 +77,7 @@ class UnfitError(UserError):
 
 
 class Interrupted(BaseException):
-    """Raised in place of KeyboardInterrupt when SIGINT, SIGTERM or SIGHUP arrives; what was measured is kept."""
+    """Raised in place of KeyboardInterrupt when a signal of cli.SIGNALS arrives; what was measured is kept."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -86,8 +92,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def one_of(option: str, word: str, known: Iterable[W]) -> W:
-    """Return the word given to an option or an argument, if it is known. Raises UserError for any other."""
+    """Return the word given to an option or an argument, if it is known. Raises UserError for any other value."""
     there = list(known)
+    if not isinstance(word, str):
+        raise UserError(f"{option}: {word!r} is not a text{did_you_mean('', there)}")
     for one in there:
         if one == word:
             return one

@@ -13,14 +13,15 @@ from typing import IO, Any
 
 from attnbench.core.errors import UserError
 
+_LONGEST_NAME = 255  # bytes of the name of a file or folder
 _MOST_LINKS = 40  # the longest chain of links, as in Linux
 _DESCRIPTORS = re.compile(r"/proc/\d+(/task/\d+)?/fd")
-RUN_FILES = (".jsonl", ".jsonl.gz")  # the endings of their names
+RUN_FILES = (".jsonl", ".jsonl.gz")  # endings of the names of run files
 GONE = "the working directory is gone; change to another one"
 
 
 def this_python() -> str:
-    """Return the program of the Python that runs, for child processes. Raises UserError where it is not known."""
+    """Return the path of the running Python, to start child processes. Raises UserError where it is not known."""
     if not sys.executable:
         raise UserError("sys.executable names no program; set it to a Python that has attnbench")
     return sys.executable
@@ -74,9 +75,10 @@ def working_folder() -> str:
 
 
 def can_name_a_file(text: str) -> bool:
-    """Return whether a text can name a file: it has no null character and no half of a surrogate pair."""
+    """Return whether a text can name a file, without a null character, half of a surrogate pair or an overlong name."""
     with contextlib.suppress(UnicodeEncodeError):
-        return b"\0" not in os.fsencode(text)
+        name = os.fsencode(text)
+        return b"\0" not in name and all(len(part) <= _LONGEST_NAME for part in name.split(os.sep.encode()))
     return False
 
 
@@ -95,9 +97,10 @@ def drop_rest(stream: IO[Any]) -> None:
 
 
 def _opened(path: Path) -> IO[bytes] | None:
-    """Return the open file that a path such as /dev/stdout, /dev/fd/N or /proc/PID/fd/N names, at its end; else None.
+    """Return the open file that a path such as /dev/stdout, /dev/fd/N or /proc/PID/fd/N names; None for other paths.
 
-    A descriptor of this process is used as it is: its file, opened again, would be written from the beginning.
+    Output is appended. A descriptor of this process is used as it is: its file, opened again, would be written from the
+    beginning.
     """
     at = os.path.abspath(path)
     for _ in range(_MOST_LINKS):

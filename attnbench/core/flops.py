@@ -46,7 +46,7 @@ from attnbench.core.band import diagonals, visible_pairs
 from attnbench.core.case import ITEMSIZE, RESULT_ITEMSIZE, Case
 from attnbench.core.step import Heads, Step
 
-Bound = Literal["compute", "memory", "exp"]  # the limit of a call
+Bound = Literal["compute", "memory", "exp"]  # the resource that limits a call
 Convention = Literal["exact", "fa"]
 CONVENTIONS: Mapping[Convention, str] = {"exact": "FLOPs: exact", "fa": "FLOPs: fa, causal counts half"}
 
@@ -170,7 +170,7 @@ def _attention_layers(case: Case, step: Step) -> Iterator[tuple[int, Case]]:
 
 
 def products(case: Case) -> int:
-    """Return the FLOPs of the products with weights in a step of a model, forward: all but those of attention."""
+    """Return the FLOPs of the products with weights in the forward of a step: all FLOPs but attention's."""
     step = case.model_step
     assert step
     tokens = case.shape.batch * case.shape.seqlen_q
@@ -179,7 +179,7 @@ def products(case: Case) -> int:
 
 
 def weight_bytes(case: Case) -> int:
-    """Return the bytes of the weights that a step of a model reads, each one time; of experts those that are taken."""
+    """Return the bytes of the weights that a step of a model reads, each one time; of experts only the taken ones."""
     step = case.model_step
     assert step
     taken = min(step.experts, step.taken * case.shape.batch * case.shape.seqlen_q)

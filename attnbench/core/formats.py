@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-FAR = 10  # a multiple of a figure: where its interval ends further away, little is known
+FAR = 10  # an interval that ends beyond this multiple of its value says little about the value
 
 
 def digits(number: float) -> str:

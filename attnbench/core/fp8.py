@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 E4M3_MAX = 448.0
 E5M2_MAX = 57344.0
 PROBABILITY_SCALE = 2.0**8  # the factor by which kernels multiply probabilities before they round them
-# The factor by which gradients may exceed the ones that gave their scale. e5m2 loses no precision by it.
+# Room below the largest e5m2 value for gradients larger than the ones from which the scale was computed. It costs e5m2
+# no precision.
 GRADIENT_MARGIN = 2.0**5
 
 

@@ -6,7 +6,7 @@ with sparsity, twice the dense ones; GeForce cards run fp16 with fp32 accumulati
 accumulation. On GeForce cards of the 50 series, block-scaled fp8 instructions run at twice the rate that NVIDIA prints
 for fp8 with fp32 accumulation, so a share of that peak may exceed 100 %.
 
-"bf16", "fp16" and "fp8" are rates of the tensor (matrix) units. "fp32" is what an fp32 matmul can reach without TF32:
+"bf16", "fp16" and "fp8" are rates of the tensor (matrix) units. "fp32" is the rate of an fp32 matmul without TF32:
 the rate of the CUDA cores on NVIDIA, the fp32 matrix rate on AMD. A dtype is absent where the GPU has no unit for it,
 and where no source was found for its rate (GB10). Bandwidth is the rate of device memory.
 

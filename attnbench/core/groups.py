@@ -1,4 +1,4 @@
-"""Groups of things with a common key, and words in common."""
+"""Groups of items with a common key, and words that collections have in common."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ def grouped(things: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 def in_common(some: Sequence[Collection[str]], every: Iterable[Collection[str]]) -> tuple[list[str], int]:
-    """Return the words that all of `some` have, in the order of the first, and how many of `every` have them all.
+    """Return the words that all of `some` have, and how many collections of `every` have all these words.
 
-    Words that do not lower this number are left out, the last ones first.
+    The words are in the order of the first of `some`. A word is left out if the number stays the same without it; the
+    last words are tried first.
     """
     words = [word for word in next(iter(some), ()) if all(word in one for one in some)]
     others = [{*one} for one in every]

@@ -2,8 +2,8 @@
 
 Fields at their default are left out, and unknown fields are ignored, so that files of an older or a newer attnbench can
 be read. For a class with `strict = True` an unknown field is an error, because the value would mean something else
-without it. A value of another type than its field's is an error too, which is reported while the file is still known.
-JSON has no NaN and no infinity; they are written as the strings "nan", "inf" and "-inf".
+without it. A value of another type than its field's is an error too, reported where the file is still known. JSON has
+no NaN and no infinity; they are written as the strings "nan", "inf" and "-inf".
 """
 
 from __future__ import annotations
@@ -81,7 +81,10 @@ def _read_at(place: str, hint: Any, value: Any) -> Any:
 
 
 def _read(hint: Any, value: Any) -> Any:
-    """Return a JSON value as its type: a dataclass, Literal, tuple, Sequence, Mapping, plain type, or one with None."""
+    """Return a JSON value as the type `hint`: a dataclass, Literal, tuple, Sequence, Mapping, plain type or T | None.
+
+    Raises ValueError for a value of another type.
+    """
     if hint in PLAIN:
         return _read_plain(hint, value)
     origin, kinds = get_origin(hint), get_args(hint)
@@ -114,7 +117,8 @@ def _read_plain(hint: Any, value: Any) -> Any:
         return float(value)
     if type(value) is not hint:
         raise ValueError(f"{_shortened(value)} is {PLAIN[hint]}")
-    if hint is str:  # the text of an exception may have half of a surrogate pair, which no file can hold: shown as �
+    # The text of an exception may have half of a surrogate pair, which no file can hold: U+FFFD replaces it.
+    if hint is str:
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return value
 

@@ -30,7 +30,7 @@ def packable(shape: Shape) -> bool:
 
 
 def lay_out(layout: Layout, given: Inputs) -> Inputs:
-    """Return inputs that are contiguous in (batch, seqlen, nheads, headdim) with the same values in another layout."""
+    """Return inputs, contiguous in (batch, seqlen, nheads, headdim), in another layout, with the same values."""
     if layout == "bhsd":
         swapped = {name: t.transpose(1, 2).contiguous().transpose(1, 2) for name, t in given.values.items()}
         return given.with_values(swapped)

@@ -1,14 +1,14 @@
 """The lengths of a ragged batch as people write them: a pattern, a list, or vLLM's grammar.
 
 - a pattern, `uniform`: as many tokens as the dense batch of that seqlen and batch has, in sequences of unlike length.
-  Lengths are quantiles of a distribution, so that nothing is left to chance, in an order that is shuffled the same way
-  each time. `longtail/ascending` and `/descending` sort them, which matters to schedulers.
+  Lengths are quantiles of a distribution, not random draws, in an order that is shuffled the same way each time.
+  `longtail/ascending` and `/descending` sort them, which matters to schedulers. The patterns:
 
-      uniform     from half of the mean to one and a half longtail    log-normal, with a standard deviation of 1 of the
-      logarithm: a tenth hold 39 % of the tokens bimodal     three quarters of them short, a quarter of the mean; the
-      others long, 3.25 times the mean zipf        the i-th longest is 1 / i of the longest, as in FlashInfer's paper
-      (Ye et al., arXiv 2501.01005) documents   log-normal, with 1.5 of the logarithm: a model of documents packed for
-      training, not data
+    uniform     from half of the mean to one and a half
+    longtail    log-normal; the logarithm has standard deviation 1: a tenth of the sequences hold 39 % of the tokens
+    bimodal     three quarters of them short, a quarter of the mean; the others long, 3.25 times the mean
+    zipf        the i-th longest is 1 / i of the longest, as in FlashInfer's paper (Ye et al., arXiv 2501.01005)
+    documents   log-normal; the logarithm has standard deviation 1.5: a model of documents packed for training, not data
 
 - a list, `4k+2*1k+1x16k`: lengths, each with its number of sequences before `*`, or QUERIESxKEYS for fewer queries
 - vLLM's grammar (vllm-project/vllm, benchmarks/attention_benchmarks), `2q2k_32q1s16k`: 2 sequences of 2k, and 32 of one
@@ -34,7 +34,7 @@ from attnbench.core.sizes import format_size, parse_size
 Lengths = tuple[tuple[int, ...], ...]  # the form of Case.lengths
 ORDERS = ("shuffled", "ascending", "descending")
 MOST_SEQUENCES = 4096
-MOST_SPELLED = 6  # the most runs of one length that a name spells out
+MOST_SPELLED = 6  # the most groups of equal lengths that a name spells out
 _GROUP = re.compile(r"(\d*)q(\d+[km]?)(?:s(\d+[km]?))?", re.IGNORECASE)
 _ENTRY = re.compile(r"(?:(\d+)\*)?(\d+[km]?)(?:x(\d+[km]?))?", re.IGNORECASE)
 
@@ -43,7 +43,7 @@ def _normal(sigma: float) -> Callable[[float], float]:
     return lambda p: math.exp(sigma * NormalDist().inv_cdf(p))
 
 
-# pattern -> the quantile function of lengths, in any unit, or the relative length of the i-th of n
+# pattern -> the quantile function of lengths, in any unit
 _QUANTILES: Mapping[str, Callable[[float], float]] = {
     "uniform": lambda p: 0.5 + p,
     "longtail": _normal(1.0),
@@ -63,7 +63,7 @@ class RaggedLengths:
     order: str = "shuffled"
 
     def resolve(self, batch: int, mean: int, seqlen_q: int | None = None) -> Lengths:
-        """Return the lengths, as `Case.lengths`; () where they are all alike. A list ignores the arguments.
+        """Return the lengths, as `Case.lengths`; () where they are all equal. A list ignores the arguments.
 
         Each sequence has as many queries as keys, or at most `seqlen_q`.
         """
@@ -83,7 +83,7 @@ class RaggedLengths:
         return case.lengths in self._of(case.shape.batch, case.mean_seqlens[1], case.shape.seqlen_q)
 
     def _of(self, batch: int, mean: int, most_queries: int) -> tuple[Lengths, ...]:
-        """Return the lengths with as many queries as keys, and with at most `most_queries`."""
+        """Return two variants of the lengths: with as many queries as keys, and with at most `most_queries` queries."""
         return self.resolve(batch, mean), self.resolve(batch, mean, most_queries)
 
 
@@ -101,8 +101,8 @@ def is_pattern(text: str) -> bool:
 def describe(lengths: Lengths) -> str:
     """Return the lengths of a batch in a few words: "longtail", "2*2k+32*1x16k", or "40 of 17 to 8k #3fa2".
 
-    After "#" stands a hash, as many batches have such extremes. Different lengths with one batch, mean and largest
-    number of queries get different texts.
+    The text after "#" is a hash, since many batches have the same extremes. Different lengths with the same batch, mean
+    and largest number of queries get different texts.
     """
     count, tokens = sum(of[0] for of in lengths), sum(of[0] * of[2] for of in lengths)
     queries = max(of[1] for of in lengths)
@@ -127,7 +127,7 @@ def spell(lengths: Lengths) -> str:
 
 
 def run_lengths(pairs: Sequence[tuple[int, int]]) -> Lengths:
-    """Return the (seqlen_q, seqlen_k) of all sequences in the form of `Case.lengths`; () where they are all alike."""
+    """Return the (seqlen_q, seqlen_k) of all sequences in the form of `Case.lengths`; () where they are all equal."""
     coded = tuple((len(list(group)), *pair) for pair, group in itertools.groupby(pairs))
     return coded if len(coded) > 1 else ()
 

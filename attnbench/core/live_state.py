@@ -26,7 +26,8 @@ PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...))
 LOOKS_UP = {"globals", "vars", "eval", "exec", "_getframe", "argv", "modules"}  # names that hide a call's dependencies
 UNTOLD = "a name that it looks up while it runs"
 SKIPPED = {"CACHE", "EXTENDED_ARG", "NOP", "PRECALL", "PUSH_NULL"}  # instructions that depend on how lines are broken
-ONE_NAME = {"LOAD_METHOD": "LOAD_ATTR", "CALL_METHOD": "CALL", "CALL_FUNCTION": "CALL"}  # so do these
+# Instructions with two names, of which line breaks decide one.
+ONE_NAME = {"LOAD_METHOD": "LOAD_ATTR", "CALL_METHOD": "CALL", "CALL_FUNCTION": "CALL"}
 VARIADIC = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
 JUMPS = {*dis.hasjrel, *dis.hasjabs}
 # Attributes that say where a class was defined, and not how it behaves.
@@ -37,8 +38,9 @@ _PLACES |= {"__static_attributes__", "__annotate__", "__annotate_func__", "__ann
 def live_state(function: Any) -> dict[str, str]:
     """Return name -> a text of each value that a function or an object depends on, as this process has them.
 
-    An installed library's text is its name. A tensor's has its type, shape and number of changes in place, another
-    object's of a library what it prints. Where reading an object raises an error, the only text names that error.
+    An installed library is described by its name; a tensor by its type, shape and number of changes in place; another
+    object of a library by the text that it prints. Where reading an object raises an error, the only text names the
+    error.
     """
     try:
         return _Walk().of("", function)
@@ -47,7 +49,7 @@ def live_state(function: Any) -> dict[str, str]:
 
 
 def differing(one: Mapping[str, str], other: Mapping[str, str]) -> str:
-    """Return the first name whose texts in two states differ; "" where all are alike."""
+    """Return the first name whose texts in two states differ; "" where all are equal."""
     unlike = (name for name in {**one, **other} if one.get(name) != other.get(name))
     return next((name.rpartition("/")[2] or "its code" for name in unlike), "")
 
@@ -63,7 +65,7 @@ class _Walk:
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}  # kept alive, so that no other object gets their id
         self._whole: dict[int, str | None] = {}  # id of a container -> its text, where it has plain values alone
-        self._kept: list[Any] = []  # these containers, for the same reason
+        self._kept: list[Any] = []  # the containers of `_whole`, kept alive too
         self._found: dict[str, str] = {}
 
     def of(self, name: str, value: Any) -> dict[str, str]:
@@ -86,7 +88,7 @@ class _Walk:
         return self._found
 
     def _plain(self, value: Any) -> str | None:
-        """Return the text of a plain value, or of a container of such; None for any other."""
+        """Return the text of a plain value, or of a container of plain values; None for any other value."""
         if type(value) in PLAIN:
             return f"{type(value).__name__} {_short(repr(value))}"
         if type(value) not in (list, tuple, dict, set, frozenset):
@@ -117,8 +119,8 @@ def _text(value: Any) -> str:
         return value.__name__
     kind = type(value)
     if kind.__module__.partition(".")[0] in sys.stdlib_module_names or _is_own_name(kind.__module__):
-        return kind.__qualname__  # its parts tell the rest
-    if hasattr(kind, "_version"):  # a tensor, whose values are on a GPU at times
+        return kind.__qualname__  # its parts get their own texts
+    if hasattr(kind, "_version"):  # a tensor: its values may be on a GPU
         return f"{kind.__qualname__} {value.dtype} {tuple(value.shape)} changed {value._version} times"
     shown = repr(value)
     return kind.__qualname__ if " at 0x" in shown else f"{kind.__qualname__} {_short(shown)}"
@@ -156,7 +158,7 @@ def _parts(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_function(name: str, value: FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield a function's defaults, attributes and the values of its names; for a library's wrapper, what it wraps."""
+    """Yield a function's defaults, attributes and values of its names; of a library's wrapper the wrapped function."""
     for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
         try:
             yield f"{name}/{variable}", cell.cell_contents
@@ -172,7 +174,7 @@ def _of_function(name: str, value: FunctionType) -> Iterator[tuple[str, Any]]:
     yield f"{name}.__kwdefaults__", value.__kwdefaults__
     used = [*_names(value.__code__)]
     for key in used:
-        if key not in value.__globals__ and key not in sys.modules:  # which it may import itself
+        if key not in value.__globals__ and key not in sys.modules:  # a name that the function may import itself
             continue
         one = value.__globals__.get(key, sys.modules.get(key))
         if isinstance(one, ModuleType):
@@ -197,7 +199,8 @@ def _of_object(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"{name}.{slot}", getattr(value, slot)) for slot in slots if hasattr(value, slot))
         return
     wrapped = [key for key in ("__wrapped__", "fn", "_orig_mod") if callable(attributes.get(key))]
-    yield from ((f"{name}.{key}", attributes[key]) for key in wrapped)  # by functools, by triton.jit, by torch.compile
+    # The functions in wrappers by functools, triton.jit and torch.compile.
+    yield from ((f"{name}.{key}", attributes[key]) for key in wrapped)
     if not wrapped and kind.__module__.partition(".")[0] in sys.stdlib_module_names:
         yield from _of_standard(name, value)
 
@@ -208,7 +211,7 @@ def _slots(of: type) -> tuple[str, ...]:
 
 
 def _of_standard(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what an object of the standard library is made of again by copy; nothing of one that cannot be copied."""
+    """Yield the parts from which copy rebuilds an object of the standard library; nothing for one without a copy."""
     if isinstance(value, contextvars.ContextVar):
         yield f"{name}.get()", value.get(None)
         return
@@ -216,7 +219,7 @@ def _of_standard(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         return
     try:
         made = value.__reduce_ex__(2)
-    except Exception:  # a lock, a file, a generator
+    except Exception:  # no copy, as of a lock, a file, a generator
         return
     if isinstance(made, tuple):
         _, arguments, state, items, pairs = (*made, *(None,) * 5)[:5]
@@ -240,18 +243,18 @@ def _code(code: CodeType) -> str:
 
 
 def _content(code: CodeType) -> tuple[Any, ...]:
-    """Return a function's instructions, without what depends on how its lines are broken."""
+    """Return a function's instructions in a form that does not depend on line breaks in its source."""
     steps: list[tuple[Any, ...]] = []
     places: dict[int, int] = {}  # offset of an instruction -> the number of steps before it
     for step in dis.get_instructions(code):
         places[step.offset] = len(steps)
         if step.opname in SKIPPED:
             continue
-        if step.argval == "__firstlineno__" and steps:  # of a class: a constant and its name
+        if step.argval == "__firstlineno__" and steps:  # in the body of a class: the line number and its name
             steps.pop()
             continue
         given = code.co_consts[step.arg or 0] if step.opname == "KW_NAMES" else step.argval
-        if isinstance(given, tuple) and "_FAST_" in step.opname:  # two instructions of one line in one
+        if isinstance(given, tuple) and "_FAST_" in step.opname:  # one instruction for two on the same line
             steps += zip(step.opname.replace("_FAST_", "_FAST ").split(), given, strict=True)
         elif step.opcode in JUMPS:
             steps.append((step.opname, "to", given))
@@ -260,7 +263,7 @@ def _content(code: CodeType) -> tuple[Any, ...]:
             steps.append((ONE_NAME.get(step.opname, step.opname), of))
     led = [(*step[:2], places.get(step[2])) if step[1:2] == ("to",) else step for step in steps]
     arguments = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & VARIADIC
-    tries: list[tuple[Any, ...]] = []  # from Python 3.11 on no instructions; a line break splits them
+    tries: list[tuple[Any, ...]] = []  # since Python 3.11 a table; a line break splits its entries
     for entry in getattr(dis.Bytecode(code), "exception_entries", ()):
         first, last, to = (places.get(offset, len(steps)) for offset in (entry.start, entry.end, entry.target))
         if tries and tries[-1][1:] == (first, to, entry.depth):
@@ -271,7 +274,7 @@ def _content(code: CodeType) -> tuple[Any, ...]:
 
 
 def _constant(value: Any) -> str:
-    """Return the text of a constant of a function's code; a set has no order of its own."""
+    """Return the text of a constant of a function's code, the same in each process for a set too."""
     if isinstance(value, (tuple, frozenset)):
         texts = map(_constant, value)
         return f"{type(value).__name__} {[*texts] if isinstance(value, tuple) else sorted(texts)}"
@@ -289,7 +292,7 @@ def _is_own_function(value: FunctionType) -> bool:
 def _is_own_name(module: str | None) -> bool:
     """Return whether a module is a person's own, a script or a notebook included, and not installed."""
     top = str(module).partition(".")[0]
-    if top == "__main__":  # in a notebook its file is the kernel's
+    if top == "__main__":  # in a notebook its file is ipykernel's
         return True
     if top in sys.stdlib_module_names:
         return False

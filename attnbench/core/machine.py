@@ -17,7 +17,7 @@ class Device:
     """
 
     kind: Literal["cuda", "cpu", "fake"]  # "cuda" also for ROCm, as in torch; "fake" for the simulated backend
-    index: int  # of torch, as in cuda:1
+    index: int  # torch's number of the device, as in cuda:1
     name: str  # as the driver reports it
     memory: int  # total bytes
     free: int  # bytes free when the device was described
@@ -28,9 +28,9 @@ class Device:
     instructions: str | None = None  # the instruction set that torch uses, such as "AVX512"; CPU only
     matmul: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s
     copy: float | None = None  # bytes/s of a copy, read plus write
-    uuid: str | None = None  # the driver's identifier of this one unit
-    # Other processes' use before this run used the device: a share of a GPU's time, or a CPU's load divided by its
-    # cores. None where unknown; core/other_work.py judges it.
+    uuid: str | None = None  # the driver's identifier of this one device
+    # Other processes' use of the device before this run used it: a share of a GPU's time, or a CPU's load divided by
+    # its cores. None where unknown. core/other_work.py decides how much is too much.
     busy: float | None = None
     users: tuple[str, ...] = ()  # these processes, as "name (pid 123)"; empty where none can be named
 
@@ -64,6 +64,6 @@ class Environment:
     attnbench: str = ""  # the version of attnbench
     git: str | None = None  # commit of the working directory, with "+dirty" where files were changed
     packages: Mapping[str, str] = field(default_factory=dict)  # attention library -> version
-    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables that change figures
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables that change times
     branch: str | None = None  # branch of the working directory; None where it was not recorded
     peers: tuple[Device, ...] = ()  # the other devices of a run over several ranks, in their order

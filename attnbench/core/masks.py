@@ -1,18 +1,19 @@
 """Masks by name (`Case.mask`): which keys a query sees, beside causal and window.
 
-A query stands at a place in its sequence: i + seqlen_k - seqlen_q. Causal and window leave it a band of keys around
-that place. A mask adds keys to the band, or keeps some of its keys; d is the query's place minus the key's:
+The place of query i is its position among the keys of its sequence: i + seqlen_k - seqlen_q. Causal and window leave it
+a band of keys around its place. A mask adds keys to the band, or keeps some of its keys; d is the query's place minus
+the key's:
 
-    prefix:N        adds the first N keys: a prompt that is read in both directions (prefix-LM, UniLM; with causal)
+    prefix:N      adds the first N keys: a prompt that is read in both directions (prefix-LM, UniLM; with causal)
     sink_tokens:N   adds the first N keys, up to the query: StreamingLLM (arXiv 2309.17453; with causal and a window)
-    strided:L       keeps |d| < L and the multiples of L: the Sparse Transformer (arXiv 1904.10509, section 4.2)
-    dilated:D       keeps the multiples of D, 2 where none is given: Longformer's dilated window (arXiv 2004.05150)
-    random:P        keeps each block of 128 x 128 with probability P, and blocks with d = 0, alike in all heads, as in
-                    BigBird (arXiv 2007.14062); drawn by the number of the block's row, so that all runs agree
+    strided:L     keeps |d| < L and the multiples of L: the Sparse Transformer (arXiv 1904.10509, section 4.2)
+    dilated:D     keeps the multiples of D, 2 where none is given: Longformer's dilated window (arXiv 2004.05150)
+    random:P      keeps each block of 128 x 128 with probability P, and blocks with d = 0, the same in all heads, as in
+                  BigBird (arXiv 2007.14062); drawn by the number of the block's row, so that all runs agree
 
-    FILE.py:NAME    keeps the keys of a person's function: FlexAttention's mask_mod, NAME(b, h, q_idx, kv_idx), with the
-                    query's place as q_idx. It must be the same for all b and h. Its file's name, and a hash of the
-                    file and of the person's files that it imports, are part of the case; its folder is not.
+    FILE.py:NAME  keeps the keys of a person's function: FlexAttention's mask_mod, NAME(b, h, q_idx, kv_idx), with the
+                  query's place as q_idx. It must be the same for all b and h. Its file's name, and a hash of the
+                  file and of the person's files that it imports, are part of the case; its folder is not.
 
 `Mask.picks` and `sees` take tensors of places and keys as well as numbers.
 """
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BLOCK = 128  # tokens of a block of random:P, as in FlexAttention
-_PATH = (*sys.path,)  # as it is before own code is loaded, which adds its folder
+_PATH = (*sys.path,)  # sys.path before a person's code is loaded, which adds its folder
 MOST_DRAWN = 2**18  # the most keys for random:P, whose blocks grow with the square of the keys and are drawn one by one
 
 
@@ -80,16 +81,16 @@ class Band:
 
 
 class Mask:
-    """A mask, which adds or keeps some keys of a query."""
+    """A mask by name: it adds keys to the band of a query, or keeps some of them."""
 
-    adds: ClassVar[bool] = False  # it adds keys to the band; if false, it keeps some of the band
+    adds: ClassVar[bool] = False  # whether it adds keys to the band; if not, it keeps some of the band
 
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         """Return whether the mask adds or keeps a key. `blocks` is the value of `kept_blocks`, or a tensor of it."""
         raise NotImplementedError
 
     def pairs(self, band: Band) -> int:
-        """Return the number of (query, key) pairs that this mask makes of a band."""
+        """Return the number of visible (query, key) pairs under this mask and a band."""
         raise NotImplementedError
 
     def kept_blocks(self, seqlen_k: int) -> Sequence[Sequence[bool]] | None:
@@ -193,7 +194,7 @@ class Own(Mask):
         raise MaskChangedError(f"mask: {why}; restore the files and go on in their folder, or start a new run")
 
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
-        zero = place * 0  # batch entry and head
+        zero = place * 0  # stands for any batch entry and head
         return self.function(zero, zero, place, key)
 
     def pairs(self, band: Band) -> int:
@@ -221,7 +222,7 @@ def parse_masks(text: str, what: str = "mask") -> tuple[str, ...]:
 
 
 def _parse(text: str, what: str) -> str:
-    """Return one mask as `Case.mask` has it: "" for none, with its number in one form. Raises UserError."""
+    """Return one mask as `Case.mask` has it: "" for none, and one spelling for each number. Raises UserError."""
     name, colon, number = text.partition(":")
     if text == "none":
         return ""
@@ -326,7 +327,7 @@ def find(text: str) -> Mask:
 
 
 def problem(text: str, seqlen_k: int, *, causal: bool, window: tuple[int | None, int | None]) -> str:
-    """Return the condition that a mask needs and its keys, causal or window break; "" where none. Raises UserError."""
+    """Return a mask's condition that its keys, causal or window break; "" where none is broken. Raises UserError."""
     find(text)
     name = text.partition(":")[0]
     if name == "random" and seqlen_k > MOST_DRAWN:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 
-# Bytes that importing both takes, by the limit that counts them, and bytes per thread of their two OpenBLAS.
+# Bytes that the imports of numpy and scipy take, by the limit that counts them; bytes for each thread of their two
+# OpenBLAS libraries.
 TAKES, EACH_THREAD = {"RLIMIT_AS": 200 * 2**20, "RLIMIT_DATA": 80 * 2**20}, 80 * 2**20
 MOST_THREADS = 64  # the most threads of an OpenBLAS
 LEAST = 16 * 2**20  # bytes of RLIMIT_DATA that every command needs; with less, hashlib prints tracebacks
@@ -20,7 +21,7 @@ def refuse_without_memory() -> None:
         import resource
     except ImportError:  # Windows
         return
-    if 0 <= resource.getrlimit(resource.RLIMIT_DATA)[0] < LEAST:  # -1: none
+    if 0 <= resource.getrlimit(resource.RLIMIT_DATA)[0] < LEAST:  # -1: no limit
         raise MemoryError
     if _is_too_little():
         sys.meta_path.insert(0, _Refusal)
@@ -41,4 +42,4 @@ def _is_too_little() -> bool:
     given = (int(text) for text in asked if text.isdecimal() and len(text) < 5)
     threads = min(cpus, MOST_THREADS, *filter(None, given))
     limits = ((resource.getrlimit(getattr(resource, name))[0], least) for name, least in TAKES.items())
-    return any(0 <= limit < least + threads * EACH_THREAD for limit, least in limits)  # -1: none
+    return any(0 <= limit < least + threads * EACH_THREAD for limit, least in limits)  # -1: no limit

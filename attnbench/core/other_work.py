@@ -30,7 +30,7 @@ def core_seconds(stat: Path = Path("/proc/stat")) -> float | None:
 
 
 def is_too_busy(device: Device) -> bool:
-    """Return whether other processes used a device too much, before anything was measured, for measurements on it."""
+    """Return whether other processes used a device too much for measurements on it, before anything was measured."""
     return device.busy is not None and device.busy > (OVERLOADED if device.kind == "cpu" else BUSY)
 
 

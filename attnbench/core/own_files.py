@@ -19,7 +19,10 @@ _LIBRARY = Path(STANDARD).resolve()
 
 
 def content_of(path: Path) -> bytes:
-    """Return the content of a file, as of its import if it was imported. Raises OSError, also for a huge source."""
+    """Return the content of a file; of an imported file, the content at its import.
+
+    Raises OSError, also for a huge source.
+    """
     if path.suffix == ".py" and path.stat().st_size > MOST_OF_SOURCE:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
     return LOADED.get(str(path)) or path.read_bytes()
@@ -40,7 +43,7 @@ def named_by(files: Iterable[Path], path: Iterable[str], folders: Collection[Pat
         file = todo.pop()
         with contextlib.suppress(OSError, SyntaxError, ValueError, IndexError, RecursionError):
             named = {place for node in ast.walk(ast.parse(content_of(file))) for place in _places(node, file, roots)}
-            there = {Path(place).resolve() for place in named if os.path.isfile(place)}  # few exist
+            there = {Path(place).resolve() for place in named if os.path.isfile(place)}  # few of the paths exist
             own = sorted(path for path in there - found if is_own(path, folders))
             todo += own
             found.update(own)
@@ -48,7 +51,7 @@ def named_by(files: Iterable[Path], path: Iterable[str], folders: Collection[Pat
 
 
 def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[str]:
-    """Yield the possible paths of the modules that an import statement names: files, or files in an archive."""
+    """Yield the paths at which the modules of an import statement may lie, in archives too."""
     if isinstance(node, ast.Import):
         names, within = [alias.name for alias in node.names], roots
     elif isinstance(node, ast.ImportFrom):
@@ -63,7 +66,7 @@ def _places(node: ast.AST, file: Path, roots: Sequence[Path]) -> Iterator[str]:
 
 
 def is_others(name: str) -> bool:
-    """Return whether a module's name is not own code: it belongs to the standard library, attnbench or load_file.
+    """Return whether a module, by its name, is not own code: of the standard library, attnbench or load_file.
 
     __mp_main__ is the main module once more, from multiprocessing, which torch imports.
     """

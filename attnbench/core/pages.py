@@ -1,13 +1,13 @@
-"""Paged keys and values: the cache, its page table, and the place of each key.
+"""Paged keys and values: the cache, its page table, and the index of each key in the cache.
 
 A server keeps the keys and values of its sequences in pages of `Case.page_size` tokens (Kwon et al., "PagedAttention",
-arXiv 2309.06180). k and v are then caches, (pages, page_size, nheads_k, headdim): key j of sequence i lies in page
-page_table[i, j // page_size], at place j % page_size. Here, as in a server that has run for a while:
+arXiv 2309.06180). k and v are then caches, (pages, page_size, nheads_k, headdim): key j of sequence i is row j %
+page_size of page page_table[i, j // page_size]. Here, as in a server that has run for a while:
 
 - The pages of a sequence lie anywhere in the cache, in no order.
-- SPARE of the pages belong to no sequence of the batch, and the rest of a sequence's last page belongs to no key.
-  Both hold numbers like all others, so that a kernel which reads them is wrong.
-- Entries of the table beyond a sequence's last page name pages of others.
+- SPARE of the pages belong to no sequence of the batch, and the rest of a sequence's last page belongs to no key. Both
+  hold numbers like all others, so that a kernel which reads them is wrong.
+- Entries of the table beyond a sequence's last page name pages of other sequences.
 
 torch is imported inside functions only.
 """
@@ -60,7 +60,7 @@ def make_page_table(case: Case, device: torch.device, seed: int) -> Tensor:
 
 
 def key_places(case: Case, page_table: Tensor) -> Tensor:
-    """Return the place of each key in a cache seen as (pages * page_size, ...), int64.
+    """Return the index of each key in a cache viewed as (pages * page_size, ...), int64.
 
     The result has the shape of the keys in contiguous tensors: (batch, seqlen_k), for a ragged batch (1, total_k).
     """
@@ -74,7 +74,7 @@ def key_places(case: Case, page_table: Tensor) -> Tensor:
 
 
 def new_key_places(case: Case, page_table: Tensor) -> Tensor:
-    """Return the place of the key of each query, as `key_places` does: (queries of all sequences,)."""
+    """Return the cache index of the key of each query, as `key_places` does: (queries of all sequences,)."""
     import torch
 
     starts_q, starts_k = (starts.long() for starts in cu_seqlens(case, page_table.device))
@@ -83,9 +83,10 @@ def new_key_places(case: Case, page_table: Tensor) -> Tensor:
 
 
 def without_new_keys(case: Case, given: Inputs) -> Inputs:
-    """Return inputs with the queries' keys and values apart, and other numbers at their places in the caches.
+    """Return the inputs before a call that appends: `new_k` and `new_v` are set, the caches lack these keys and values.
 
-    The caches are changed in place. The inputs of a case that does not append are returned as they are.
+    The caches are changed in place: other numbers replace the keys and values of the queries. The inputs of a case that
+    does not append are returned as they are.
     """
     if not case.append:
         return given
@@ -99,7 +100,7 @@ def without_new_keys(case: Case, given: Inputs) -> Inputs:
 
 
 def appender(case: Case, given: Inputs) -> Callable[[], None]:
-    """Return a function that writes the keys and values of the queries to their places in the caches with torch.
+    """Return a function that writes the keys and values of the queries into the caches, by torch.
 
     It does nothing for a case that does not append.
     """
@@ -119,7 +120,7 @@ def appender(case: Case, given: Inputs) -> Callable[[], None]:
 
 @contextmanager
 def appended(case: Case, given: Inputs) -> Iterator[None]:
-    """Have the keys and values of the queries in the caches, as after a launch, and restore the caches at the end."""
+    """Within the block the caches have the keys and values of the queries, as after a launch, then their old values."""
     if not case.append:
         yield
         return
@@ -144,7 +145,7 @@ def in_cache_dtype(case: Case, given: Inputs) -> Inputs:
 
 
 def gather(cache: Tensor, places: Tensor) -> Tensor:
-    """Return rows of a cache (pages, page_size, ...) at `places` of any shape, as (*places.shape, ...)."""
+    """Return the rows of a cache (pages, page_size, ...) with indices `places`, of any shape: (*places.shape, ...)."""
     rows: Tensor = cache.flatten(0, 1)[places]
     return rows
 

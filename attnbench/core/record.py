@@ -18,8 +18,10 @@ from attnbench.core.text import count
 
 Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
 STATUSES: tuple[Status, ...] = get_args(Status)
-NO_ROOM_TO_CHECK = "the check had too little memory, not the call"  # part of a reason, by `attnbench capacity`
-LEAVES, MORE = "each call leaves ", " more allocated, until no memory is left"  # a note, with bytes between
+# Part of the reason of a failed step of `attnbench capacity`.
+NO_ROOM_TO_CHECK = "the check had too little memory, not the call"
+# The parts of a note before and after a number of bytes.
+LEAVES, MORE = "each call leaves ", " more allocated, until no memory is left"
 WRONG: tuple[Status, ...] = ("wrong", "wrong-kernel")  # measured, but not the attention that was asked for
 
 
@@ -27,7 +29,7 @@ WRONG: tuple[Status, ...] = ("wrong", "wrong-kernel")  # measured, but not the a
 class Approximation:
     """How far an approximate backend is from exact attention of the same inputs, on a sample of query rows."""
 
-    what: str  # its computation in the place of attention, as a part of a sentence
+    what: str  # its computation in place of attention, for messages
     error: float  # ||out - exact|| / ||exact||, over the rows compared
     mass_kept: float | None  # share of exact probability on its pairs; None without pairs
     rows: int  # query rows compared in each head, of seqlen_q
@@ -56,7 +58,7 @@ class Job:
 
     @property
     def id(self) -> str:
-        """The identity of the job within its run; its record has the same."""
+        """The identity of the job within its run, which its record has too."""
         return f"{self.case.key}/{self.backend}/{self.round}"
 
 
@@ -77,7 +79,7 @@ class TensorError:
     """The error of one result tensor against the high-precision reference, over the elements compared."""
 
     max_error: float  # max |result - reference|, or as `where` says; NaN where the result has a NaN
-    eager_error: float  # max_error of eager attention in the case's dtype; judge/ has fp8
+    eager_error: float  # max_error of eager attention in the case's dtype; for fp8 see judge/exact_attention.py
     tolerance: float  # the largest accepted max_error: 2 * eager_error + rounding; see judge/tolerance.py
     relative: float  # ||result - reference|| / ||reference||
     # The rows or keys with errors above the tolerance, as in "from query row 128 on"; or "in the root mean square"
@@ -91,7 +93,7 @@ class TensorError:
 
 
 def told_apart(a: float, b: float) -> tuple[str, str]:
-    """Return two numbers with three significant digits, or as many as distinguish them."""
+    """Return two numbers as text, with three significant digits or as many as distinguish them."""
     pairs = ((f"{a:.{n}g}", f"{b:.{n}g}") for n in range(3, 18))
     return next((pair for pair in pairs if pair[0] != pair[1]), (f"{a:.3g}", f"{b:.3g}"))
 
@@ -139,7 +141,7 @@ class Record:
     - "first_call" (s): preparation and first launch, with compilation and tuning
     - "plan" (s): for a backend that has one, building the plan that a batch of these lengths needs once a step, by the
       host's clock until the device is done
-    - "plan_memory" (B): the most memory in use meanwhile
+    - "plan_memory" (B): the most memory in use while "plan" was measured
     - "pairs" (""): for a case with a person's own mask, the pairs of one head that it keeps
     - "pairs_computed" (""): for a case with a mask by name, the pairs of one head that a forward computes, by blocks
     - "attention", "step_traced" (s): for a step of a model, in one traced step: the time in which its attention ran,
@@ -190,7 +192,7 @@ class Record:
     stderr: str | None = None  # the end of the worker's stderr, for a failed job
     # The process that judged the results: one beside the worker, or the worker itself; "" in files without this field
     judge: Literal["", "beside", "within"] = ""
-    approximation: Approximation | None = None  # for an approximate backend, whose accuracy is against its definition
+    approximation: Approximation | None = None  # of an approximate backend; its accuracy is against its own definition
 
     def __repr__(self) -> str:  # without the samples, which would flood a notebook
         return f"<Record {self.id}: {self.status}>"
@@ -203,12 +205,12 @@ class Record:
 
 @dataclass(frozen=True)
 class Search:
-    """The search of an `attnbench capacity` and its limits."""
+    """The sizes that an `attnbench capacity` searches, and its limits."""
 
     of: Literal["seqlen", "batch"]  # the searched size
     call_limit: float  # seconds of one call above which a size is too slow
     memory: int | None = None  # bytes that a step may take; None: the device's
-    what: str = ""  # the answer's name of model and phase; "" where none was given
+    what: str = ""  # the model and phase of the answer; "" where none were given
 
 
 @dataclass(frozen=True)
@@ -230,14 +232,14 @@ class Run:
     method: int = 1  # number of the measuring method (core/policy.py); unlike methods are not comparable
     check: int = 1  # number of the check (core/policy.py); results that an old check calls wrong may be right
     search: Search | None = None  # the search of `attnbench capacity`; the plan holds each search's first step
-    turns: str = ""  # identity of an A/B whose two runs took turns by round; a plan holds the first round
+    turns: str = ""  # identity of an `attnbench ab` whose two runs alternated by round; a plan holds the first round
     replaced: Sequence[Record] = ()  # earlier records of jobs that were measured again
 
     @cached_property
     def own_code(self) -> frozenset[str]:
         """The backends that are a person's own code, which the command line named by its file or module.
 
-        What ships, or what an installed package registers, is named by its name.
+        Backends that ship, or that an installed package registers, are named by their name.
         """
         return frozenset(
             name for name, spec in self.specs.items() if ".py:" in spec or any(spec in word for word in self.argv)

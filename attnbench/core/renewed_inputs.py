@@ -26,7 +26,7 @@ NAMES = ("q", "k", "v", "dout", "new_k", "new_v", "sink")
 
 @dataclass(frozen=True)
 class Renewal:
-    """The columns that change their sign, drawn from a seed and `count`."""
+    """The columns that change their sign in one renewal, drawn from a seed and the renewal's number, `count`."""
 
     seed: int
     count: int
@@ -44,7 +44,7 @@ class Renewal:
 
     @contextmanager
     def of(self, case: Case, original: Inputs) -> Iterator[Inputs]:
-        """Have the changed inputs of a case in the memory of the original ones, and restore these at the end."""
+        """Within the block the original inputs have changed values, in the same memory; then they are restored."""
         tensors = {name: original.values[name] for name in renewed(case, original)}
         self.flip(tensors)
         try:
@@ -54,7 +54,7 @@ class Renewal:
 
 
 class InputRenewal:
-    """Change and restore the tensors that one prepared launch reads: the inputs, or the copies that it names.
+    """The changes of the tensors that one prepared launch reads: the inputs, or the copies that it names.
 
     The columns follow from `seed`. `now` is the current renewal, None for the original values.
     """

@@ -1,6 +1,6 @@
-"""The limits of cases, as data: values of axes that exclude each other, and rules of one axis or several.
+"""The limits of cases, as data: values of axes that exclude each other, and rules for one axis or several.
 
-Each has one sentence, which names the option, and says what is impossible and what to do. `Case` evaluates them all.
+Each limit has one sentence, which names the option, and says what is impossible and what to do. `Case` evaluates all.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ MOST_RANKS = 64
 
 
 class NotOfCacheError(ValueError):
-    """A case that is impossible with a cache of pages or latent rows; products of axes leave it out."""
+    """A case that is impossible with a cache of pages or latent rows; a product of axes leaves such cases out."""
 
 
 class Trait(NamedTuple):
-    """A value of an axis that others may exclude."""
+    """A value of an axis, which may exclude values of other axes."""
 
     of: Callable[[Case], Any]  # whether a case has this value
     option: str
     noun: str
-    given: str = ""  # the text with the case's value; "" for the option's name
+    given: str = ""  # the option with the case's value; "" for the option's name alone
 
 
 TRAITS: Mapping[str, Trait] = {

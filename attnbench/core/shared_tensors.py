@@ -3,9 +3,9 @@
 The owner has an `Arena` and sends descriptions, plain JSON values; another process on the machine opens them with
 `Mapped`. The calls are the CUDA driver's own, so that processes with unlike versions of torch can share memory.
 
-An arena places the tensors of the next case in the slabs of the last, which another process maps one time. On a GPU it
-frees no slab, since a tensor of another process may still lie there. On a CPU one larger slab takes the place of
-several, and the system keeps the old memory as long as a tensor lies there.
+An arena takes memory in large parts, its slabs, and uses them again for the tensors of the next case, so that the other
+process maps a slab only once. On a GPU it frees no slab, since a tensor of another process may still lie there. On a
+CPU one larger slab takes the place of several, and the system keeps the old memory as long as a tensor lies there.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 ALIGNED = 512  # bytes; tensors begin at multiples, as in torch's allocator
 LEAST = {"cuda": 2**26, "cpu": 2**20}  # the least bytes of a slab
-# The driver maps a slab in another process by pages of 2 MiB only where its size is a multiple. By small pages an
-# H200 reads random rows of 2 KiB in 8 GiB at 61 GB/s in place of 1960, and in sequence at half the speed.
+# The driver maps a slab in another process by pages of 2 MiB only if its size is a multiple of 2 MiB. With small pages
+# an H200 reads random rows of 2 KiB in 8 GiB at 61 GB/s instead of 1960, and sequential memory at half the speed.
 PAGE = {"cuda": 2**21, "cpu": mmap.PAGESIZE}
-MOST_OPEN = 8  # the most slabs on a CPU that are kept open
+MOST_OPEN = 8  # the most slabs on a CPU that another process keeps open
 OPEN, MAP = open, mmap.mmap
 SLABS = itertools.count()  # numbers of this process's slabs, in all its arenas
 FLAGS = {} if os.name == "nt" else {"flags": mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)}
@@ -128,7 +128,7 @@ class Mapped:
         """Return the tensors of a description, which lie in the other process's memory. Raises NotShared."""
         for slab in description["slabs"].values():
             if slab["key"] not in self._slabs:
-                if self.device.type == "cpu" and len(self._slabs) >= MOST_OPEN:  # the owner has given up the first ones
+                if self.device.type == "cpu" and len(self._slabs) >= MOST_OPEN:  # the owner has left the oldest
                     del self._slabs[next(iter(self._slabs))]
                 opened = _open_cuda if self.device.type == "cuda" else _open_file
                 self._slabs[slab["key"]] = opened(slab, self.device)
@@ -149,7 +149,7 @@ class _OwnSlab:
 
 
 class _FileSlab(_OwnSlab):
-    """A slab in the page cache of a file without a name, or with one for a moment only."""
+    """A slab in the page cache, as a file without a name, or with a name that is removed at once."""
 
     def __init__(self, number: str, nbytes: int, _: torch.device) -> None:
         super().__init__(number)
@@ -251,10 +251,10 @@ def extent_bytes(t: Tensor) -> int:
 
 
 def copy_bytes(to: Tensor, of: Tensor) -> None:
-    """Copy a CPU tensor to one of the same shape and strides without torch, so that no mode or operator interferes."""
+    """Copy a CPU tensor to one of the same shape and strides, not by torch, whose operators may be replaced."""
     import torch
 
-    place = torch._C.TensorBase.data_ptr  # by the class, so that no kernel can replace it
+    place = torch._C.TensorBase.data_ptr  # read from the class, so that no kernel can replace it
     memmove(place(to), place(of), extent_bytes(to))
 
 

@@ -139,7 +139,7 @@ def _parse_side(side: str, part: str, what: str) -> int | None:
 
 def _not_a_window(part: str, what: str) -> UserError:
     hint = ""
-    if part == "0":  # [256, 0] is two windows
+    if part == "0":  # YAML's [256, 0] is two windows
         hint = " (left and right of one window: 256/0)"
     elif "-1" in part:
         hint = " (flash-attn's -1 is open)"

@@ -41,11 +41,11 @@ def expm1(logarithm: float) -> float:
     return math.expm1(min(logarithm, LARGEST_EXPONENT))
 
 
-geomean = statistics.geometric_mean  # for positive ratios, such as speedups
+geomean = statistics.geometric_mean  # only for positive ratios, such as speedups
 
 
 def variance(values: Sequence[float]) -> float:
-    """Return the sample variance (n - 1) of at least two values in floating point, as statistics' is slow."""
+    """Return the sample variance (n - 1) of at least two values, in floats: the statistics module is slow."""
     mean = math.fsum(values) / len(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
@@ -91,7 +91,7 @@ def coefficient_of_variation(values: Sequence[float]) -> float | None:
     n = len(values)
     if n < 2:
         return None
-    mean = math.fsum(v / n for v in values)  # divided first, as the sum of damaged values may overflow
+    mean = math.fsum(v / n for v in values)  # divided first, as the sum of very large values may overflow
     if mean == 0:
         return None
     return math.hypot(*(v - mean for v in values)) / math.sqrt(n - 1) / mean

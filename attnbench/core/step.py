@@ -33,8 +33,8 @@ Phase = Literal["prefill", "decode", "train"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 Architecture = Literal["llama", "mistral", "qwen3", "gemma2", "gpt_oss", "deepseek_v3"]
 ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
-MOST_LAYERS, LARGEST = 10_000, 2**48  # the most layers of a model; the largest of all sizes
-WEIGHTS = 8 * 10**9  # bytes of weights to which layers are cut without --layers
+MOST_LAYERS, LARGEST = 10_000, 2**48  # the most layers of a model; the largest value of any size
+WEIGHTS = 8 * 10**9  # bytes; without --layers, layers are left out until the weights fit
 
 
 @dataclass(frozen=True)

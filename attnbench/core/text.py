@@ -38,7 +38,7 @@ def capitalized(text: str, names: Iterable[str] = ()) -> str:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Return whether a name equals a pattern or matches it as a glob, in which brackets have another meaning."""
+    """Return whether a name equals a pattern, brackets included, or matches it as a glob."""
     return name == pattern or fnmatch.fnmatchcase(name, pattern)
 
 

@@ -44,7 +44,7 @@ def make_check(
 ) -> ResultCheck:
     """Return the check of one cell. It computes the reference, so make it before the first launch.
 
-    By `launches` a check with dropout launches in another process.
+    With `launches`, a check with dropout launches the kernel in another process.
     """
     if backend is not None and not getattr(backend, "exact", True):
         return ApproximateResultCheck(case, given, cast("ApproximateBackend", backend))

@@ -1,12 +1,12 @@
-"""The check of an approximate backend: against its own definition for right or wrong, against attention for the error.
+"""Check an approximate backend: its results against its own definition, and its error against exact attention.
 
-The definition (core/backend.py: ApproximateBackend) is evaluated twice for some (batch entry, key head) pairs, all rows
-of each: in the high precision of a reference, for the exact results, and in the case's dtype, for the errors that take
-the place of eager attention's in the tolerance. Its gradients are autograd's. A definition computes one query head, so
-that its backward recomputes this head only. Heads do not depend on each other, so dout need not be masked, and dk and
-dv are compared for the dense dout. The launch after timing has newly drawn pairs. Where the data has large scores the
-root mean square of an error may be twice the definition's, because rounding.py, which estimates the effect of rounded
-scores, holds for exact attention only.
+The definition (core/backend.py: ApproximateBackend) is evaluated twice, for all rows of some (batch entry, key head)
+pairs: in a reference's high precision, for the exact results, and in the case's dtype, for the errors that take the
+place of eager attention's in the tolerance. Autograd computes its gradients. Each evaluation computes one query head,
+so that its backward recomputes this head only. Heads do not depend on each other, so dout is not masked, and dk and dv
+are compared for the dense dout. The launch after timing is checked on newly drawn pairs. Where the data has large
+scores, the root mean square of an error may be twice the definition's: rounding.py, which estimates the effect of
+rounded scores, holds for exact attention only.
 
 Where a method selects, the definition gets the selection of the launch, because a right kernel may choose either of two
 candidates with nearly equal scores. The selection is right if it has the method's number of candidates, none twice and
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SCORES = {"cuda": 2**32, "cpu": 2**22}  # most scores for which definitions are evaluated
+SCORES = {"cuda": 2**32, "cpu": 2**22}  # most score elements for which definitions are evaluated, by type of device
 MOST_PAIRS = 8  # most (batch entry, key head) pairs, which are evaluated one after the other
-TIMES_ROUNDING = 2.0  # the factor of eager's error in the tolerance
-LARGE_SCORES = 2.0  # factor on the definition's root mean square, where the data has large scores
-SHARE = 0.25  # share of SCORE_BUDGET for the rows of exact attention
+TIMES_ROUNDING = 2.0  # allowed error over the error in the case's dtype
+LARGE_SCORES = 2.0  # allowed root mean square over the definition's, where the data has large scores
+SHARE = 0.25  # share of row_sample.SCORE_BUDGET for the rows compared with exact attention
 
 
 class ApproximateResultCheck(ResultCheck):
@@ -93,7 +93,7 @@ class ApproximateResultCheck(ResultCheck):
         return self._compared(self._known, results)
 
     def _defined(self, inputs: Inputs, sample: RowSample, results: Mapping[str, Tensor]) -> Reference | str:
-        """Return the definition's results for the selection of a launch, or what is wrong with the selection."""
+        """Return the definition's results for the selection of a launch, or the fault of the selection."""
         selected = results.get("selected")
         with plain_torch():
             flaw = selection_flaw(self._method, self.case, inputs, sample, selected)
@@ -145,7 +145,7 @@ def define(
             profile = ErrorProfile.of(values)
             size[name] = size[name].combined(profile) if name in size else profile
         parts.append(ReferencePart(batch, head, rows, exact))
-    terms = {}  # as in exact attention
+    terms = {}  # the largest terms of dq and dk, as for exact attention
     if case.has_backward:
         terms = {name: case.softmax_scale * float(t.abs().max()) for name, t in (("dq", inputs.k), ("dk", inputs.q))}
     return Reference(case, sample, tuple(parts), eager, size, terms, {}, {}, {})
@@ -184,7 +184,7 @@ def _evaluate(
 def selection_flaw(
     method: ApproximateBackend, case: Case, inputs: Inputs, sample: RowSample, selected: Tensor | None
 ) -> str:
-    """Return what is wrong with the selection of a launch, in one line; "" where rounding explains all differences."""
+    """Return the fault of the selection of a launch, in one line; "" where rounding explains all differences."""
     import torch
 
     for batch, head, rows in zip(sample.batch, sample.head, sample.rows, strict=True):
@@ -221,10 +221,10 @@ def selection_flaw(
 
 
 def candidates_flaw(chosen: Tensor, scores: Tensor, most: int) -> str:
-    """Return why a definition that selects `most` candidates cannot have chosen these, whatever the scores; or "".
+    """Return why a definition that selects `most` candidates cannot have chosen these; "" if it can, by some scores.
 
-    `scores` is (..., candidates), `chosen` (..., any number) has places in the last dimension of scores; a negative
-    place is none.
+    `scores` is (..., candidates). `chosen`, (..., any number), has indices into its last dimension; a negative index
+    stands for no candidate.
     """
     number = scores.shape[-1]
     if bool((chosen >= number).any()):
@@ -245,7 +245,7 @@ def candidates_flaw(chosen: Tensor, scores: Tensor, most: int) -> str:
 def approximation_of(
     method: ApproximateBackend, case: Case, inputs: Inputs, results: Mapping[str, Tensor]
 ) -> Approximation:
-    """Return the error of `out` against exact attention, and the share of its probability that the method keeps."""
+    """Return the error of `out` against exact attention, and the share of exact probability on attended pairs."""
     sample = choose_rows(case, inputs.q.device, draw_seed(), SHARE)
     forward, given = replace(case, direction="fwd"), replace(inputs, dout=None)
     reference = compute_reference(forward, given, sample)
@@ -268,7 +268,10 @@ def approximation_of(
 def _mass_kept(
     method: ApproximateBackend, case: Case, inputs: Inputs, part: ReferencePart, i: int, selected: Tensor | None
 ) -> float | None:
-    """Return the exact probability on the keys that the method attends to, as a mean over some rows of one pair."""
+    """Return the mean over some rows of a (batch entry, key head) of exact attention's probability on attended keys.
+
+    None where the method does not attend to keys themselves.
+    """
     import torch
 
     batch, head, rows = part.batch[i], part.head[i], part.rows[i]

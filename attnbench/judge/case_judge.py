@@ -1,7 +1,7 @@
-"""Judge the results of one case: every comparison that a run or a profile makes of a cell, one method each.
+"""Check the results of one case: a method for each comparison that a run or a profile makes.
 
-It works on the measured device, beside the workers (judge/service.py), or within a worker where memory cannot be shared
-(worker/judging.py). It gets results by name, without the code that made them.
+This runs on the measured device: in the judge's process (judge/service.py), or in the worker where memory cannot be
+shared (worker/judging.py). It gets tensors by name, without the code that computed them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class CaseJudge:
     ) -> None:
         """Compute the reference for inputs that were made from a seed.
 
-        `method` is an approximate backend, with its definition. By `launches` a check with dropout launches in another
-        process.
+        `method` is an approximate backend, with its definition. With `launches`, a check with dropout launches the
+        kernel in another process.
         """
         self.case = case
         self.launches = launches
@@ -55,7 +55,7 @@ class CaseJudge:
         self.renewal_seed = draw_seed()
         self._device = given.q.device
         self._hard: HardInputsCheck | None = None
-        self._screened: tuple[Renewal | None, dict[str, Tensor]] = None, {}  # other kernels' results for a renewal
+        self._screened: tuple[Renewal | None, dict[str, Tensor]] = None, {}  # screen.py's results for one renewal
 
     @property
     def hard(self) -> HardInputsCheck:
@@ -77,8 +77,8 @@ class CaseJudge:
         self._hard = None
 
     def first_changed(self, launched: Inputs) -> str | None:
-        """Return the name of an input to which a backend's launches have written; None where there is none."""
-        with pages.appended(self.case, self.original):  # with the new keys, which the launches append too
+        """Return the name of an input that a backend's launches have changed; None where there is none."""
+        with pages.appended(self.case, self.original):  # the launches too append the new keys
             return inputs.first_changed(launched, self.original)
 
     def check_renewed(self, renewal: Renewal, results: Results) -> Accuracy:

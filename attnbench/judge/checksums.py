@@ -92,9 +92,9 @@ def _difference(
 ) -> tuple[list[float], list[float]]:
     """Return two lists by head for the two sides keys' by_key and by_row' rows.
 
-    The first list has the relative difference: the norm of the difference over its size for relative errors of 1. The
-    first side may be the second times a factor from `least` to `most`. The second list has the difference for errors of
-    1 in every probability.
+    The first list has the norm of the difference of the sides, in units of the norm that relative errors of 1 would
+    give. The first side may be the second times a factor from `least` to `most`. The second list has the difference
+    that errors of 1 in every probability would give, in the same units.
     """
     import torch
 

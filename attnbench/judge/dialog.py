@@ -1,4 +1,4 @@
-"""Run a check that needs launches of a worker meanwhile, for example to read a dropout mask.
+"""Run a check that needs more launches of the worker's kernel, for example to read a dropout mask.
 
 The check runs in its own thread. It asks for a launch, and waits until the worker has made it.
 """
@@ -16,7 +16,7 @@ class AbandonedError(Exception):
 
 
 class LaunchesOfWorker:
-    """The interface by which a check restores torch's random numbers and launches, in another process."""
+    """The interface by which a check restores torch's random numbers and launches the kernel, in another process."""
 
     def __init__(self) -> None:
         self._restores = False
@@ -33,7 +33,7 @@ class LaunchesOfWorker:
         self._restores = True
 
     def launch(self) -> None:
-        """Launch once, after which the judge's memory has the results."""
+        """Have the worker launch once; the shared memory then has the results."""
         assert self._dialog is not None
         restores, self._restores = self._restores, False
         self._dialog.ask(restores)
@@ -43,8 +43,8 @@ class Dialog:
     """A check in its own thread, and the messages between it and the judge."""
 
     def __init__(self) -> None:
-        self._said: SimpleQueue[tuple[str, Any]] = SimpleQueue()  # from the check: "launch", "done" or "failed"
-        self._made: SimpleQueue[bool] = SimpleQueue()  # from the worker: True after a launch, else False
+        self._said: SimpleQueue[tuple[str, Any]] = SimpleQueue()  # messages of the check: "launch", "done" or "failed"
+        self._made: SimpleQueue[bool] = SimpleQueue()  # messages of the worker: True after a launch, else False
 
     def start(self, check: Callable[[], Any]) -> None:
         """Begin the check."""
@@ -63,7 +63,7 @@ class Dialog:
             raise AbandonedError
 
     def made(self) -> None:
-        """Report to the check that the launch was made."""
+        """Tell the check that the launch was made."""
         self._made.put(True)
 
     def abandon(self) -> None:

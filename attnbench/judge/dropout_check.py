@@ -1,13 +1,13 @@
 """The check of a cell with dropout: exact where the mask can be read, else by statistics.
 
 Every checked launch starts from the same state of torch's random numbers, so it draws the mask that dropout_mask.py
-reads. The timed calls continue from the current state, and each call must have another mask than the last.
+reads. The timed calls continue from the current state, and each call must draw another mask than the last.
 
 The mask cannot be read where a library does not draw it from torch's random numbers, or where a forward has more keys
 than LAUNCHES launches can show. Then a probing launch, which shows its own mask, is compared exactly instead, and the
 other results are compared by statistics. Over many rows out = (P * D) v has
 
-    mean P v        variance p / (1 - p) sum_j P_ij^2 v_j^2
+    mean P v      variance p / (1 - p) sum_j P_ij^2 v_j^2
 
 and dk and dv agree with out and dq as without dropout, because both sides contain the same D (checksums.py).
 """
@@ -53,7 +53,7 @@ class DropoutResultCheck(ResultCheck):
     hard = False
 
     def __init__(self, case: Case, given: Inputs, seed: int, launches: LaunchesOfWorker | None = None) -> None:
-        """Take the inputs, and `launches`, by which the check launches in another process, if it does."""
+        """Take the inputs and, where the check launches the kernel in another process, `launches`."""
         import torch
 
         self.case = case
@@ -66,7 +66,7 @@ class DropoutResultCheck(ResultCheck):
         self._state: Any = launches or dropout_mask.RandomState(case, given.q.device)
         self._reads = self.inputs
         self._prepared: Prepared | None = None
-        self._kept: Tensor | None = None  # the mask of the prepared launch in the sample, once it has been read
+        self._kept: Tensor | None = None  # the mask of the prepared launch in the sample, once read
         self._flaws: tuple[str, ...] = ()
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
@@ -81,7 +81,7 @@ class DropoutResultCheck(ResultCheck):
         return launch
 
     def launched_on(self, reads: Inputs) -> None:
-        """Take the inputs that launches read from now on, in place of the ones given before."""
+        """Replace the inputs that launches read."""
         self._reads, self._prepared = reads, None
 
     def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
@@ -139,7 +139,7 @@ class DropoutResultCheck(ResultCheck):
         if bool((first != again).any()):
             self.notes = (BY_STATISTICS.format("it does not come from torch's random numbers"),)
         elif needed > dropout_mask.LAUNCHES:
-            self.notes = (BY_STATISTICS.format(f"{needed} launches would show it"),)
+            self.notes = (BY_STATISTICS.format(f"reading it takes {needed} launches"),)
         elif dropout_mask.is_same_mask(self.case, first, following):
             self._flaws = ("dropout drops the same probabilities in every call",)
 
@@ -153,12 +153,12 @@ class DropoutResultCheck(ResultCheck):
         return replace(found, errors=errors, unwritten=unwritten, flaws=flaws)
 
     def _probe_accuracy(self, inputs: Inputs, sample: RowSample) -> Accuracy:
-        """Compare the results of a probing launch, which shows the part of its mask on which its results depend."""
+        """Compare a probing launch with the exact results for its mask, as far as the launch shows the mask."""
         s = self.case.shape
         if self.case.has_backward:
             rows = s.headdim_v * s.nheads_k // s.nheads
             if not rows:
-                return Accuracy({}, 0, 0)  # a key head has more query heads than v has columns
+                return Accuracy({}, 0, 0)  # nothing is shown: a key head has more query heads than v has columns
             sample = replace(sample, rows=sample.rows[:, -rows:], all_rows=False)
         given, kept, results = self._masks.probe_launch(inputs, sample)
         part = dropout_mask.best_part(self.case, sample)

@@ -3,8 +3,8 @@
 With D = kept / (1 - p), out = (P * D) v and dv = (P * D)' dout. So where each column of v (or of dout) has a single
 non-zero value, each element of out (or of dv) is a single product, and is zero where dropout dropped it:
 
-- a v with one of `headdim_v` keys in each column shows those keys for all queries, in one launch of the forward;
-- a dout with one of `headdim_v` query rows in each column shows those rows for all keys, in one launch with a backward.
+- a v with one of `headdim_v` keys in each column shows these keys for all queries, in one launch of the forward;
+- a dout with one of `headdim_v` query rows in each column shows these rows for all keys, in one launch with a backward.
 
 A library draws its mask from torch's random numbers, so a launch from the same state of the generator draws the same
 mask. Where only the backward is launched, the mask was drawn in `prepare`.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 LAUNCHES = MASK_LAUNCHES
-PROBE_VALUE = 256.0  # the value of a column; large, so that products with small probabilities are not 0 in fp16
+PROBE_VALUE = 256.0  # non-zero value of a column; large, so that products with small probabilities are not 0 in fp16
 QUANTUM = 1 / 256  # allowed error of the kept share
 SIGMAS = 6.0  # allowed standard errors
 SAME_CORRELATION = 0.5  # masks with this correlation or more count as the same
@@ -55,7 +55,7 @@ class MaskReader:
         self._probed = in_input_order(prepared.reads.get(name, getattr(given, name)), getattr(given, name), name)
 
     def read(self, sample: RowSample) -> Tensor:
-        """Return what is kept in the sample's rows, (pairs, count, group, seqlen_k) bool.
+        """Return the mask of the sample's rows, (pairs, count, group, seqlen_k) bool, True where a probability is kept.
 
         Launches once for each of `launch_parts`, each time from the same random state.
         """
@@ -69,7 +69,7 @@ class MaskReader:
         return kept
 
     def read_repeats(self, sample: RowSample) -> tuple[Tensor, Tensor, Tensor]:
-        """Return one part of three masks: of a call from the random state, of the next call, and from the state again.
+        """Return one part of the masks of three calls: from the random state, the next call, and from the state again.
 
         Each is a flat bool tensor over the visible (query, key) pairs.
         """
@@ -135,8 +135,8 @@ class MaskReader:
 class RandomState:
     """The state of torch's random numbers on the host and on the device, as it was when this object was made.
 
-    `restore` does nothing for a case of a backward alone, which must not draw a mask: a backward that draws one should
-    not get the numbers of its forward.
+    `restore` does nothing for a case that launches the backward alone, which must not draw a mask: a backward that
+    draws one anyway must not get the numbers of its forward, by which its result would be right.
     """
 
     def __init__(self, case: Case, device: torch.device) -> None:
@@ -170,7 +170,10 @@ def readable_sample(case: Case, device: torch.device, seed: int, share: float = 
 
 
 def launch_parts(case: Case, sample: RowSample) -> tuple[Tensor, ...]:
-    """Return what each launch shows: keys for a forward; for a backward positions among count x group query rows."""
+    """Return the part of the mask that each launch shows, as indices.
+
+    They are indices of keys for a forward, and of the count * group query rows for a backward.
+    """
     import torch
 
     s = case.shape
@@ -219,7 +222,7 @@ def find_mask_flaws(case: Case, rows: Tensor, seen: Tensor, kept: Tensor) -> tup
 
 
 def _thinned(seen: Tensor, device: torch.device) -> Tensor:
-    """Return positions of rows with about MAX_BITS bits at most, the last RUN rows among them."""
+    """Return positions of rows to test, with about MAX_BITS bits at most, the last RUN rows among them."""
     import torch
 
     count = seen.shape[1]
@@ -319,4 +322,4 @@ def in_input_order(read_tensor: Tensor, given_tensor: Tensor, name: str) -> Tens
         return read_tensor
     if transposed.shape == given_tensor.shape:
         return transposed
-    raise ValueError(f"reads[{name!r}] has shape {tuple(read_tensor.shape)}: dropout cannot be read from it")
+    raise ValueError(f"reads[{name!r}] has shape {tuple(read_tensor.shape)}: its dropout mask cannot be read")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 CHUNK = 2**25  # most score elements computed at once
 SUM_SECTION = 2048  # terms of a sum that one multiprocessor adds
 ROW_RESULTS = ("out", "dq")  # results in which a row depends on its query row alone
-OF_MAXIMUM = "_of_maximum"  # suffix of the name of a result's variance from a gradient through maxima of rows
+OF_MAXIMUM = "_of_maximum"  # suffix of a result's name: its variances from a gradient through the maxima of rows
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class ErrorProfile:
 
     largest: Tensor  # (positions,)
     square: Tensor  # (positions,) float64, sum of squares
-    fourth: Tensor  # (positions,) float64, sum over rows of headdim elements of the squared sum of squares
+    fourth: Tensor  # (positions,) float64, sum over rows, of headdim elements each, of the fourth power of their norm
 
     @classmethod
     def between(cls, ours: Tensor, exact: Tensor) -> ErrorProfile:
@@ -98,7 +98,7 @@ class SinkGradient:
 
     exact: Tensor
     eager: Tensor  # as eager attention computes it
-    terms: Tensor  # the sum of squares by which the rounding of out enters it
+    terms: Tensor  # the sum of squares by which the rounding of out changes it
 
     @classmethod
     def zeros(cls, nheads_k: int, group: int, dtype: torch.dtype, device: torch.device) -> SinkGradient:
@@ -119,17 +119,17 @@ class SinkGradient:
 
 @dataclass(frozen=True)
 class Reference:
-    """The exact results on a sample, and what the tolerance needs: eager's errors and the size of the exact values."""
+    """The exact results on a sample, with eager's errors and the size of the exact values, for the tolerance."""
 
     case: Case
     sample: RowSample
     parts: tuple[ReferencePart, ...]
     eager: Mapping[str, ErrorProfile]
     size: Mapping[str, ErrorProfile]
-    cancelling_terms: Mapping[str, float]  # size of the terms of dq and dk, which may cancel but not their roundings
+    cancelling_terms: Mapping[str, float]  # size of the terms of dq and dk; terms may cancel, their roundings do not
     rounding: Mapping[str, ErrorProfile]  # standard deviations from roundings that eager's errors do not include
-    eager_rounding: Mapping[str, ErrorProfile]  # for large scores: of a kernel that keeps scores in the dtype
-    of_maximum: Mapping[str, ErrorProfile]  # of dq and dk: standard deviations from a gradient through maxima of rows
+    eager_rounding: Mapping[str, ErrorProfile]  # standard deviations for a kernel that keeps large scores in the dtype
+    of_maximum: Mapping[str, ErrorProfile]  # standard deviations of dq and dk, from a gradient through maxima of rows
     dsink: SinkGradient | None = None
     kept: dict[str, Any] = field(default_factory=dict, init=False, compare=False)  # cache of tolerance.py, by result
 
@@ -194,9 +194,9 @@ def compute_reference(
     where a probability stays; without it nothing is dropped. `rounding` is computed with dropout and where scores are
     large, with outliers in the case's data or with `hard` inputs (rounding.py).
 
-    With the `out` of a kernel, (batch, seqlen_q, nheads, headdim_v), the exact gradients are of a fused backward that
-    has this out: it takes dout out' for the row sums of P dP, which they equal for the exact out. Then eager's errors
-    are not computed, and the reference is for `with_exact_of` only.
+    With the `out` of a kernel, (batch, seqlen_q, nheads, headdim_v), the gradients are the exact results of a fused
+    backward that starts from this out: it uses dout out' as the row sums of P dP, which is right for the exact out
+    only. Then eager's errors are not computed, and the reference is for `with_exact_of` only.
     """
     with pages.appended(case, inputs), plain_torch():
         return _compute_reference(case, inputs, sample, rows_only=rows_only, kept=kept, hard=hard, out=out)
@@ -284,8 +284,8 @@ def _compute_reference(
 def _keys_of(t: Tensor, places: Tensor | None, batch: Tensor, head: Tensor, factor: float) -> Tensor:
     """Return the keys or values of (batch entry, key head) pairs, (pairs, seqlen_k, d).
 
-    `t` is (batch, seqlen_k, nheads_k, d), or a cache of pages with the keys at `places` (batch, seqlen_k). Values of an
-    e4m3 cache are multiplied by `factor`, and returned in float32.
+    `t` is (batch, seqlen_k, nheads_k, d), or a paged cache in which `places` (batch, seqlen_k) are the keys' indices.
+    Values of an e4m3 cache are multiplied by `factor`, and returned in float32.
     """
     if places is None:
         return t[batch, :, head]
@@ -321,7 +321,10 @@ class _Arithmetic:
         return rows
 
     def summed(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return (pairs, group, keys, x), the product over count of (pairs, count, group, keys) and (..., group, x)."""
+        """Return (pairs, group, keys, x), a product summed over count.
+
+        The factors are (pairs, count, group, keys) and (pairs, count, group, x).
+        """
         return a.to(self.accumulate).permute(0, 2, 3, 1) @ b.transpose(1, 2)
 
 
@@ -333,7 +336,7 @@ class _Chunks:
         self._sums: dict[str, Tensor] = {}
 
     def add(self, found: Mapping[str, Tensor]) -> None:
-        """Take the results of a chunk, and possibly change them."""
+        """Add the results of a chunk, whose tensors this may change in place."""
         for name, t in found.items():
             if name.removesuffix(OF_MAXIMUM) in ROW_RESULTS:
                 self._rows.setdefault(name, []).append(t)
@@ -483,7 +486,7 @@ def probabilities(case: Case, rows: Tensor, scores: Tensor, sink: Tensor | None 
 
 
 def visible_keys(case: Case, rows: Tensor) -> Tensor:
-    """Return (..., seqlen_k) bool, True where a query row of `rows` (...) sees a key, by places in the tensors.
+    """Return (..., seqlen_k) bool, True where a query row of `rows` (...), an index into the tensors, sees a key.
 
     Causal masks, windows and masks by name are aligned bottom-right in each sequence.
     """
@@ -508,7 +511,7 @@ def count_visible(case: Case, rows: Tensor) -> Tensor:
 
 
 def count_pairs(case: Case, device: torch.device) -> int:
-    """Return the number of pairs of query and key that one head of a dense batch sees."""
+    """Return the number of visible (query, key) pairs in one head of a dense batch."""
     import torch
 
     return int(count_visible(case, torch.arange(case.shape.seqlen_q, device=device)).sum())
@@ -519,14 +522,14 @@ class _KeyBounds(NamedTuple):
 
     first: Tensor
     last: Tensor
-    place: Tensor  # key at which the query stands
-    hide: bool  # whether some key is hidden from some query
-    hide_all: bool  # whether every key is hidden from some query
+    place: Tensor  # the key at the query's own position
+    hide: bool  # whether any key is hidden from any query
+    hide_all: bool  # whether any query sees no key
 
 
 @lru_cache(maxsize=4)
 def _key_bounds(case: Case, device: torch.device) -> _KeyBounds:
-    """Return the keys that each query of a case sees, and the key at which it stands, as places in the tensors."""
+    """Return the bounds of the keys that each query sees, and the key at its position, as indices into the tensors."""
     import torch
 
     firsts, lasts, middles = [], [], []

@@ -55,15 +55,15 @@ V_MEAN = 1.0
 KEY_LEVEL, KEY_STEP = 28.0, 4.0  # column 0 of keys; step from one sink to the next
 SINKS = 7
 OUTLIER_SCORE = 10.0  # score that column 0 adds in a case of outliers; twice as much for key 0
-LARGEST_PRODUCT = 15000.0  # largest q k' before scaling, which eager attention keeps in the dtype; fp16 ends at 65504
-SHARE = 0.25  # share of SCORE_BUDGET
+LARGEST_PRODUCT = 15000.0  # largest q k' before scaling; eager attention keeps it in the dtype, and fp16 ends at 65504
+SHARE = 0.25  # share of row_sample.SCORE_BUDGET for this check
 FROM_ROW_SUMS = ("dq", "dk", "dsink")  # results that a fused backward computes from dout out'
 
 
 class HardInputsCheck:
     """The check of one launch on hard inputs: the inputs, seeded by the operating system, and the comparison."""
 
-    notes: tuple[str, ...] = ()  # errors of a right result, and their cause, one sentence each
+    notes: tuple[str, ...] = ()  # expected errors of a right result, with their cause, one sentence each
 
     def __init__(self, case: Case, device: torch.device) -> None:
         self.seed = draw_seed()
@@ -129,7 +129,7 @@ def make_hard(case: Case, device: torch.device, seed: int) -> Inputs:
 
 
 def set_outliers(case: Case, given: Inputs, in_q: float | Tensor, sinks: Tensor) -> None:
-    """Set the outlier channel, column 0: `in_q` in q, KEY_LEVEL in k, and in steps more in each of the keys `sinks`.
+    """Set the outlier channel, column 0: `in_q` in q, KEY_LEVEL in k, and larger values in the keys `sinks`, in steps.
 
     The values in k are exact in every dtype: in bf16, fp16, and in e4m3 with one scale for the tensor.
     """
@@ -159,7 +159,7 @@ def sink_level(case: Case) -> float:
 
 
 def _shift(case: Case) -> float:
-    """Return the shift of a query's scores."""
+    """Return the shift of a query's scores: SHIFT, more with a softcap, and no more than LARGEST_PRODUCT allows."""
     return min(max(SHIFT, 2.5 * case.softcap), LARGEST_PRODUCT * case.softmax_scale)
 
 

@@ -15,7 +15,7 @@ from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
 from attnbench.judge.tolerance import worst
 
-CHECKED_HEADS = 4  # number of key heads, or one for each rank where there are more ranks
+CHECKED_HEADS = 4  # least number of key heads to check; one for each rank where there are more ranks
 
 
 def draw_heads(case: Case) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
-"""The judge's side of one worker's cell: the memory shared with the worker, and the comparisons of its results.
+"""The judge's side of a hearing: all checks of one worker's results for one case.
 
-service.py has the requests that `Hearing.answer` takes.
+A hearing has the memory that the judge shares with the worker. service.py explains the requests that `Hearing.answer`
+takes.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-KEPT = 2**28  # most bytes of a launch's results to keep
+KEPT = 2**28  # most bytes of a launch's results that are kept, to recognise the same results later
 CHECKS = ("hard", "first", "renewed", "rows", "restored", "calls")  # values of "what" in a request "check"
 
 
 class Hearing:
-    """The shared memory of one worker on a device, the judges of its case, and the verdicts so far."""
+    """A worker's hearing: its shared memory on a device, the judges of its case, and the verdicts so far."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._arena = Arena(device)
-        self._judges: Mapping[int, CaseJudge] = {}  # by head; a case on one device has one
-        self._head = 0  # head of the present request
-        self._shown: dict[str, dict[int, Accuracy]] = {}  # check -> head -> the verdict on it
-        self.lean = False  # whether memory is scarce, and is given back as soon as possible
-        self._launched: Inputs  # the inputs in shared memory
-        self._results: list[dict[str, Tensor]] = []  # results of calls, in shared memory too
+        self._judges: Mapping[int, CaseJudge] = {}  # by key head; a case on one device has one judge
+        self._head = 0  # key head of the present request
+        self._shown: dict[str, dict[int, Accuracy]] = {}  # name of the check -> key head -> its verdict
+        self.lean = False  # whether memory is scarce and is freed as soon as possible
+        self._launched: Inputs  # the inputs that launches read, in shared memory
+        self._results: list[dict[str, Tensor]] = []  # results of calls, in shared memory
         self._calls = Calls()
-        self._right: tuple[Results, Accuracy] | None = None  # results on the case's inputs, and their accuracy
+        self._right: tuple[Results, Accuracy] | None = None  # right results on the case's inputs, and their accuracy
         self._dialog: Dialog | None = None  # the check that waits for a launch
 
     def begin(self, judges: Mapping[int, CaseJudge], *, lean: bool) -> None:
-        """Take the judges of a case, by head; several hearings may share them."""
+        """Begin a case with its judges by key head, which several hearings may share."""
         self._judges, self.lean = judges, lean
 
     def end(self) -> None:
@@ -56,7 +57,7 @@ class Hearing:
         self._results, self._calls, self._shown, self._right = [], Calls(), {}, None
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to one request. Raises ValueError for results that do not have the form of the case's."""
+        """Return the answer to one request. Raises ValueError for results with another form than the case's."""
         self._head = request.get("head", next(iter(self._judges), 0))
         match request["do"]:
             case "hard":
@@ -102,7 +103,7 @@ class Hearing:
         return self._judges[self._head]
 
     def _inputs(self) -> dict[str, Any]:
-        """Share new copies of the inputs in place of the hard inputs and of results."""
+        """Place new copies of the inputs in shared memory, over the hard inputs and results."""
         judge, check = self._judge, self._judge.check
         if self.lean or len(self._judges) > 1:
             judge.forget_hard()
@@ -117,7 +118,7 @@ class Hearing:
         return found
 
     def _prepared(self, *, dense: bool) -> None:
-        """Expect launches of a call that was prepared anew, on the dense dout or on the dout of `inputs`."""
+        """Expect launches of a newly prepared call, on the dense dout or on the dout of `inputs`."""
         check, launches = self._judge.check, self._judge.launches
         if isinstance(check, DropoutResultCheck) and launches:
             if dense:
@@ -125,7 +126,7 @@ class Hearing:
             check.launcher(Prepared(launches.launch, lambda _: self._results[0]))
 
     def _dialog_until(self) -> dict[str, Any]:
-        """Return the launch for which the running check asks, or its verdict once it is done."""
+        """Return the launch that the running check asks for, or its verdict if it has ended."""
         assert self._dialog
         kind, value = self._dialog.next()
         if kind == "launch":
@@ -138,7 +139,7 @@ class Hearing:
         return {"accuracy": found, "notes": list(self._judge.check.notes), **more}
 
     def _of_all_heads(self, request: Mapping[str, Any], accuracy: Accuracy | None) -> dict[str, Any]:
-        """Return {"together": the verdict on all heads, None until each was shown}; {} where one head is judged.
+        """Return {"together": the verdict on all key heads, None until each has one}; {} where one head is checked.
 
         A head with a wrong result stays wrong, whatever its other results.
         """
@@ -150,7 +151,7 @@ class Hearing:
         return {"together": to_json(together([*shown.values()])) if len(shown) == len(self._judges) else None}
 
     def _placed(self, given: Inputs) -> Description:
-        """Share copies of some inputs in place of everything that was shared."""
+        """Place copies of some inputs in shared memory, in place of everything there."""
         self._results = []
         self._arena.reset()
         described, copies = self._arena.place(_named(given))
@@ -158,7 +159,7 @@ class Hearing:
         return {**described, "descale": list(given.descale)}
 
     def _reserve(self, like: Mapping[str, Any], calls: int) -> list[Description]:
-        """Return the memory for results of calls. Raises ValueError for results without the form of the case's."""
+        """Return the memory for results of calls. Raises ValueError for results with another form than the case's."""
         import torch
 
         case = self._judge.case
@@ -207,7 +208,7 @@ class Hearing:
             self._right = copied(results), accuracy
 
     def _known(self, results: Results) -> Accuracy | None:
-        """Return the accuracy of results that have the same bits as the kept right ones; None for others."""
+        """Return the kept accuracy for results with the same bits as the kept results; None for others."""
         return self._right[1] if self._right and has_same_bits(results, self._right[0]) else None
 
 
@@ -220,6 +221,6 @@ def use(device: torch.device) -> None:
 
 
 def _named(given: Inputs) -> dict[str, Tensor]:
-    """Return all tensors of some inputs by name, with v also where it is a view of k."""
+    """Return all tensors of some inputs by name, v included where it is a view of k."""
     found = {**given.values, "v": given.v}
     return found if given.page_table is None else {**found, "page_table": given.page_table}

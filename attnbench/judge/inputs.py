@@ -83,7 +83,7 @@ def set_decaying(case: Case, given: Inputs) -> None:
     weights = torch.where(distance < 0, 0.0, math.sqrt(1 - r**2) * r ** distance.clamp(min=0))
     share = min(0.9, NEAREST / (case.softmax_scale * s.headdim))
     at = (torch.arange(s.seqlen_q, device=given.k.device) + s.seqlen_k - s.seqlen_q).clamp(min=0)
-    for q, k in zip(given.q, given.k, strict=True):  # (seqlen, heads, headdim)
+    for q, k in zip(given.q, given.k, strict=True):  # each (seqlen, heads, headdim)
         last = k[:1].float().flatten(1) * (1 - math.sqrt(1 - r**2)) / r  # leaves the first key unchanged
         walk = []
         for part in k.float().flatten(1).split(len(block)):
@@ -105,7 +105,7 @@ def clone(given: Inputs) -> Inputs:
 
 
 def first_changed(given: Inputs, fresh: Inputs) -> str | None:
-    """Return the name of the first tensor whose values differ from those in `fresh`; None where all are equal."""
+    """Return the name of the first tensor with other values than in `fresh`; None where all are equal."""
     pairs = [(name, tensor, fresh.values[name]) for name, tensor in given.values.items()]
     if given.page_table is not None and fresh.page_table is not None:
         pairs.append(("page_table", given.page_table, fresh.page_table))

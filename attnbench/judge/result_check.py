@@ -23,10 +23,10 @@ from attnbench.judge.tolerance import compare
 if TYPE_CHECKING:
     from torch import Tensor
 
-LEAN_SHARE = 0.125  # share of SCORE_BUDGET for a lean check, which moves dk and dv to the host and back
+LEAN_SHARE = 0.125  # share of SCORE_BUDGET (row_sample.py) for a lean check, which keeps dk and dv on the host
 SECOND_SHARE = 0.25  # share of SCORE_BUDGET for the rows that are recomputed after timing
-# Least share of the error of 8-bit rounding that shows operands in fp8. Operands and results of 16 bits have a
-# twentieth of this error; one operand of three in e4m3 has a half; a result in 8 bits has a half or more.
+# Least share of the error of 8-bit rounding that shows operands in fp8. With all operands and results in 16 bits the
+# share is a twentieth; with one operand of three in e4m3 a half; with a result in 8 bits a half or more.
 MIN_FP8_ERROR = 0.25
 
 
@@ -41,7 +41,7 @@ class ResultCheck:
     hard = True  # whether the first launch is to be checked on hard inputs
     is_screened = True  # whether screen.py may search for wrong rows
     _renewed: tuple[Renewal, RowSample, Reference] | None = None
-    approximation: Approximation | None = None  # of an approximate backend, once its results have been found right
+    approximation: Approximation | None = None  # of an approximate backend; set once its results were found right
 
     def __init__(self, case: Case, given: Inputs, seed: int, *, lean: bool = False) -> None:
         """Compute the reference. A lean check takes less memory: it has fewer rows and masks the given dout itself."""
@@ -58,7 +58,7 @@ class ResultCheck:
         return compute_reference(self.case, given, sample, rows_only=rows_only)
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
-        """Return the launch to call for results that will be checked."""
+        """Return the launch for results that will be checked; with dropout it restores torch's random numbers first."""
         return prepared.launch
 
     def check_first(self, results: Mapping[str, Tensor]) -> Accuracy:
@@ -72,8 +72,8 @@ class ResultCheck:
     def operands_problem(self, accuracy: Accuracy) -> str | None:
         """Return the evidence that operands of an fp8 cell were not in fp8, in one line; None without any.
 
-        With operands in fp8 the results have an error that no choice of scales avoids. This is no evidence for a
-        result in 8 bits, whose own rounding is as large: there the names of kernels must show the operands
+        With operands in fp8 the results have an error that no choice of scales avoids. A result in 8 bits gives no such
+        evidence, because its own rounding error is as large: there the names of kernels must show the operands
         (backends/cudnn/fp8.py).
         """
         for name, error in accuracy.errors.items() if self.case.dtype == "fp8" else ():

@@ -100,7 +100,7 @@ class Rows:
 def rounding_variances(
     case: Case, rows: Rows, k: Tensor, v: Tensor, *, scores_in: Sequence[torch.dtype | None], rows_only: bool
 ) -> list[dict[str, Tensor]]:
-    """Return, for each dtype of `scores_in`, result -> variance of each element from the roundings of some rows.
+    """Return for each dtype of `scores_in` a dict: name of a result -> variance of each element from roundings in rows.
 
     k and v are (pairs, seqlen_k, d). Variances of "out" and "dq" are (pairs, count, group, d). Variances of "dk" and
     "dv", (pairs, seqlen_k, d), must be summed over all rows; they are left out with `rows_only`. Scores are summed in
@@ -187,7 +187,7 @@ def maximum_variances(case: Case, rows: Rows, k: Tensor, *, rows_only: bool) -> 
     found = {"dq": so_far[..., -1:] * of_k.unflatten(1, at.shape[1:3])}
     if rows_only:
         return found
-    apart = (2 * torch.finfo(dtype).eps * highest.abs()).clamp(max=0.5)  # roundings may swap two so near
+    apart = (2 * torch.finfo(dtype).eps * highest.abs()).clamp(max=0.5)  # rounding may exchange two scores this close
     last = torch.searchsorted(largest, largest * (1 + apart), right=True) - 1  # block in which it may be the largest
     of_sum = torch.where(p >= (largest * (1 - apart))[..., None], so_far.gather(-1, last)[..., None], 0.0)
     found["dk"] = _summed(of_sum.flatten(-2)[..., :keys], rows.q.square())

@@ -1,8 +1,8 @@
 """Choose the query rows for which the reference is computed: all where that is cheap, else some of every query head.
 
 Each head gets the first row, the last row, and one row of each section; there are as many sections as rows remain.
-Within a section all (batch entry, query head) pairs take rows at different places. So a wrong tile of 64 rows is found
-with these probabilities, where W is the width of a section in rows:
+Within a section all (batch entry, query head) pairs take rows at different positions. So a wrong tile of 64 rows is
+found with these probabilities, where W is the width of a section in rows:
 
 - in one head: 64 / W
 - in all heads: 1 where 64 * (batch * nheads) >= W, else 64 * (batch * nheads) / W
@@ -10,7 +10,7 @@ with these probabilities, where W is the width of a section in rows:
 On a GPU with batch 1, 64k tokens and 16 query heads on one key head there are 128 rows of each head, and W is 512: 12 %
 and 100 %. One row for all query heads of a key head would give 12 % in all heads. Two samples are drawn, the second
 with a quarter of the rows, by seeds of the operating system (`draw_seed`). The probabilities hold for gradients; for
-out the screen of all rows, where there is one, finds wrong tiles (screen.py).
+out, screen.py searches all rows for wrong tiles in most cases.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _ends(case: Case, run: int, most: int, generator: torch.Generator) -> Tensor
 
 
 def _one_of_each_section(rows: int, count: int, heads: int, generator: torch.Generator) -> Tensor:
-    """Return (count, heads): one row for each of `count` sections of `rows` and each head, at different places."""
+    """Return (count, heads): one row for each of `count` sections of `rows` and each head, at different positions."""
     import torch
 
     edges = torch.arange(count + 1) * rows // count

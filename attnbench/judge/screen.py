@@ -1,17 +1,17 @@
-"""Search all rows of a case with sampled rows for wrong ones: choose suspects by another kernel, check them exactly.
+"""Find wrong rows of out outside the sample: choose suspects by another kernel, then check them exactly.
 
 A fused kernel of torch's SDPA that is not the backend's own computes the forward once. The ROWS rows of out where the
 two kernels differ most, relative to the size of the row, are recomputed exactly. Neither kernel is trusted: the
-backend's rows are compared with the exact rows, and a wrong screen only chooses rows that are right. So a wrong tile of
-64 rows in one head is found wherever it is, if its error exceeds the difference of two right kernels, and if the screen
-itself is wrong in fewer rows than are chosen.
+backend's rows are compared with the exact rows, and errors of the other kernel only make it choose right rows. So a
+wrong tile of 64 rows in one head is found wherever it is, if its error exceeds the difference of two right kernels, and
+if the other kernel is wrong in fewer rows than are chosen.
 
 The rows are chosen for their differences, so the allowance for chance in a mean square (tolerance.py) does not hold for
 them: both errors may be twice eager's, plus one rounding. Rows are compared with rows of their own size, within a
 factor of two, because large rows of a causal mask would hide errors in small ones.
 
-A case with a window, a softcap, a mask by name, a sink, ALiBi, dropout or fp8 is not screened, nor a case that torch's
-kernel refuses or has no memory for. Gradients are not screened, because a fused backward costs three times as much, and
+A case with a window, a softcap, a mask by name, a sink, ALiBi, dropout or fp8 is not searched, nor a case that torch's
+kernel refuses or has no memory for. Gradients are not searched, because a fused backward costs three times as much, and
 dout is masked where out is checked first.
 """
 

@@ -1,32 +1,32 @@
-"""The process of the judge for the workers of a device: requests and answers in JSON, tensors in shared memory.
+"""The judge's process for the workers of a device: requests and answers in JSON, tensors in shared memory.
 
 It loads neither a library under test nor a person's code, so such code cannot change a verdict by changing its own
 process. It makes the inputs and the reference of a case once for all backends. It uses the device only while a worker
-waits for an answer, except after a request to work ahead. Each worker of a group that is judged at the same time has a
+waits for an answer, except after a request to work ahead. Each worker of a group that is checked at the same time has a
 number, "slot" (0 for a single worker), and its own shared memory (hearing.py). Requests ("do") and their answers:
 
     {"do": "open"}                            -> {}, with the device open
     {"do": "begin", "case": {...}, "seed": n, "lean": bool} -> {"flaw": text} for inputs that must not be measured, or
-       {"flaw": null, "masked": bool, "hard": bool, "renewal_seed": n, "heads": [...]}; "lean" takes less memory, and
-       the case after a lean one begins anew
+         {"flaw": null, "masked": bool, "hard": bool, "renewal_seed": n, "heads": [...]}; "lean" takes less memory, and
+         the case after a lean one begins anew
     {"do": "ahead", "cases": [...], "seed": n} -> {}; the references of these cases are computed while workers work and
-       nothing is timed
+         nothing is timed
     {"do": "hard"}                            -> {"inputs": tensors}, in place of everything shared before
     {"do": "inputs"}                          -> {"inputs": tensors, "masked": tensors}, in place of everything shared
-       before: the inputs, and the inputs of the launches before timing where they differ
+         before: the inputs, and the inputs of the launches before timing where they differ
     {"do": "results", "like": {name: [dtype, shape, stride]}, "calls": n} -> {"results": [tensors, ...]}, the memory
-       for the results of n calls; checks read the results of the first
+         for the results of n calls; checks read the results of the first
     {"do": "first_changed"}                   -> {"name": the input to which a launch has written, or null}
     {"do": "check", "what": WHAT, ...}        -> {"accuracy": {...} or null, "notes": [...]} of the results in this
-       memory; for "first" also "problem", the evidence against operands in fp8, or null; for "calls" also "call", the
-       number of the call
-    {"do": "prepared", "dense": bool}         -> {}; the following launches are of a call that was prepared anew
+         memory; for "first" also "problem", the evidence against operands in fp8, or null; for "calls" also "call", the
+         number of the call
+    {"do": "prepared", "dense": bool}         -> {}; the following launches are of a newly prepared call
     {"do": "launched"}                        -> as "check", after a launch for which a check with dropout has asked by
-       {"launch": {"restores": bool}}; with "restores" the launch begins from the worker's first random state
+         {"launch": {"restores": bool}}; with "restores" the launch begins from the worker's first random state
     {"do": "calls", "first": m, "calls": n}   -> {}; the results in this memory are of the calls m to m + n - 1
     {"do": "distances"}                       -> {"distances": {name: distance from the results of call 0}}
 
-In a case on several devices some key heads are judged, each as a separate case (heads.py). Requests after "begin" then
+In a case on several devices some key heads are checked, each as a separate case (heads.py). Requests after "begin" then
 name a "head", and the answer to "check" also has "together", the verdict on all heads, null until all have one.
 "tensors" are a description of core/shared_tensors.py. Each answer, with an error too, has "grown": the bytes of the
 device's memory that this process has taken meanwhile. WHAT is one of hearing.CHECKS.
@@ -48,9 +48,9 @@ from attnbench.judge.dialog import LaunchesOfWorker
 from attnbench.judge.heads import draw_heads, head_case, head_seed
 from attnbench.judge.hearing import Hearing, use
 
-Judges = Mapping[int, CaseJudge]  # by head; a case on one device has one
+Judges = Mapping[int, CaseJudge]  # by key head; a case on one device has one judge
 SWITCH = 2e-4  # seconds after which a thread that works ahead yields to a worker's request
-MUCH = 2**30  # most bytes that torch may keep on a GPU for this process
+MUCH = 2**30  # most unused bytes that torch may keep on a GPU for this process
 FREEING = ("begin", "hard", "check", "launched")  # requests that free memory, which torch then keeps
 
 
@@ -71,7 +71,7 @@ class JudgeService:
         warm_up(self.device)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to one request. Raises ValueError for results that do not have the form of the case's."""
+        """Return the answer to one request. Raises ValueError for results with another form than the case's."""
         before, self.grown = self._free(), 0
         try:
             found = self._answer(request)
@@ -100,7 +100,9 @@ class JudgeService:
     def _begin(self, hearing: Hearing, case: Case, seed: int, *, lean: bool) -> dict[str, Any]:
         """Make the inputs and the reference of a case, unless the latest case and seed are the same."""
         hearing.end()
-        own = lean or bool(case.dropout_p)  # such a judge changes with the results it gets, or gives memory back
+        # Judges that check dropout change with the results that they get, and lean ones free memory: no other worker
+        # uses them.
+        own = lean or bool(case.dropout_p)
         if own or self._known is None or self._known[:2] != (case, seed):
             self._known = None
             for other in self._hearings.values():  # their case has ended
@@ -118,7 +120,7 @@ class JudgeService:
         return {"flaw": None, **more, "renewal_seed": one.renewal_seed, "heads": list(made)}
 
     def _made(self, case: Case, seed: int) -> Judges | str:
-        """Return the judges of a case, by head, or the flaw of its inputs."""
+        """Return the judges of a case, by head, or the fault of its inputs."""
         if case.ranks == 1:
             one = self._made_of_one(case, seed)
             return one if isinstance(one, str) else {0: one}
@@ -150,7 +152,7 @@ class JudgeService:
 
         def make(case: Case) -> Judges | str:
             use(self.device)
-            torch.set_num_threads(max(1, self._threads // 2))  # of this thread; a worker has the others
+            torch.set_num_threads(max(1, self._threads // 2))  # the worker needs the other threads
             made = self._made(case, seed)
             if not isinstance(made, str):
                 for one in made.values():
@@ -171,7 +173,7 @@ class JudgeService:
         return torch.cuda.mem_get_info(self.device)[0]
 
     def _give_back(self, do: str) -> None:
-        """Give back memory that torch keeps: always in a lean case, else more than MUCH after a request of FREEING."""
+        """Free unused memory that torch keeps: all in a lean case, else over MUCH after a request of FREEING."""
         import torch
 
         if self.device.type == "cuda":

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-PART = 2**26  # most elements of a part of a tensor
-SECTIONS = 8  # sections of the sequence
+PART = 2**26  # most elements of a tensor that are compared at once
+SECTIONS = 8  # sections of the sequence with separate bounds
 FLOAT32_UNIT = 2.0**-24
 NEARLY_ALL = 0.8  # least share of wrong places in a wrong stretch, in which some errors are small by chance
 # Allowed standard deviations of rounding.py, in the largest error and in the root mean square
@@ -186,7 +186,7 @@ def check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
 
 
 def result_values(name: str, results: Mapping[str, Tensor]) -> Tensor:
-    """Return the values of a result to compare: those of 8 bits multiplied by their scale."""
+    """Return the values of a result to compare: values of 8 bits are multiplied by their scale."""
     t = results[name]
     return t if t.dtype.itemsize > 1 else t.float() * results[f"descale_{name}"]
 
@@ -250,10 +250,10 @@ def _worst_error(
 class Section(NamedTuple):
     """The exact values, eager's errors and the allowances of a result in one section of the sequence."""
 
-    largest: float  # largest exact value; below, the root mean square
-    rms: float
-    eager_largest: float  # largest of eager's errors
-    eager_rms: float
+    largest: float  # largest exact value
+    rms: float  # root mean square of the exact values
+    eager_largest: float  # largest error of eager attention
+    eager_rms: float  # root mean square of eager's errors
     deviation_largest: float  # largest standard deviation of rounding.py
     deviation_rms: float
     expectation: float  # largest standard deviation of a kernel that keeps scores in the dtype
@@ -275,7 +275,7 @@ class Sections:
 
 
 def sections_of(reference: Reference, name: str) -> Sections:
-    """Return the `Sections` of one result, which the reference keeps."""
+    """Return the `Sections` of one result, from the reference's cache if they are known."""
     known: dict[str, Sections] = reference.kept
     if name not in known:
         known[name] = _sections(reference, name)
@@ -358,7 +358,7 @@ def _by_place_in_sequence(reference: Reference, name: str) -> Tensor:
     """Return the positions of a ragged batch in the order of their place in their sequence.
 
     So a section has rows of about one size, because early rows of a causal mask are larger. The positions of a sample
-    are those of the first head.
+    are the first head's.
     """
     import torch
 
@@ -369,10 +369,10 @@ def _by_place_in_sequence(reference: Reference, name: str) -> Tensor:
 
 
 def _name_places(is_wrong: Tensor, length: int, noun: str) -> str:
-    """Return the places where a result is wrong, as text for a person who searches for the cause.
+    """Return the wrong places of a result as text for a person who searches for the cause.
 
-    `is_wrong` (positions,) covers the sequence of `length` from first to last. With fewer positions, as in a sample,
-    places are known to one position.
+    `is_wrong` (positions,) covers the sequence of `length` from first to last. Where only some positions were compared,
+    as in a sample, the places in the text are approximate.
     """
     n, at = len(is_wrong), is_wrong.nonzero().flatten().tolist()
     about = "" if n == length else "about "

@@ -31,7 +31,7 @@ from attnbench.judge.tolerance import FLOAT32_UNIT
 if TYPE_CHECKING:
     from torch import Tensor
 
-ADDED_AT_ONCE = 8  # products that a tensor core adds to a sum
+ADDED_AT_ONCE = 8  # products that a tensor core adds to a sum at a time
 MOST_CUT_OFF = 0.01  # largest allowed share of a sum
 MOST_OVER_MEAN = 1.5  # largest share of a row over the mean of its head, in which rows without a loss count too
 

@@ -25,11 +25,15 @@ NOTHING_MEASURED = "Nothing was measured: there are no records."
 
 @dataclass(frozen=True)
 class Span:
-    """Text in one style, with the address that it links to, if any: another page of the same site."""
+    """A stretch of text in one style, and the address that it links to, if any: of another page of the same site.
+
+    A page shows `folded`, more text, when a reader opens it.
+    """
 
     text: str
     style: Style = ""
     link: str = ""
+    folded: tuple[Span, ...] = ()
 
 
 Line = Sequence[Span]  # one line, or one paragraph, of text

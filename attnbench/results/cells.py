@@ -169,7 +169,7 @@ class Cell:
 
         For `ci` it is the uncertainty of the latency's median over the rounds. Raises UserError for an unknown metric.
         """
-        if metric not in self._values:
+        if not isinstance(metric, str) or metric not in self._values:
             self._values[metric] = self._value(metric)
         return self._values[metric]
 

@@ -100,8 +100,8 @@ def metric(
 
 def named(name: str) -> Metric:
     """Return the metric of a name. Raises UserError where there is none."""
-    if name not in METRICS:
-        raise UserError(f"no metric {name!r}{did_you_mean(name, METRICS)}")
+    if not isinstance(name, str) or name not in METRICS:
+        raise UserError(f"no metric {name!r}{did_you_mean(str(name), METRICS)}")
     return METRICS[name]
 
 

@@ -1,4 +1,4 @@
-"""The A/A test: two processes measure one implementation in turns, so that every difference between them is error.
+"""The A/A test: two processes measure the same implementation in turns, so that any difference between them is error.
 
 It uses the default policy and the pool of workers of a run, so that all causes that disturb a run disturb the test too.
 The processes swap their order every turn. analysis/doctor/resolution.py judges the differences.
@@ -22,7 +22,7 @@ from attnbench.run.workers import WorkerPool
 
 PAIR = ("a", "b")  # names of the two processes
 MAX_TURNS = 24
-MIN_TURNS = 4  # the least turns for the degrees of freedom of the spread
+MIN_TURNS = 4  # the least turns that give the spread enough degrees of freedom
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class CaseReadings:
 
 @dataclass(frozen=True)
 class AATest:
-    """The readings of an A/A test, and the events on the machine meanwhile."""
+    """The readings of an A/A test, and events on the machine during the test."""
 
     backend: str
     seconds: float  # duration of the test
@@ -108,7 +108,7 @@ def run_aa_test(
 
 
 def _aa_test(backend: str, cases: Sequence[Case], records: Sequence[Record], seconds: float) -> AATest:
-    """Return the test of these records, in order; a turn that only one process measured is left out."""
+    """Return the A/A test of these records, in their order; a turn that only one process measured is left out."""
 
     def latencies(case: Case, name: str) -> list[float]:
         own = (r for r in records if r.status == "ok" and (r.case, r.backend) == (case, name))

@@ -52,7 +52,7 @@ class _Axes(BaseModel):
 
     model_config = STRICT
 
-    if TYPE_CHECKING:  # the table of axes gives the fields
+    if TYPE_CHECKING:  # otherwise the table of axes gives the fields
 
         def __init__(self, **given: Any) -> None: ...
 
@@ -168,7 +168,7 @@ def _lengths(ragged: RaggedLengths, batch: int, mean: int, seqlen_q: int | None)
 
 
 def _band(causal: bool, window: Window | None) -> tuple[bool, Window]:
-    """Return causal and window in the only form for each mask.
+    """Return causal and window in the one form that stands for each mask.
 
     A window with 0 to the right is causal, and a causal mask without a limit to the left has no window.
     """

@@ -1,8 +1,8 @@
 """`attnbench capacity`: search, for each case and backend, the largest size that fits and is right.
 
-Each step is a job of a worker (worker/fit_cell.py) and a record of the run file, so that a search is resumed from its
-records. A worker serves the steps of its backend until one fails, is wrong or hangs. The step that ends a search is
-made by a process that has run nothing before, or on a CPU only a small case.
+Each step of a search tries one size: it is a job of a worker (worker/fit_cell.py) and a record of the run file, so that
+a search is resumed from its records. A worker serves the steps of its backend until one fails, is wrong or hangs. The
+step that ends a search is made by a process that has run nothing before, or on a CPU only a small case.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ SUITE = parse_suite(
     },
     "capacity",
 )
-HANG = 60.0  # seconds beside its calls after which a step is killed: for inputs, the check, compilation
-BASE = 4096  # the length in the base case of a search for the length
+HANG = 60.0  # seconds for a step beside its calls (inputs, the check, compilation), after which it is killed
+BASE = 4096  # the length at the base size in a search for the length
 Of = Literal["seqlen", "batch"]
 Key = tuple[str, Case]  # the backend, and the case at the base size
 
@@ -89,7 +89,7 @@ def size_of(case: Case, of: Of) -> int:
 
 
 def key_of(record: Record | Job, of: Of) -> Key:
-    """Return the search of a record; a case that cannot have other sizes, such as a ragged batch, is its own search."""
+    """Return the key of a record's search. A case without other sizes, such as a ragged batch, has its own search."""
     try:
         return record.backend, at_size(record.case, of, 1 if of == "batch" else BASE)
     except ValueError:
@@ -106,8 +106,8 @@ def outcome(record: Record) -> Outcome:
 def known(records: Sequence[Record], key: Key, search: Search) -> dict[int, Record]:
     """Return the records of a search by size; the last record of a size counts.
 
-    A size that was not tried, because a shorter call made it seem too slow, is left out where the forecast by a longer
-    call is clearly below the limit: the time of short calls does not follow their FLOPs.
+    A size may be untried because a shorter call made it seem too slow. It is left out, and so tried again, where the
+    forecast by a longer call is clearly below the limit: the time of short calls does not follow their FLOPs.
     """
     sizes, own = {*grid(UNIT[search.of])}, [r for r in records if r.backend == key[0] and key_of(r, search.of) == key]
     found = {size: record for record in own if (size := size_of(record.case, search.of)) in sizes}
@@ -153,7 +153,7 @@ def search_capacity(request: Request, say: Say) -> Recording:
         planned = session.new_run(SUITE.name, policy, plan, argv=request.argv, search=request.search)
         if request.dry_run:
             return Recording(planned)
-        if not request.out and all(job.skip for job in planned.plan):  # as in run_suite
+        if not request.out and all(job.skip for job in planned.plan):  # no empty file in results/
             return Recording(replace(planned, records=tuple(map(skipped_record, planned.plan))))
         return _measured(create(planned, request.out), session, request.time_limit, say)
 
@@ -288,7 +288,7 @@ def _steps(
         if is_fresh:
             confirmed.add(size)
         record = pool.fit(job, planned.policy, device, search.memory)
-        is_fresh = case.ranks > 1 and record.status == "oom"  # all its processes have then ended
+        is_fresh = case.ranks > 1 and record.status == "oom"  # then all its processes have ended
         if record.status not in ("ok", "oom", "skipped"):
             pool.close_worker(first.backend)
             is_fresh = True

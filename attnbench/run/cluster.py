@@ -40,14 +40,16 @@ from attnbench.results import decode, run_file
 from attnbench.run import cluster_node
 
 CONNECT = 5.0  # seconds for a connection
-LONGEST_NAME = 200  # characters of a node's name in its file's name, which has at most 255
+LONGEST_NAME = 200  # most characters of a node's name in the name of its file, which has at most 255
 LOOK = 120.0  # seconds for the first answer of all nodes, on each of which Ray starts a Python
 SETTLE = 5.0  # seconds after the death of a process of Ray until it is known whether the node died too
 BUSY = 10.0  # seconds without a message until a node is reported as waiting
-ENDINGS = (EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_BAD_INPUT, EXIT_WRONG_RESULT)  # of a child that ended by itself
+# Exit codes of a child that ended by itself.
+ENDINGS = (EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_BAD_INPUT, EXIT_WRONG_RESULT)
 
-WITH_TOKENS = (2, 52)  # the first Ray with tokens
-SHARED_MEMORY, OBJECTS = "/dev/shm", 2**28  # the folder of Ray's objects; bytes for them in another folder
+WITH_TOKENS = (2, 52)  # the first version of Ray that can ask for a token
+# The folder of Ray's objects, and the bytes for them where they lie in another folder.
+SHARED_MEMORY, OBJECTS = "/dev/shm", 2**28
 
 State = Literal["waiting", "measuring", "died", "done", "lost"]
 
@@ -73,7 +75,7 @@ class Unit:
     gpu: int | None  # its number on the node
     path: Path
     state: State = "waiting"
-    jobs: int = 0  # jobs of the plan, once known
+    jobs: int = 0  # jobs of the plan, once it is known
     done: int = 0
     wrong: int = 0
     measured: int = 0
@@ -163,7 +165,7 @@ def _connect(address: str, options: Mapping[str, Any], empty: str) -> None:
         with captured_stderr() as said:  # Ray logs a line per second of trying
             ray.init(address, log_to_driver=False, logging_level=logging.CRITICAL, configure_logging=True, **options)
     except (Exception, SystemExit) as error:  # a failed start raises a bare Exception
-        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # from Ray's own handler
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:  # raised by Ray's signal handler
             raise Interrupted(signal.SIGTERM) from None
         why = one_line(str(error))[:200]
         if not (home := below_home()) or not os.access(home, os.W_OK):
@@ -206,13 +208,13 @@ def _check_address(address: str) -> None:
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
-    except (OSError, OverflowError, UnicodeError) as error:  # for an impossible name of a host
+    except (OSError, OverflowError, UnicodeError) as error:  # UnicodeError: an impossible host name
         why = getattr(error, "strerror", None) or error
         raise UserError(f"--address {address}: no Ray cluster answers there ({why}); `ray status` shows one") from None
 
 
 def units(plan: Plan, observer: ClusterObserver) -> tuple[list[Unit], list[str]]:
-    """Return the devices to measure, and notes on nodes that are left out or differ. Raises UserError for none."""
+    """Return the devices to measure, and notes on nodes that are left out or differ. Raises UserError without any."""
     from attnbench import __version__
 
     observer.say("asking the nodes")
@@ -510,7 +512,7 @@ def _ending(unit: Unit) -> str:
 
 
 def twins(found: Sequence[Unit]) -> list[str]:
-    """Return a line for each pair of run files of one GPU, in which case another GPU was left out."""
+    """Return a line for each pair of run files of one GPU; another GPU was then left out."""
     lines, seen = [], dict[str, str]()
     for unit in found:
         uuid = run_file.head(unit.path).environment.device.uuid if unit.path.exists() else None

@@ -65,7 +65,7 @@ class Builds:
     def _build(self, commit: Commit) -> str:
         if self._root is None:
             self._root = Path(os.path.realpath(tempfile.mkdtemp(prefix="attnbench-bisect-")))
-            self._left = if_killed("rm", "-rf", "--", str(self._root))  # git forgets removed worktrees
+            self._left = if_killed("rm", "-rf", "--", str(self._root))  # git drops worktrees without a folder
         folder = self._root / commit.short
         self.say(f"building {commit.title}")
         add_worktree(folder, commit)

@@ -84,7 +84,7 @@ class DeviceProbe:
             raise UnfitError(why)
 
     def describe_others(self, devices: Iterable[str]) -> tuple[Device, ...]:
-        """Return the existing ones of further devices, without their rates. Raises UserError as `describe`."""
+        """Return the devices that exist among `devices`, without their rates. Raises UserError as `describe` does."""
         assert self._worker is not None
         found = []
         for device in devices:

@@ -1,4 +1,4 @@
-"""Turns of several workers on one device: all together, or one alone.
+"""Access of several workers to one device, in turns: all together, or one alone.
 
 Workers of a group prepare and check their cells at the same time, and each times its own while no other uses the
 device. Workers that wait for a turn alone go before workers that wait for a turn together.

@@ -19,7 +19,7 @@ from attnbench.run.aa_test import PAIR, AATest, aa_test_cases, run_aa_test
 from attnbench.run.select import Chosen, parse_device
 from attnbench.run.session import Session
 
-SECONDS, QUICK_SECONDS = 120.0, 20.0  # of the A/A test
+SECONDS, QUICK_SECONDS = 120.0, 20.0  # duration of the A/A test
 EXAMINE_TIMEOUT = 120.0  # seconds for the examiner
 EXAMINER = "examiner"
 DTYPES = ("bf16", "fp32")  # the dtypes of the device's measured rates

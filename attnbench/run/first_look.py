@@ -1,4 +1,4 @@
-"""Usable backends and their support, found with as few imports as possible, for lists and dry runs.
+"""Which backends are usable and what they support, found with as few imports as possible, for lists and dry runs.
 
 A missing library, and a backend that refuses every case on this device, are known without an import: the backend's
 class is asked in this process, as for the support matrix. Workers are asked only for backends that may run here, or

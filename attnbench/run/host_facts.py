@@ -15,7 +15,7 @@ from attnbench.core.cgroups import cpu_limit, read_text
 from attnbench.core.other_work import OVERLOADED, core_seconds
 
 CPUS = Path("/sys/devices/system/cpu")
-NOW = 0.25  # seconds of watching the cores
+NOW = 0.25  # seconds in which the present use of the cores is measured
 
 
 def read_host_facts() -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The parent's side of the judge beside a device's workers: it forwards workers' questions, and keeps the verdicts.
+"""The parent's side of the judge, the process that checks the results of a device's workers.
 
-The judge is the worker without a backend that has looked at the device. Where the judge has seen results, a worker's
-own statement about them does not count.
+The parent forwards workers' questions to the judge, and keeps the verdicts. The judge is the worker without a backend
+that has looked at the device. Where the judge has seen results, a worker's own statement about them does not count.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from attnbench.core.sizes import format_duration
 from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerProcess
 
 AHEAD, AHEAD_BYTES = 24, 2**27  # most cases for which the judge works ahead, and most bytes that their calls move
-MUCH = 0.4  # share of a device's memory that counts as much
-NEEDED = {"hard": "on hard inputs", "first": "on its own inputs", "renewed": "on renewed inputs"}  # for status ok
+MUCH = 0.4  # share of a device's memory from which a job counts as large
+# The checks that status "ok" needs, with words for messages.
+NEEDED = {"hard": "on hard inputs", "first": "on its own inputs", "renewed": "on renewed inputs"}
 WITH_DROPOUT = {"first": NEEDED["first"], "renewed": NEEDED["renewed"]}
 
 
 def is_judged_beside(case: Case) -> bool:
-    """Return whether a case can be judged beside its worker: not a step of a model, and without a person's own mask."""
+    """Return whether the judge can check a case: no step of a model, and no case with a person's own mask."""
     return not (case.step or masks.is_own(case.mask))
 
 
 def within(record: Record) -> Record:
-    """Return the record of a job that its worker judged."""
+    """Return the record of a job whose results its own worker checked."""
     return replace(record, judge="within") if record.accuracy else record
 
 
 class Judge:
     """The judge of one device. Several threads may ask it.
 
-    `start` makes its process in an interpreter (None: this one) where no `worker` was given, or the last one died.
+    Where no `worker` was given, or the last one died, `start` makes a new process in an interpreter (None: this one).
     """
 
     def __init__(
@@ -82,14 +83,15 @@ class Judge:
             self._waiting += 1
 
     def hear(self, case: Case, seed: int, nbytes: int = 0, *, slot: int = 0) -> JobHearing:
-        """Return the hearing of a worker's next job, of this case; `slot` distinguishes simultaneous hearings.
+        """Return the hearing of a worker's next job, in which the judge checks its results.
 
-        `nbytes` is the forecast of the job's memory; where it is much of the device's, the judge takes little.
+        `slot` distinguishes hearings at the same time. `nbytes` is the forecast of the job's memory; where it is much
+        of the device's memory, the judge takes little.
         """
         return JobHearing(self, (to_json(case), seed), slot, lean=nbytes > MUCH * self._memory)
 
     def can_be_shared(self, python: str | None, slot: int) -> bool:
-        """Return whether a worker without a backend can open the memory, in the interpreter of a worker that cannot."""
+        """Return whether a new worker in `python` can open the judge's memory, where another worker could not."""
         if python not in self._sharing:
             described = self.ask({"do": "hard", "slot": slot}, START_TIMEOUT).get("inputs")
             if described is None:  # no memory was shared
@@ -143,7 +145,7 @@ class Judge:
 
 
 class JobHearing:
-    """The parent's side of the hearing of one job: it forwards the worker's questions, and keeps the verdicts.
+    """The hearing of one job, in the parent: it forwards the worker's questions, and keeps the verdicts.
 
     judge/hearing.py is the judge's side; judge/service.py explains `slot`.
     """
@@ -152,13 +154,16 @@ class JobHearing:
         """Take the job's case, as JSON, and its seed."""
         self._judge, self._job, self._slot, self._lean = judge, job, slot, lean
         self._refused = False  # whether the worker cannot open the judge's memory
-        self._check: str | None = None  # the present check; None: one that decides nothing
+        self._check: str | None = None  # the present check; None: one without influence on the verdict
         self._process: int | None = None  # the judge's process in which the case began
         self.verdicts: dict[str, Accuracy] = {}
         self.asked = False  # whether the worker has asked the judge
 
     def answer(self, request: Mapping[str, Any], timeout: float, python: str | None = None) -> dict[str, Any]:
-        """Return the judge's answer, within `timeout` seconds, to a worker in `python` (None: the judge's)."""
+        """Return the judge's answer to a worker's question, within `timeout` seconds.
+
+        `python` is the worker's interpreter, None for the judge's.
+        """
         do = request.get("do")
         try:
             match do:
@@ -190,7 +195,7 @@ class JobHearing:
         return answer
 
     def _keep(self, check: str, answer: Mapping[str, Any]) -> None:
-        """Keep a verdict; with several ranks, the one on all heads, or on a wrong head."""
+        """Keep a verdict; with several ranks, the verdict on all heads together, or on one wrong head."""
         found = from_json(Accuracy, answer["accuracy"]) if answer.get("accuracy") else None
         if found and found.ok and "together" in answer:
             found = from_json(Accuracy, answer["together"]) if answer["together"] else None
@@ -199,7 +204,7 @@ class JobHearing:
             self.verdicts[check] = found
 
     def _begin(self, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
-        """Begin a case. A judge that died since the last job is replaced, as another can do the same."""
+        """Begin a case. A judge that died since the last job is replaced by another, which can do the same."""
         request = {**request, "slot": self._slot}
         try:
             answer = self._judge.ask(request, timeout)
@@ -226,6 +231,6 @@ class JobHearing:
         return replace(record, status="wrong", reason=f"its worker says ok, but {problem}") if problem else record
 
     def _accuracy(self, record: Record) -> Accuracy | None:
-        """Return the verdict for a record: the one that ended it, else the verdict on the case's own inputs."""
+        """Return the verdict for a record: of the check that ended it, else of the check on the case's own inputs."""
         wrong = next((accuracy for accuracy in self.verdicts.values() if not accuracy.ok), None)
         return (wrong if record.status == "wrong" else None) or self.verdicts.get("first") or record.accuracy

@@ -43,7 +43,13 @@ class CaseSupport:
 
     reason: str | None = None  # why it cannot; None where it can
     workspace: Workspace = field(default_factory=Workspace)  # memory beside inputs and outputs
-    efficiency: float = 0.4  # speed over a matmul's
+    efficiency: float = 0.4  # speed over a matmul's, from 1e-6 to 10
+
+    def __post_init__(self) -> None:
+        if not 1e-6 <= self.efficiency <= 10:
+            raise ValueError(f"efficiency {self.efficiency!r} is not a share of a matmul's rate")
+        if self.workspace.nbytes < 0 or not 0 <= self.workspace.passes < math.inf:
+            raise ValueError(f"{self.workspace} is not an amount of memory")
 
 
 def make_plan(

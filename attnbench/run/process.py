@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,11 @@ from attnbench.core.json import from_json
 from attnbench.run import device_turns
 
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
-SLICE = 1.0  # seconds of one wait for an answer; longer waits count as this
+SLICE = 1.0  # seconds of one wait for an answer; a longer wait counts as this, because the process was then stopped
 QUESTION = b'{"ask":'  # the beginning of a line with a worker's question, not an answer
-MOST_QUESTIONS = 100_000  # of one request
-MOST_OF_ANSWER = 2**28  # bytes
-MOST_OF_STDERR = 2**30  # bytes, of one request
+MOST_QUESTIONS = 100_000  # most questions during one request
+MOST_OF_ANSWER = 2**28  # most bytes of an answer
+MOST_OF_STDERR = 2**30  # most bytes on stderr during one request
 AFTER_QUESTION = 5.0  # least seconds left to a worker after the answer to its question
 TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
@@ -35,11 +35,11 @@ OnQuestion = Callable[[dict[str, Any], float], dict[str, Any]]  # a question and
 
 @dataclass(frozen=True)
 class Answer:
-    """The types of an answer's fields that the parent uses as they are: a kernel may write answers of its own."""
+    """The fields of an answer that the parent uses. Their types are checked, as a kernel may write answers too."""
 
     error: str | None = None
     changed: str | None = None
-    probe: Probe | None = None
+    probe: Probe = field(default_factory=Probe)
     files: Mapping[str, str] | None = None
     imported: Mapping[str, str] | None = None
     state: Mapping[str, str] | None = None
@@ -77,11 +77,11 @@ class WorkerProcess:
             [python or this_python(), *program] if program else isolated_command("attnbench.worker", python=python)
         )
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115  (lives as long as the process)
-        self._mark = 0  # the place in stderr at which the latest request begins
+        self._mark = 0  # the position in stderr at which the latest request begins
         self._killed_for_memory = 0  # Linux's count of processes killed for lack of memory, before the latest request
         self._tail: str | None = None  # the end of its stderr, kept when it is killed
         self._buffer = bytearray()
-        self.on_question: OnQuestion | None = None  # answers its questions before its answer
+        self.on_question: OnQuestion | None = None  # answers the worker's questions
         self._sent = self._received = 0  # numbers of the last request and answer, from 1
         self._process = subprocess.Popen(
             command,
@@ -170,7 +170,7 @@ class WorkerProcess:
         left, late = timeout, False  # whether time was added after a question
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            whole = b"\n" in self._buffer  # whether a line is there
+            whole = self._has_line()
             while True:
                 if whole:
                     if (question := self._question()) is None or self.on_question is None:
@@ -186,7 +186,7 @@ class WorkerProcess:
                         left, late = min(AFTER_QUESTION, timeout), True
                     if left <= 0:
                         return False
-                    whole = b"\n" in self._buffer
+                    whole = self._has_line()
                     continue
                 longest, began = min(SLICE, max(0.0, left)), time.monotonic()
                 if selector.select(longest):
@@ -194,7 +194,7 @@ class WorkerProcess:
                     if not chunk:
                         raise self._death()
                     self._buffer += chunk
-                    whole = b"\n" in chunk
+                    whole = b"\n" in chunk and self._has_line()
                     if len(self._buffer) > MOST_OF_ANSWER and not whole:
                         raise self._flood(f"it printed {MOST_OF_ANSWER >> 20:,} MiB without a line break")
                 elif not self.alive:  # a child of the worker may hold the pipe open
@@ -205,8 +205,17 @@ class WorkerProcess:
                 if left <= 0 and not whole:
                     return False
 
+    def _has_line(self) -> bool:
+        """Return whether a line is there. Before the first answer, drop lines that cannot be one.
+
+        A `sitecustomize`, or a script around an interpreter, may print before the worker runs.
+        """
+        while not self._received and b"\n" in self._buffer and not self._buffer.startswith((b"{", b"[")):
+            _, _, self._buffer = self._buffer.partition(b"\n")
+        return b"\n" in self._buffer
+
     def _flood(self, what: str) -> WorkerDied:
-        """Kill the worker; return what it wrote in place of an answer, as the reason."""
+        """Kill the worker; return the error, whose reason is `what` it did in place of an answer."""
         self.kill()
         return WorkerDied(f"{what} and gave no answer")
 

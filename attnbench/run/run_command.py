@@ -51,7 +51,7 @@ def cell_command(run: Run, backend: str, case: Case) -> str:
 
 
 def _how(policy: Policy) -> Iterator[str]:
-    """Yield the options of a policy that change the meaning of a figure."""
+    """Yield the options of a policy that change the meaning of a measured time."""
     if policy.timer != Policy.timer:
         yield from ("--timer", policy.timer)
     if policy.l2 != Policy.l2:

@@ -55,7 +55,7 @@ class Request:
     allow_wrong: bool = False  # wrong results do not change the exit code
     allow_busy: bool = False  # also measure on a GPU that other processes use
     argv: tuple[str, ...] = ()
-    here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> maker of its worker here
+    here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> maker of its worker in this process
     live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> required state of its function
 
 
@@ -133,14 +133,11 @@ def _outcome(recording: Recording, request: Request) -> Outcome:
 
 @dataclass(frozen=True)
 class _Checked:
-    """A checked request, before the device is known.
-
-    It has a resolved suite for each possible kind of device, and the backends of each.
-    """
+    """A checked request, before the device is known: a resolved suite and backends for each possible kind of device."""
 
     suite: Suite
     resolved: Sequence[Resolved]
-    backends: Mapping[tuple[str, ...], Chosen]  # by the suite's names of them
+    backends: Mapping[tuple[str, ...], Chosen]  # key: names of backends in the suite
     others: Sequence[str]  # the named devices of the ranks after the first
     together: bool  # whether all workers load libraries, and open the device, at the same time
     peak: Mapping[str, float]

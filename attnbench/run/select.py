@@ -127,7 +127,7 @@ def available_backends() -> dict[str, str]:
 
 
 def is_approximate(name: str) -> bool:
-    """Whether a backend that ships computes something near attention only."""
+    """Whether a shipped backend computes an approximation of attention."""
     return name in backends.APPROXIMATE
 
 

@@ -57,9 +57,9 @@ class Session:
     ) -> None:
         """Take a device, "auto", "cpu", "cuda:N" or "fake", and the backends, which may be chosen later.
 
-        `variables` are in the environment of all workers. By spec, `here` has the functions that make workers in this
-        process, and `live` the required states of functions. The other arguments are as for DeviceProbe. With None as
-        the device, none is described.
+        `variables` are in the environment of all workers. `here` maps a spec ("module:object") to a function that makes
+        its worker in this process, and `live` maps a spec to the required state of its function (core/live_state.py).
+        The other arguments are as for DeviceProbe. With None as the device, none is described.
         """
         self.pool = WorkerPool({}, variables=variables or {}, here=here or {}, live=live or {})
         self.probes: Mapping[str, Probe] = {}
@@ -100,7 +100,7 @@ class Session:
     def describe(self, ranks: int = 1, others: Sequence[str] = ()) -> Environment:
         """Return the environment without the rates of its device, and keep it. Raises UserError.
 
-        `ranks` is the largest number in any case; `others` are the named devices of the ranks after the first.
+        `ranks` is the largest number of ranks in any case; `others` are the named devices of the ranks after the first.
         """
         assert self._device_probe is not None
         found = self._device_probe.describe()
@@ -119,9 +119,9 @@ class Session:
         self._device_probe.open_judge(self.device)
 
     def have_judged(self) -> None:
-        """Make the worker that described the device, if wanted, the judge of other workers' results.
+        """Start the judge of the workers' results: the worker that described the device, or a new one.
 
-        Call this before the first measuring worker is started.
+        Call this before the first measuring worker is started. A simulated device has no judge.
         """
         if self.device.kind != "fake":
             worker = self._device_probe.take_worker() if self._device_probe else None
@@ -203,7 +203,8 @@ class Session:
 class Recording:
     """The records of a run during its measurement, and its file, if any, which the `with` block closes.
 
-    An interrupt ends the block, and records are kept. Without a file and records the interrupt is raised further.
+    An interrupt ends the block, and the records are kept. Without a file and without records the interrupt is raised
+    again.
     """
 
     run: Run
@@ -286,7 +287,7 @@ def reopen(path: Path, old: Run, *, trust: bool, named: Iterable[str] = (), lock
 
 
 def named_again(given: Sequence[str] | None, path: Path, old: Run) -> dict[str, str]:
-    """Return backend -> the present place of a resumed run's own code, by --backend; {} without it.
+    """Return backend -> present spec of a resumed run's own code, as --backend gives it; {} without --backend.
 
     The hash of its source must be the run's (Session.load_again). Raises UserError for code that the run does not have.
     """

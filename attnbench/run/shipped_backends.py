@@ -1,4 +1,4 @@
-"""Facts of a backend that need no library: its choice, the code that calls it, and libraries that it may use."""
+"""Facts of a backend that are known without its library: its choice, code that calls it, libraries that it may use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_TORCH = {f"attnbench.backends.{module}" for module in ("pytorch.eager", "pyt
 
 
 def chosen(run: Run, backend: str, kernels: Iterable[str]) -> str:
-    """Return a backend's choice by the kernels that ran, as "cudnn" of `sdpa`; "" for one without choices."""
+    """Return the choice of a backend, by the kernels that ran: "cudnn" for `sdpa`; "" for one without choices."""
     ours = _shipped(run, backend)
     return ours.chosen(kernels) if ours else ""
 
@@ -26,11 +26,11 @@ def code(run: Run, backend: str, case: Case) -> str:
 
 
 def may_use(backend: str, spec: str | None, library: str, *, gpu: bool = True) -> bool:
-    """Return whether another version of a library may change the figures of a backend.
+    """Return whether another version of a library may change the times of a backend.
 
     A backend that does not ship with attnbench may use any library. Triton compiles kernels for GPUs, for any backend
     that uses torch's compiler, and a library that no backend names may do the same; without a GPU (`gpu`) they change
-    no figures. `spec` is the backend's "module:object"; None where unknown, as in a saved baseline.
+    nothing. `spec` is the backend's "module:object"; None where unknown, as in a saved baseline.
     """
     if not _ships(backend, spec):
         return True
@@ -48,7 +48,7 @@ def is_of_torch(backend: str, spec: str | None) -> bool:
 
 
 def install_commands() -> dict[str, list[str]]:
-    """Return the commands that install the libraries of backends, each with the names of those backends."""
+    """Return command -> backends, for the commands that install the libraries of backends."""
     found: dict[str, list[str]] = {}
     for name in BACKENDS:
         if command := getattr(_loaded(name), "install", None):

@@ -56,7 +56,7 @@ from attnbench.run.model_axes import FIXED, check_not_both, model_axes
 from attnbench.run.select import possible_kinds
 from attnbench.run.shipped_suites import shipped_suites
 
-MOST = 2**63  # above all numbers of a policy
+MOST = 2**63  # all numbers of a policy are below
 POLICY_FIELDS = {f.name: f for f in dataclasses.fields(Policy)}
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # fields of a policy
 DURATIONS = {  # fields of a policy that are options with a unit

@@ -43,7 +43,7 @@ class Feature:
     name: str
     group: str
     change: Mapping[str, Any] = field(default_factory=dict)
-    any_pages: bool = False  # pages of any size that the backend supports
+    any_pages: bool = False  # its pages may have any size that the backend supports
 
     def of(self, plain: Case) -> Case:
         """Return the plain case with this feature."""
@@ -201,7 +201,7 @@ def _row(backend: Backend, device: Device) -> Row:
     refusals = [backend.unsupported(c, device) for c in candidates]
     checker = getattr(backend, "runtime_checker", "")
     if None not in refusals:
-        no = Support("no", str(refusals[0]))  # unless it supports only caches of pages
+        no = Support("no", str(refusals[0]))  # the backend may support only caches of pages
         cells = (_cell(backend, device, f, candidates[0], False) if "page_size" in f.change else no for f in FEATURES)
         return Row(backend.name, None, tuple(cells), checker)
     plain = candidates[refusals.index(None)]

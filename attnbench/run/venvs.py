@@ -39,7 +39,7 @@ from attnbench.run.process import child_environment, isolated_command
 
 EXTRAS = ("fa1", "fa2", "fa4", "sdpa-fa4", "xformers", "flashinfer", "cudnn", "transformer-engine", "hf")
 FROM_SOURCE, WHEEL = "fa3", "flash_attn_3-*.whl"
-ALSO_IN = {FROM_SOURCE: ("sdpa-fa3",), "fa4": ("flex-flash",)}  # backends with other names in an environment
+ALSO_IN = {FROM_SOURCE: ("sdpa-fa3",), "fa4": ("flex-flash",)}  # backends whose names differ from the environment's
 COMPILED = ("fa1", "fa2", "transformer-engine")  # extras that pip compiles against the present torch
 NEED_TOOLKIT = ("fa1", "transformer-engine", FROM_SOURCE)  # CUDA's; fa2 may have a wheel for this torch
 BUILD_TOOLS = ("setuptools", "wheel", "packaging", "psutil", "ninja")  # packages for compilation
@@ -207,7 +207,7 @@ def create(
         if built := [str(wheel) for wheel in (folder / "wheels").glob(WHEEL)]:
             made = replace(made, requirements=tuple(built))
         _join_namespace_packages(site, folders)
-        for runtime in site.glob("nvidia/cuda_runtime/lib/libcudart.so.12"):  # xFormers finds a loaded runtime
+        for runtime in site.glob("nvidia/cuda_runtime/lib/libcudart.so.12"):  # xFormers uses a loaded runtime
             (site / CUDA_RUNTIME).write_text(f"import ctypes; ctypes.CDLL({str(runtime)!r})\n", encoding="locale")
         _write_list([*known_venvs().values(), made])
     except BaseException as error:

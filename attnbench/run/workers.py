@@ -48,7 +48,7 @@ TOGETHER_CALL = 0.02  # the longest call, in seconds, in a group; longer ones ke
 LOOK_EVERY = 60.0  # seconds between two looks at other processes on a GPU; a look takes a second or two
 
 Key = tuple[str, int]  # a backend and the number of its worker's ranks
-Op = Literal["run", "check", "fit"]  # of worker/serve.py
+Op = Literal["run", "check", "fit"]  # requests of worker/serve.py
 
 
 class Begun(NamedTuple):
@@ -69,20 +69,20 @@ class WorkerPool:
     peers: Sequence[Device] = ()  # the devices of the ranks after the first
     judge: Judge | None = None  # the judge beside the workers
     variables: Mapping[str, str] = field(default_factory=dict)  # set in the environment of workers
-    here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> maker of its worker here
+    here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> maker of its worker in this process
     live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> required state of its function
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
-    _hearings: dict[str, JobHearing] = field(default_factory=dict)  # backend -> the hearing of its present job
-    _turns: dict[str, Callable[[str], None]] = field(default_factory=dict)  # backend -> wait for its turn
+    _hearings: dict[str, JobHearing] = field(default_factory=dict)  # backend -> its present hearing (judge.py)
+    _turns: dict[str, Callable[[str], None]] = field(default_factory=dict)  # backend -> waits for its turn
     _failed_starts: dict[str, int] = field(default_factory=dict)
     _ceilings_due: dict[str, float] = field(default_factory=dict)  # dtype -> time.monotonic() of its next reading
     _look_due: float = field(default_factory=lambda: time.monotonic() + LOOK_EVERY)  # the next look at others
     compilers: set[str] = field(default_factory=set)  # loaded backends that start a compiler
     _loading: bool = False  # all workers load; their answers are not yet received
-    _importing: bool = False  # they then import the modules for measuring
+    _importing: bool = False  # after loading they import the modules for measuring
     _opened: set[Key] = field(default_factory=set)  # workers that were asked to open the device
-    _loaded_versions: dict[str, str | None] = field(default_factory=dict)  # of each first worker
-    _imported: dict[tuple[str, str], str] = field(default_factory=dict)  # backend and file of a call's import -> hash
+    _loaded_versions: dict[str, str | None] = field(default_factory=dict)  # backend -> version in its first worker
+    _imported: dict[tuple[str, str], str] = field(default_factory=dict)  # (backend, file that a call imported) -> hash
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -123,7 +123,7 @@ class WorkerPool:
         return found
 
     def _still_loading(self, deadline: float) -> list[str]:
-        """Wait until all workers have answered, or until `deadline` of the monotonic clock; return the others."""
+        """Wait for all workers' answers, at most until `deadline` (time.monotonic); return the backends without one."""
         slow = []
         for name in self.specs:
             with contextlib.suppress(WorkerDied):
@@ -209,7 +209,7 @@ class WorkerPool:
             self.judge.work_ahead(cases, Policy().seed)
 
     def fit(self, job: Job, policy: Policy, device: Device, memory: int | None) -> Record:
-        """Find out whether a job fits in memory and is right there, and return its record; `memory` limits it."""
+        """Test whether a job fits in memory and is right there, and return its record; `memory` limits it."""
         return self._measure(job, policy, device, "fit", memory)
 
     def lost(self, name: str) -> bool:
@@ -282,7 +282,7 @@ class WorkerPool:
         share = (time.monotonic() - began) / (sum(seconds) or 1.0)
         records = [replace(record, seconds=share * own) for record, own in zip(records, seconds, strict=True)]
         return [
-            self.measure(job, policy, device) if record.status == "oom" else record  # others took memory too
+            self.measure(job, policy, device) if record.status == "oom" else record  # the others took memory too
             for job, record in zip(jobs, records, strict=True)
         ]
 
@@ -363,7 +363,7 @@ class WorkerPool:
             record = checked(record)
         except ValueError as error:
             return self._failed(replace(base, reason=f"its worker's answer is not a record: {error}"), worker, began)
-        if "ceilings" in request and "ceiling_copy" not in record.measurements:  # missing for a wrong result, for one
+        if "ceilings" in request and "ceiling_copy" not in record.measurements:  # missing if the result is wrong
             self._ceilings_due[job.case.dtype] = 0.0
         if answer.get("fatal"):
             worker.kill()
@@ -372,7 +372,7 @@ class WorkerPool:
     def _request(
         self, job: Job, policy: Policy, device: Device, op: Op, memory: int | None, slot: int
     ) -> tuple[dict[str, Any], JobHearing | None]:
-        """Return the request for a job, and its hearing where the judge beside the workers judges the job."""
+        """Return the request for a job, and its hearing if the judge checks its results."""
         request: dict[str, Any] = {
             "op": op,
             "device": to_json(device),
@@ -509,12 +509,12 @@ class WorkerPool:
 
 
 def _error(answer: Mapping[str, Any]) -> str:
-    """Return why an answer has not what was asked for."""
+    """Return the error in an answer, or that the answer lacks the requested value."""
     return str(answer.get("error") or "its worker's answer has not what was asked for")
 
 
 def _supports(answer: Mapping[str, Any], number: int) -> list[CaseSupport]:
-    """Return what a worker answered for so many cases; the reason in each where that cannot be read."""
+    """Return a worker's answers for so many cases; where they cannot be read, the reason for each."""
     try:
         found = [
             from_json(CaseSupport, dict(zip(("reason", "workspace", "efficiency"), one, strict=True)))

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 LARGEST = 256 * 2**10  # bytes; PyYAML reads them in a second
 MOST_NODES = 200_000  # values of a file, with the values of its aliases (*name)
-WEIGHS = 64  # characters of a text that count as one more value
+WEIGHS = 64  # so many characters of a text count as one more value
 WANTED = {  # beginning of the type of pydantic's mistake -> the wanted value
     "bool": "true or false",
     "int": "a whole number",
@@ -87,7 +87,7 @@ def first_mistake(
 
 
 def stands(word: str, own: Collection[str], keys: Mapping[str, Collection[str]]) -> str:
-    """Return the place of a key that is not among the `own` keys; "" where it has none, or is among them.
+    """Return where in the file a key belongs that is not among the `own` keys; "" if nowhere, or if it is among them.
 
     `keys` is the key of a mapping in the file -> its keys, "" for the file itself. A dash counts as an underscore.
     """

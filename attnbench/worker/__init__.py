@@ -7,6 +7,6 @@ one. Where to start reading:
 - measure_cell.py: the procedure for one cell (one case on one backend); cell.py: its steps and its record;
   cell_steps.py: the steps of a case on one device
 - measure/: the instruments (timers, clock gauge, L2 flush, sampling loop, memory, power)
-- judging.py: the judge of a cell, beside the worker (judge/service.py) or within it
-- kernel_rules.py, kernel_trace.py: which kernels may run under a backend's name, and the traced call that is judged
+- judging.py: the checks of a cell's results, by the judge's process (judge/service.py) or within the worker
+- kernel_rules.py, kernel_trace.py: which kernels may run under a backend's name, and the traced call that shows them
 """

@@ -32,9 +32,9 @@ class Cell:
     from `make_inputs` to `trace_launch`, and the later steps that they need.
     """
 
-    accuracy: Accuracy  # in the launches before timing
+    accuracy: Accuracy  # accuracy of the launches before timing
     first_call: float  # seconds of `prepare` and the first launch, compilation and tuning included
-    memory: dict[str, int]  # bytes
+    memory: dict[str, int]  # name of a measurement -> bytes
     traced: TraceFindings
 
     def __init__(
@@ -49,9 +49,9 @@ class Cell:
         self.laps = Laps()
         self.timing: Timing | None = None
         self.others: tuple[str, ...] = ()
-        self.unseen = False  # whether it allocates outside of torch, so that its peak is unknown
+        self.unseen = False  # whether the backend allocates outside of torch, so that its peak is unknown
         self.leak = ""  # a sentence on memory that calls never free; "" if none
-        self._notes: list[str] = []  # sentences, without the notes of timing and trace
+        self._notes: list[str] = []  # sentences; the notes of timing and trace are kept elsewhere
         self._began, self._ecc_errors = time.time(), instruments.state.ecc_errors()
 
     def make_inputs(self) -> Fields | None:
@@ -70,7 +70,7 @@ class Cell:
         """Prepare the launch that is timed, if it is another one."""
 
     def be_alone(self) -> None:
-        """Wait until no other worker uses the device, so that the next steps may be timed."""
+        """Wait until no other worker uses the device; the next steps may then be timed."""
         if self.timed:
             self.instruments.alone_on_device()
             self.laps.begin()
@@ -166,7 +166,7 @@ class Cell:
         }
 
     def counts(self) -> dict[str, Measurement]:
-        """Return the counts, which are not measurements, of a timed cell."""
+        """Return the numbers in the record of a timed cell that are counted, not measured."""
         return {}
 
     @property
@@ -208,7 +208,7 @@ class Cell:
 
     @property
     def later(self) -> str:
-        """The words in a reason of a check after timing."""
+        """The first words of a reason that a check gives, which depend on whether the launch has been timed."""
         return "after timing, " if self.timing else ""
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALLOCATED = 512  # bytes; torch's CUDA allocator gives out multiples
-LEAK = 2**20  # bytes; a call may keep less in Python's objects and torch's tables
+LEAK = 2**20  # bytes that calls may leave allocated, in Python's objects and torch's tables
 ONE_BACKWARD = (
     "only the first backward after a forward is right, and the pass bwd times the backward of one forward many times: "
     "keep what the forward saved as it is, or measure both with --pass fwd_bwd"
@@ -44,8 +44,8 @@ NAN_WITHOUT_KEYS = "its output is NaN for queries that see no key"
 OVERFLOW = "scores there are beyond what exp holds in float32: subtract the maximum of each row from its scores"
 SHARED = "its calls share the memory of their results: a later call overwrites what an earlier one returned"
 UNSEEN = "its peak memory is unknown: it allocates memory outside of torch"
-HIDDEN = 2**24  # bytes of a process's growth on a CPU, beyond torch's own, that a call must have caused
-UNLIKE = 0.1  # of the largest value: results with a larger difference come from other inputs
+HIDDEN = 2**24  # bytes; more growth of a process on a CPU, beyond torch's, shows memory outside of torch
+UNLIKE = 0.1  # share of the largest value; a larger difference means that results come from other inputs
 
 T = TypeVar("T")
 
@@ -58,8 +58,8 @@ class CellSteps(Cell):
 
     judge: CellJudge
     prepared: Prepared
-    _first: Accuracy  # in the first launch
-    _kept_by_first: int  # bytes
+    _first: Accuracy  # accuracy of the first launch
+    _kept_by_first: int  # bytes that the first launch left allocated
     _seconds: float  # rough seconds of a launch; 0 where unknown
     _enqueue: float  # rough seconds of the host for a launch
     renewal: InputRenewal
@@ -88,7 +88,7 @@ class CellSteps(Cell):
         return None if is_hard or self._first.ok else self.wrong(self._first)
 
     def launch_to_check(self) -> Fields | None:
-        """Prepare on the given inputs, measure the memory of a launch, and check its results and the first launch's.
+        """Prepare on the given inputs, measure a launch's memory, and check its results and the first launch's.
 
         Memory is measured before the instruments allocate any.
         """
@@ -221,7 +221,7 @@ class CellSteps(Cell):
         return self.wrong(*wrong) if wrong else None
 
     def check_strides_of_dout(self) -> Fields | None:
-        """See that gradients are the same for a dense dout and for one of the same values and other strides."""
+        """Check that gradients are the same for a dense dout and for one of the same values and other strides."""
         if (dout := self.judge.given.dout) is None:
             return None
         others = {
@@ -294,7 +294,7 @@ class CellSteps(Cell):
         return self.instruments.memory.measure_held(make) if self.timed else (0, make())
 
     def _measure_seconds(self, launch: Callable[[], T]) -> T:
-        """Launch once and return its result; keep its rough seconds where nothing else of the run works."""
+        """Launch once and return its result; note the seconds if no other worker of the run uses the device."""
         began = perf_counter()
         result = launch()
         self._enqueue = perf_counter() - began

@@ -31,8 +31,8 @@ PACKAGES = (
 FAKE_MEMORY = 80 * 2**30  # bytes of memory of the simulated device
 FAKE_RATES = {"bf16": 800e12, "fp16": 800e12, "fp32": 50e12, "fp8": 1600e12}  # FLOP/s
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
-# Environment variables that change figures: of compilers, libraries, memory and waiting threads, but not places of
-# files and logging. The variables in _OF_GPUS change nothing on a CPU.
+# Environment variables that change times: of compilers, libraries, memory and waiting threads; not paths of files and
+# logging. The variables in _OF_GPUS change nothing on a CPU.
 _OF_ALL = (
     r"LD_PRELOAD|GLIBC_TUNABLES|MALLOC_\w+|THP_MEM_ALLOC_ENABLE|OPENBLAS_CORETYPE|"
     r"OMP_(WAIT_POLICY|PROC_BIND|PLACES|DYNAMIC|THREAD_LIMIT|MAX_ACTIVE_LEVELS|NESTED|SCHEDULE)|"
@@ -46,8 +46,8 @@ _OF_GPUS = (
 )
 _OTHERS = r"\w+_(DIR|BASE|HOME|PATH|REPOSITORY|LOG\w*|VERBOSE)"
 _SET = dict(os.environ)  # read before the import of torch, which sets some too
-QUICK_MATMUL = {"cuda": 4096, "cpu": 512}  # rows and columns
-QUICK_COPY = {"cuda": 2**28, "cpu": 2**26}  # bytes
+QUICK_MATMUL = {"cuda": 4096, "cpu": 512}  # rows and columns of a quick matmul
+QUICK_COPY = {"cuda": 2**28, "cpu": 2**26}  # bytes of a quick copy
 
 
 class NoDevice(Exception):
@@ -80,10 +80,10 @@ def resolve_device(device: str) -> str:
 
 
 def no_gpu_here() -> bool:
-    """Return whether it is certain that torch would find no GPU: Linux with neither NVIDIA's nor AMD's driver.
+    """Return whether torch can certainly find no GPU: a Linux with neither NVIDIA's nor AMD's driver.
 
-    Asking torch would take seconds for its import. NVIDIA's library is asked only without a device file, which the
-    first program that opens the GPU may have to make.
+    To ask torch would take seconds for its import. NVIDIA's library is asked only where there is no device file, which
+    the first program that opens the GPU may have to make.
     """
     if sys.platform != "linux" or any(Path(f"/dev/{name}").exists() for name in ("nvidiactl", "kfd")):
         return False
@@ -97,7 +97,7 @@ def no_gpu_here() -> bool:
 def describe(device: str, *, with_torch: bool = True) -> Environment:
     """Return the environment of this interpreter and of `device` ("cuda:N", "cpu", "fake"), without rates.
 
-    Without torch its facts are missing: a CPU's threads, and the CUDA for which torch is built.
+    Without torch two facts are missing: a CPU's threads, and the CUDA for which torch is built.
     """
     if device == "fake":
         return _fake()
@@ -132,7 +132,7 @@ def _environment(device: Device, torch: str) -> Environment:
 
 
 def _variables(kind: str) -> dict[str, str]:
-    """Return the environment variables set by a person that change figures on this kind of device."""
+    """Return the environment variables set by a person that change times on this kind of device."""
     names = rf"(?!({_OTHERS})$)({_OF_ALL if kind == 'cpu' else f'{_OF_ALL}|{_OF_GPUS}'})"
     return {name: value for name, value in sorted(_SET.items()) if value and re.fullmatch(names, name)}
 
@@ -161,7 +161,7 @@ def open_gpu_state(device: torch.device) -> GpuState:
 
 
 def measure_in_this_process() -> None:
-    """Declare that this process has the run itself, so that its child processes are the run's other workers."""
+    """Declare that this process has the run itself: its child processes are then the run's other workers."""
     nvml.session_pid = os.getpid()
 
 
@@ -257,7 +257,7 @@ def _fastest_call(call: Callable[[], Any], where: torch.device) -> float:
 
 
 def _tick() -> float:
-    """Return the smallest step of the clock in seconds, as five steps show it."""
+    """Return the smallest step of the clock in seconds, measured over five steps."""
 
     def step() -> float:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""A record's facts of an exception: whether memory ran out, its text in one line, its place in a person's code."""
+"""Facts of an exception for a record: whether memory ran out, its text in one line, its place in a person's code."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def is_of_judge(error: BaseException) -> bool:
     return type(error).__name__ in (
         "JudgeError",
         "JudgeOutOfMemoryError",
-    )  # of judging.py, which is imported only for measuring
+    )  # its errors; it is imported only for measuring
 
 
 def reason(error: BaseException, spec: str) -> str:
@@ -116,5 +116,5 @@ def _no_memory(match: re.Match[str]) -> str:
 def _text(error: BaseException) -> str:
     try:
         return str(error)
-    except BaseException:  # of a person's own code
+    except BaseException:  # raised by a person's own code
         return "its text cannot be read"

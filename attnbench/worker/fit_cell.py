@@ -43,7 +43,7 @@ class NoRoomToCheckError(Exception):
 
 
 class LeanCell:
-    """One case on one device, near the limit of its memory, for `fit`."""
+    """One case on one device, with the least memory beside the call's own, for `fit`."""
 
     given: Inputs
 
@@ -52,7 +52,7 @@ class LeanCell:
         self.notes: list[str] = []  # sentences on missing checks and measurements
 
     def make_inputs(self) -> Fields | None:
-        """Make the inputs, and the reference in the host's memory; return a record's fields to end the cell."""
+        """Make the inputs, and the reference in the host's memory; return a record's fields if they end the cell."""
         device, seed = str(self.instruments.device), self.policy.seed
         self.given = in_order_of(self.backend, self.case, inputs.make(self.case, device, seed))
         self._check = ResultCheck(self.case, self.given, seed, lean=True)
@@ -84,7 +84,7 @@ class LeanCell:
         return found, raw
 
     def _leak(self, launch: Callable[[], Any], left: int) -> int:
-        """Return the bytes that calls leave allocated, after one left `left`; 0 unless two more leave some too."""
+        """Return the bytes that calls leave allocated, after one call left `left`; 0 unless two more leave some too."""
         if left < LEAK:
             return 0
 
@@ -189,7 +189,7 @@ def timed(instruments: Instruments, launch: Callable[[], Any], call: list[float]
 
 @contextmanager
 def of_the_check() -> Iterator[None]:
-    """Raise NoRoomToCheckError where the block runs out of memory."""
+    """Raise NoRoomToCheckError where memory runs out in the block."""
     try:
         yield
     except Exception as error:

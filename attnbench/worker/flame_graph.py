@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SECONDS = 1.0  # of sampled calls
+SECONDS = 1.0  # seconds of sampled calls
 INTERVAL = 1e-4  # seconds between samples
 CALLS = 8  # launches before each wait for the device, so that its queue does not fill
 MISSING = "no flame graph: pyinstrument is missing; pip install pyinstrument"

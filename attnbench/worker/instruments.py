@@ -4,9 +4,9 @@ The samples come from the instrument that the policy names: CUDA events, CUDA gr
 Cells timed by events under 1 ms are traced too, because under 100 us a launch gap of some microseconds is a large part
 of the events' reading, and all backends of a case need one method.
 
-In a cross-check all three instruments take turns, one reading each, because the clock differs more between two moments
-than any two instruments do. Tracing slows some kernels; therefore spans are compared with the events' reading of the
-same calls, and the cost of tracing is recorded separately.
+In a cross-check all three instruments read in turns, once in each turn, because the clock differs more between two
+moments than any two instruments do. Tracing slows some kernels; therefore spans are compared with the events' reading
+of the same calls, and the cost of tracing is recorded separately.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ TURNS, TURNS_OF_LONG_CALLS = 8, 3  # turns of a cross-check
 LONG_CALL_S = 0.1  # seconds of a call from which a cross-check takes fewer turns
 CEILING = Policy(warmup_s=0.01, min_samples=5, min_seconds=0.02, max_seconds=0.1)
 GRAPH_REPLAYS = 5  # replays of the graph of one call
-COOL_READINGS = 3  # the consecutive readings of a cool device that end a wait
-COOL_SECONDS = 30.0  # seconds of the longest wait
+COOL_READINGS = 3  # successive readings of a cool device that end a wait
+COOL_SECONDS = 30.0  # the longest wait in seconds
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,9 @@ class Instruments:
         self._l2_states: dict[tuple[str, str], str] = {}
         self.ask_judge: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # asks the judge beside the worker
         self.mapped = Mapped(self.device)  # the judge's memory
-        self._ask_turn: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None  # asks for a turn
-        self._waited = 0.0  # seconds
+        # Asks for a turn on the device (run/device_turns.py).
+        self._ask_turn: Callable[[Mapping[str, Any]], dict[str, Any]] | None = None
+        self._waited = 0.0  # seconds of waiting for turns
         self.broken = False  # whether a failed graph capture broke torch's allocator and random generators
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
@@ -122,7 +123,7 @@ class Instruments:
         self.together = self.timer.together = together
 
     def share_device(self, ask: Callable[[Mapping[str, Any]], dict[str, Any]] | None) -> None:
-        """Take the function that asks for a turn; None where no other worker of the run uses the device."""
+        """Take the function that asks for a turn on the device; None where no other worker of the run uses it."""
         self._ask_turn, self.memory.is_shared = ask, ask is not None
 
     def alone_on_device(self) -> None:
@@ -204,7 +205,8 @@ class Instruments:
             self.tracer.host_bound = False
         events.calibrate()
         events.expect(timed.enqueue)
-        worked = timed.seconds if timed.seconds >= policy.burst_s else 0.0  # a long call just before
+        # Seconds of work just before, if the call is long.
+        worked = timed.seconds if timed.seconds >= policy.burst_s else 0.0
         pacer = Pacer(events.clocks, events.best_clock, policy.burst_s, self.together, worked=worked)
         with self._sampling(events, timed, policy) as sample, StateSampler(self.state) as sampler:
             times = collect_samples(sample, policy, pacer=pacer, clock=self.together.clock)
@@ -424,5 +426,5 @@ class Instruments:
 
 
 def _best_clocks(events: EventTimer, pacer: Pacer) -> dict[str, list[float]]:
-    """Return the highest clocks with which a cell is compared: of the idle device, and of the cell's own bursts."""
+    """Return the highest clocks, to compare a cell's clock with: of the idle device, and of the cell's bursts."""
     return {"clock_idle": [events.best_clock], "clock_best": [pacer.best_held]} if events.clocks else {}

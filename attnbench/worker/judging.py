@@ -1,10 +1,10 @@
-"""The judging of a worker's cells: by the judge beside it, or within its own process.
+"""The check of a worker's results: by the judge, another process beside the worker, or within the worker's process.
 
-The judge beside the worker (judge/service.py) is another process, which the worker reaches through the parent. The
-parent therefore sees each verdict, and a backend cannot change one by changing the worker's process. Inputs lie in the
-judge's memory, and results are copied there.
+The worker reaches the judge (judge/service.py) through the parent. The parent therefore sees each verdict, and a
+backend cannot change one by changing the worker's process. Inputs lie in the judge's memory, and results are copied
+there.
 
-The worker judges within its process for an approximate backend, which is judged by its own definition, where memory
+The worker checks within its process for an approximate backend, which is compared with its own definition, where memory
 cannot be shared, and where the parent has no judge for the case (run/judge.py). It then makes inputs and reference
 itself.
 """
@@ -52,11 +52,11 @@ class JudgeOutOfMemoryError(MemoryError):
 class CellJudge(Protocol):
     """The judge of one cell, for the steps of measuring it.
 
-    `given` are the case's inputs, which launches read; before timing they read `to_check`, whose dout may be zero
+    `given` are the case's inputs. Launches read them; before timing they read `to_check`, whose dout may be zero
     outside sampled rows.
     """
 
-    flaw: str | None  # of the inputs
+    flaw: str | None  # the fault of the inputs; None without one
     hard: bool  # whether the first launch is checked on hard inputs
     renewal_seed: int
 
@@ -81,7 +81,7 @@ class CellJudge(Protocol):
         """The error of an approximate backend against exact attention, set once its results were found right."""
 
     def launcher(self, prepared: Prepared) -> Callable[[], Any]:
-        """Return the launch to call for results to check."""
+        """Return the launch for results to check; with dropout it restores torch's random numbers first."""
 
     def hard_inputs(self) -> Inputs:
         """Return hard inputs."""
@@ -93,16 +93,16 @@ class CellJudge(Protocol):
         """Free the memory of the hard inputs and their reference."""
 
     def check_first(self, results: Results, *, trial: bool = False) -> Accuracy:
-        """Compare the results of a launch on `to_check`; with `trial` the comparison decides nothing."""
+        """Compare the results of a launch on `to_check`. With `trial` the comparison does not count for the verdict."""
 
     def fp8_problem(self, prepared: Prepared, accuracy: Accuracy) -> str | None:
-        """Return the sign that the launch of an fp8 cell does not compute in fp8, in one line; None without one."""
+        """Return the evidence that an fp8 cell's launch does not compute in fp8, in one line; None without any."""
 
     def use_given(self) -> None:
         """Expect launches on `given` from now on."""
 
     def keep_original(self) -> None:
-        """Keep a copy of the inputs to which no backend can write."""
+        """Keep a copy of the inputs, to which no backend can write."""
 
     def first_changed(self) -> str | None:
         """Return the name of an input to which a launch has written; None where there is none, or no copy is kept."""
@@ -111,7 +111,7 @@ class CellJudge(Protocol):
         """Compare the results of a launch on renewed inputs."""
 
     def find_wrong_rows(self, renewal: InputRenewal, results: Results, signature: Signature) -> Accuracy | None:
-        """Return the comparison of wrong rows of out on renewed inputs; None where none is wrong."""
+        """Return the accuracy of rows of out that are wrong on renewed inputs; None where none are wrong."""
 
     def check_restored(self, results: Results) -> Accuracy:
         """Compare the results of a launch on the restored `given`."""
@@ -123,25 +123,25 @@ class CellJudge(Protocol):
         """Return the distance of each result from the other's."""
 
     def again(self) -> CellJudge:
-        """Return the judge of the same cell with newly made inputs."""
+        """Return a judge of the same cell with newly made inputs."""
 
 
 class HeadsJudge(Protocol):
     """The judge of a case on several devices, which judges some key heads that it has drawn."""
 
-    flaw: str | None  # of the inputs
+    flaw: str | None  # the fault of the inputs; None without one
     heads: tuple[int, ...]
     renewal_seed: int
 
     def of(self, head: int) -> CellJudge:
-        """Return the judge of one key head (judge/heads.py), which is valid until the judge of another is requested."""
+        """Return the judge of one key head (judge/heads.py), valid until another head's judge is requested."""
 
 
 class JudgeWithin:
     """The judge of one cell in the worker's own process."""
 
     def __init__(self, case: Case, device: torch.device, seed: int, backend: Backend) -> None:
-        """Make the inputs, and the reference unless they have a flaw."""
+        """Make the inputs, and the reference unless the inputs have a fault."""
         self._arguments = case, device, seed, backend
         self.given: Inputs = inputs.make(case, str(device), seed)
         self.flaw = inputs.find_flaw(self.given, case.data)
@@ -238,7 +238,7 @@ class HeadsWithin:
 
 
 class JudgeBeside:
-    """The worker's side of the judge beside it, for one cell. `took` receives the bytes that the judge took."""
+    """The worker's side of the judge, for one cell. `took` is called with the bytes of memory that the judge took."""
 
     approximation = None
 
@@ -248,10 +248,10 @@ class JudgeBeside:
 
         self._case = case if case.ranks == 1 else head_case(case)
         self._seed, self._send, self._mapped, self._took = seed, ask, mapped, took
-        self._head: int | None = None  # with several ranks, the present head
+        self._head: int | None = None  # with several ranks, the key head of the present check
         self._hard: Inputs | None = None
-        self._like: dict[str, Any] = {}  # the form of the results with known places
-        self._places: list[dict[str, Tensor]] = []  # the places for results of calls
+        self._like: dict[str, Any] = {}  # the form of the results for which memory is reserved
+        self._places: list[dict[str, Tensor]] = []  # reserved memory for results of calls
         self._of_hard: tuple[str, ...] = ()  # notes on hard inputs
         self._of_check: tuple[str, ...] = ()
         begun = self._ask("begin", case=to_json(case), seed=seed)
@@ -313,7 +313,7 @@ class JudgeBeside:
 
     @cached_property
     def _given(self) -> tuple[Inputs, Inputs]:
-        """The inputs, and the inputs of the launches before timing. They take the place of the hard inputs."""
+        """The inputs, and the inputs of the launches before timing, which replace the hard inputs in shared memory."""
         answer = self._ask("inputs")
         given = self._inputs(answer["inputs"])
         return given, given.with_values(self._mapped.tensors(answer["masked"])) if self.masked else given
@@ -338,7 +338,7 @@ class JudgeBeside:
         self._dense = True
 
     def keep_original(self) -> None:
-        pass  # the judge has them
+        pass  # the judge has a copy
 
     def first_changed(self) -> str | None:
         name: str | None = self._ask("first_changed")["name"]
@@ -383,7 +383,7 @@ class JudgeBeside:
     def _dialog(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Make the launches that a check with dropout asks for; return the judge's last answer.
 
-        The judge writes the inputs of such a launch to its memory; copies that the launch reads are updated meanwhile.
+        The judge writes the inputs of such a launch to its memory, and this updates the copies that the launch reads.
         """
         before = [(copy, copy.clone()) for copy, _ in self._copies] if "launch" in answer else []
         while "launch" in answer:
@@ -421,7 +421,7 @@ class JudgeBeside:
             torch.cuda.synchronize(self._mapped.device)
 
     def _inputs(self, described: dict[str, Any]) -> Inputs:
-        """Open inputs, and forget the places of results. Raises NotShared."""
+        """Open inputs, and forget the memory for results. Raises NotShared."""
         self._like, self._places = {}, []
         one, other = described["descale"]
         return Inputs(**self._mapped.tensors(described), descale=(one, other))
@@ -438,7 +438,7 @@ class JudgeBeside:
 
 
 def _plain(t: Tensor) -> Tensor:
-    """Return a result in memory without long unused stretches between its values."""
+    """Return the same result without long unused stretches between its values in memory."""
     t = t.detach()
     if t.is_neg():
         return t.resolve_neg()
@@ -457,7 +457,7 @@ def _copy(to: Tensor, of: Tensor) -> None:
 
 
 def judge_of(instruments: Instruments, case: Case, seed: int, backend: Backend) -> tuple[CellJudge, str]:
-    """Return the judge of a cell, and a sentence on why it is within the worker's process where it need not be."""
+    """Return the judge of a cell, and a note if memory could not be shared, so that the worker itself judges."""
     beside, refused = _beside(instruments, case, seed, backend)
     return beside or JudgeWithin(case, instruments.device, seed, backend), refused
 
@@ -469,7 +469,7 @@ def heads_judge_of(instruments: Instruments, case: Case, seed: int, backend: Bac
 
 
 def _beside(instruments: Instruments, case: Case, seed: int, backend: Backend) -> tuple[JudgeBeside | None, str]:
-    """Return the judge beside the worker, or None, with a sentence where its memory cannot be shared."""
+    """Return the judge, or None, with a sentence where its memory cannot be shared."""
     if not (instruments.ask_judge and getattr(backend, "exact", True)):
         return None, ""
     try:

@@ -1,6 +1,6 @@
-"""The kernel rules: whether the kernels that ran in a traced call are those that the backend declares.
+"""The kernel rules: whether the kernels that ran in a traced call are the kernels that the backend declares.
 
-A figure under a false name is worse than none. Libraries choose kernels by heuristics and fall back silently: SDPA to
+A time under a false name is worse than none. Libraries choose kernels by heuristics and fall back silently: SDPA to
 another of its backends, a compiled FlexAttention to its eager form, a half-precision case to float32. So every measured
 cell is traced once, untimed (kernel_trace.py). The trace must show that
 
@@ -9,7 +9,7 @@ cell is traced once, untimed (kernel_trace.py). The trace must show that
 - each kernel that the backend's signature requires ran, and no kernel that it excludes;
 - the required kernels together took at least 2 % of the call's time on a GPU, else other kernels do the work;
 - no float32 matrix product ran in a half-precision case, unless the signature names it. Own code that declares no
-  kernels may choose its precision: there it is a note beside the figure.
+  kernels may choose its precision: there it is a note beside the time.
 
 On a CPU the operators of torch's profiler take the kernels' place. Their times decide nothing, because they contain all
 other work of the CPU.
@@ -26,21 +26,22 @@ from attnbench.core.backend import Signature
 from attnbench.core.case import Case
 
 # The names of matrix products of float32 operands: cuBLAS's and CUTLASS's (ampere_sgemm_128x64,
-# sm80_xmma_gemm_f32f32_...), and the name by measure/cpu_operators.py (aten::bmm<float>). sgemmEx's operands come
+# sm80_xmma_gemm_f32f32_...), and the name by measure/cpu_operators.py (aten::bmm<float>). sgemmEx names its operands
 # second.
 FLOAT32_PRODUCT = (
     r"mm<float>|sgemm(?!Ex_kernel<\w+, __(?:nv_bfloat16|half))|gemm_f32f32_|s1688gemm(?!_(?:bf16|fp?16))|tf32"
 )
 FLOAT32_ADVICE = "; give the product 16-bit operands, or declare it as one of your kernels if it is meant"
 NAME_LENGTH = 120  # most characters of a name
-# Share of a call's busy time. Eager declares only its softmax, which takes 4 % beside float32 products, else more.
+# Share of a call's busy time. Eager declares only its softmax, which takes 4 % beside float32 products, and more beside
+# others.
 MIN_DECLARED_SHARE = 0.02
 # Operators that only make views of tensors
 VIEWS = re.compile(
     r"(aten::)?(_?unsafe_view|_reshape_alias|alias|as_strided|chunk|detach_?|expand|flatten|movedim|narrow|permute|"
     r"reshape|select|slice|split|split_with_sizes|squeeze|swapaxes|t|transpose|unbind|unflatten|unsqueeze|view|view_as)"
 )
-NO_WORK = re.compile(rf"{VIEWS.pattern}|aten::empty\w*")  # these do not compute either
+NO_WORK = re.compile(rf"{VIEWS.pattern}|aten::empty\w*")  # operators that compute nothing
 PRODUCT = re.compile("mm<|gemm|attention")
 
 

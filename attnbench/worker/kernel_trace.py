@@ -1,4 +1,4 @@
-"""Calls that test the samples afterwards: a traced call, which shows the kernels and their times, and later calls.
+"""Calls after timing that test the samples: a traced call, which shows the kernels and their times, and later calls.
 
 The traced call gets inputs that no earlier call has read, so that a kernel with stored results must compute.
 """
@@ -21,13 +21,14 @@ from attnbench.worker.measure.cupti import TracedCall, Untraceable
 from attnbench.worker.measure.sampling import LONG_CALL, VERY_LONG_CALL
 
 MAX_BUSY_OVER_LATENCY = 1.3  # traced kernel time over the samples' median; a falling clock explains as much
-SLOWER_ON_NEW_INPUTS = 1.15  # a CPU's first call on new inputs over the next call; from here on results may be stored
-PAIRS = 8  # pairs of a call on new inputs and the next; all but one must differ so
+SLOWER_ON_NEW_INPUTS = 1.15  # a CPU's first call on new inputs over the next call, from which on results may be stored
+PAIRS = 8  # pairs of a call on new inputs and the next call; all but one must differ by SLOWER_ON_NEW_INPUTS
 FEW_SAMPLES = 10
 TOO_LONG_TO_REPEAT = 0.15  # seconds; longer calls are not repeated for these tests
 SLOW_AT_FIRST = "samples much slower than a later call: the kernel was not warm, or was disturbed; measure again"
 UNWAITED = "part of it ran on another stream without a visible wait for its end, so its time may be too short"
-HAND_OVER = ("aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh")  # a cast runs _to_copy too
+# Operators that hand tensors over; a cast also runs aten::_to_copy.
+HAND_OVER = ("aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh")
 UNSEEN = "no operator of torch ran in a call, so it is unknown what computed its results"
 MAX_OVER_LATER_CALL = 1.5  # the samples' median over a later call above which the samples are doubtful
 
@@ -39,7 +40,7 @@ class TraceFindings:
     result: Any  # the launch's raw result
     kernels: Mapping[str, int]  # short name -> number of runs
     problem: str | None = None  # why the cell is wrong-kernel
-    notes: tuple[str, ...] = ()  # for a reader of the figure
+    notes: tuple[str, ...] = ()  # sentences for a reader of the time
 
 
 def trace_launch(
@@ -67,7 +68,7 @@ def trace_launch(
         names = operator_names(launch)
         problem = kernel_rules.find_broken_rule(case, signature, names) if names else None
         if late := kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(result))):
-            problem = problem or f"{late} ran after the launch, when its results were only named"
+            problem = problem or f"{late} ran after the launch, in `canonical`, which may only name its results"
         notes = (*kernel_rules.float32_notes(case, signature, names), *(() if _computes(names) else (UNSEEN,)))
         return TraceFindings(result, kernel_rules.count_by_name(names), problem, notes)
     try:
@@ -99,14 +100,15 @@ def trace_launch(
 
 
 def _computes(names: Sequence[str]) -> bool:
-    """Return whether an operator computes something; the way of tensors to numpy and back does not."""
+    """Return whether an operator computes something; operators that convert tensors to numpy and back do not."""
     return kernel_rules.first_computing_operator(name for name in names if name not in HAND_OVER) is not None
 
 
 def slow_at_first(instruments: Instruments, launch: Callable[[], Any], timing: Timing) -> tuple[str, ...]:
     """Return a note where the samples are much slower than later calls, for a cell with few samples.
 
-    Else a kernel that is slow in its first ten calls would not be noticed. `launch` is called some more times.
+    Without this test a kernel that is slow in its first ten calls would not be noticed. `launch` is called some more
+    times.
     """
     samples = timing.measurements["time"].values
     seconds = stats.median(samples)
@@ -121,12 +123,12 @@ def slow_at_first(instruments: Instruments, launch: Callable[[], Any], timing: T
 def slow_on_new_inputs(
     instruments: Instruments, prepared: Prepared, renew: Callable[[], None], renew_others: Callable[[], None]
 ) -> dict[str, Measurement]:
-    """Return the seconds of calls on new inputs, and of the calls after them; nothing where two pairs are alike.
+    """Return the seconds of calls on new inputs, and of the calls after them; nothing where two pairs hardly differ.
 
     Slower calls on new inputs are a sign of stored results. This is for CPUs; on a GPU the trace shows stored results.
     `renew` writes inputs that no call has read, `renew_others` does the same to tensors that no call reads.
 
-    One pair may be alike, because other work on the CPU may have delayed its second call. `renew_others` is called
+    One pair may hardly differ, because other work on the CPU may have delayed its second call. `renew_others` is called
     before each call, because a short call is up to 1.5 times as slow after other operators as after itself, when its
     code has left the caches.
     """
@@ -165,5 +167,5 @@ def _work_outside_launch(launched: TracedCall, naming: TracedCall) -> str | None
         )
     if naming.kernels:
         late = kernel_rules.short_name(naming.kernels[0].name)
-        return f"{late} ran after the launch, when its results were only named"
+        return f"{late} ran after the launch, in `canonical`, which may only name its results"
     return None

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 SAMPLES = 20
 SPINS, SPIN_SECONDS = 20, 0.05  # the work during which the gauge and NVML read the clock
-REASONS = {**LIMITS, 0x2: "application clocks", 0x10: "sync boost", 0x100: "display clocks"}  # nvml.h
+REASONS = {**LIMITS, 0x2: "application clocks", 0x10: "sync boost", 0x100: "display clocks"}  # from nvml.h
 
 
 def examine(measurer: CellMeasurer) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def examine(measurer: CellMeasurer) -> dict[str, Any]:
 
 
 def _clock_facts(gauge: ClockGauge, state: GpuState) -> dict[str, Any]:
-    """Return the SM clock over a second of spinning, in Hz, by the gauge and by NVML, and the fault of the gauge.
+    """Return the SM clock during a second of spinning, in Hz, by the gauge and by NVML, and the fault of the gauge.
 
     "clock_held" is by the gauge, "clock_told" by NVML over the second half, as it lags by up to 0.1 s. Each is None
     where it cannot be read.
@@ -76,7 +76,7 @@ def _clock_facts(gauge: ClockGauge, state: GpuState) -> dict[str, Any]:
 def _process_facts(state: GpuState) -> dict[str, Any]:
     """Return the facts of other processes on the GPU, while this process leaves it idle.
 
-    "busy" is its utilisation meanwhile (0 to 1), "computing" names the processes that caused it. "named" is whether
+    "busy" is its utilisation in this time (0 to 1), "computing" names the processes that caused it. "named" is whether
     process ids belong to this process's namespace; where they do not, as in some containers, no process can be named.
     """
     since = time.time()

@@ -18,7 +18,7 @@ from attnbench.worker.cell import Cell
 from attnbench.worker.cell_steps import CellSteps
 from attnbench.worker.instruments import Instruments
 
-MANY_MODULES = 100  # for example of torch._dynamo; a collection that visits them takes 0.1 s
+MANY_MODULES = 100  # new modules, for example of torch._dynamo; a garbage collection that visits them takes 0.1 s
 
 
 class CellMeasurer(Instruments):
@@ -32,7 +32,7 @@ class CellMeasurer(Instruments):
         judge.warm_up(self.device)
         self._load_autograd()
         if self.events:
-            self.events.gauge.open()  # here, where all workers compile at the same time
+            self.events.gauge.open()  # compiled here, where all workers compile at the same time
         self._freeze()
 
     def _load_autograd(self) -> None:
@@ -115,7 +115,7 @@ def _kind_of(case: Case) -> type[Cell]:
 
 
 def _rounded(record: dict[str, Any], limits: Mapping[str, Measurement]) -> dict[str, Any]:
-    """Return the fields of a record with rounded measurements, and with the device's limits if it has any."""
+    """Return the fields of a record with rounded measurements, and with the device's ceilings if they were measured."""
     if "measurements" not in record:
         return record
     measurements = {**record["measurements"], **limits}

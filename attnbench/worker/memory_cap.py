@@ -66,8 +66,8 @@ def held_bytes() -> int | None:
 def capped(most: int | None, held: int | None = None) -> Iterator[None]:
     """Let this process, and each that it starts, take at most `most` further bytes; None, or no Linux: no limit.
 
-    They are further than its present memory, or than `held` bytes, where an earlier job's memory may not yet be given
-    back.
+    The bytes are counted from its present memory, or from `held` bytes, where an earlier job's memory may not yet be
+    given back.
     """
     held = held or held_bytes()
     if most is None or held is None:

@@ -35,7 +35,7 @@ def main(request: Mapping[str, Any]) -> None:
     case, device = from_json(Case, request["case"]), from_json(Device, request["device"])
     torch.cuda.set_device(device.index)
     backend = backends.load(request["name"], request["spec"])
-    backend.probe()  # in which some set variables that their library reads at import
+    backend.probe()  # some backends set variables in it that their library reads at import
     prepared = backend.prepare(case, inputs.make(case, str(device), Policy().seed))
     buffer = torch.zeros(max(MIN_READ, 4 * (device.l2 or 0)) // 4, device=str(device))
     total = torch.empty((), device=str(device))

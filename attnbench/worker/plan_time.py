@@ -1,6 +1,6 @@
-"""The time of a plan, which a batch of these lengths needs once a step before its launches (`Prepared.plan`).
+"""The time to build a plan, which a batch of these lengths needs once a step before its launches (`Prepared.plan`).
 
-The host builds most of it, so the host's clock counts, until the device has finished all work. torch's sync debug mode
+The host builds most of it, so the time is the host's, until the device has finished all work. torch's sync debug mode
 counts a plan's waits for the device. It sees torch's own operators; waits in a library's own code are in the time, but
 are not counted.
 """

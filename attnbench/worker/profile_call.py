@@ -1,7 +1,7 @@
 """The profile of one call of a backend, in a worker: kernels and their times, memory over time, the host's work.
 
 The results and the kernels' names are checked as in a run; a call that fails a check is profiled too, and the profile
-names the fault. The figures come from separate calls, since each instrument disturbs the others:
+names the fault. The parts of a profile come from separate calls, since each instrument disturbs the others:
 
 - latency without a profiler, as in a run;
 - traced calls behind a spin with L2 cold, of which the call of median span is shown. Behind the spin, gaps between its

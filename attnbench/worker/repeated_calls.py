@@ -23,7 +23,7 @@ from attnbench.worker.measure.sampling import do_nothing
 if TYPE_CHECKING:
     from torch import Tensor
 
-CALLS = 12  # where time and memory allow: for calls up to 3 ms
+CALLS = 12  # most calls; time and memory allow as many for calls up to 3 ms
 MAX_SECONDS = 0.04  # most seconds of all calls
 MAX_BYTES = 2**30  # most bytes of all results; allocating more takes longer than the calls
 
@@ -33,14 +33,13 @@ Results = Mapping[str, "Tensor"]
 def find_wrong_call(
     instruments: Instruments, judge: CellJudge, case: Case, prepared: Prepared, latency: float | None, nbytes: int
 ) -> tuple[tuple[Accuracy, str] | None, bool]:
-    """Return the first wrong call, and whether calls share the memory of their results.
+    """Return the first wrong call, as (accuracy, name) or None, and whether calls share the memory of their results.
 
-    A wrong call is its accuracy and its name; None where all are right. `latency` is the seconds of one call, None
-    where it was not timed; `nbytes` is the size of its results.
+    `latency` is the seconds of one call, None where it was not timed; `nbytes` is the size of its results.
     """
     launch = judge.launcher(prepared)
     seconds = latency or _seconds_of(instruments, launch)
-    by_time = int(MAX_SECONDS / seconds) if seconds else CALLS  # 0 by a coarse clock
+    by_time = int(MAX_SECONDS / seconds) if seconds else CALLS  # a coarse clock may give 0
     count = min(CALLS, by_time, MAX_BYTES // max(nbytes, 1))
     if count < 2:
         return None, False

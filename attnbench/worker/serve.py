@@ -236,7 +236,7 @@ class Worker:
                 re.compile(pattern)
             except (re.error, TypeError) as error:
                 raise ValueError(f"{name}: {pattern!r} of its kernels is not a regular expression: {error}") from None
-        if not 0 < efficiency <= 10:
+        if not 1e-6 <= efficiency <= 10:
             raise ValueError(f"{name}.efficiency is {efficiency!r}, not a share of a matmul's rate")
         return reason, to_json(workspace), efficiency
 
@@ -265,7 +265,8 @@ class Worker:
             self._held = self._held or self._held_when_warm(job.case, policy, device)
         try:
             for own in masks.own_of([job.case.mask]):
-                own.check() if getattr(self.backend, "simulated", False) else own.function  # before anything is timed
+                # Check or load a person's own masks before anything is timed.
+                own.check() if getattr(self.backend, "simulated", False) else own.function
             if op == "fit" and (refusal := self.backend.unsupported(job.case, device)):
                 raise Unsupported(refusal)
             if getattr(self.backend, "simulated", False):

@@ -2,7 +2,7 @@
 
 Torch's allocators report each block that they hand out or take back to the profiler, with the host's time. On a CPU
 that is the call's time. On a GPU memory is reused in stream order, so that a kernel runs with the memory allocated when
-the host launched it: this sum is matched, kernel by kernel, to the traced call.
+the host launched it: each kernel of the traced call gets the allocated bytes at its launch.
 
 A call that waits for the device cannot be launched ahead of it, and no CUDA graph can hold it. It waits where it reads
 a result (`tensor.item()`, a mask made of it, a copy to the host), or where it synchronises. A wait has the name of
@@ -85,7 +85,7 @@ def _holds(outer: Any, inner: Any) -> bool:
 
 
 def kernels_of(events: Sequence[Any]) -> dict[str, Any]:
-    """Return the fields of a GPU's timeline, from the events of one profiled call, and of the host's work."""
+    """Return the fields of a Profile for one call on a GPU: timeline and host work, from the events of the profiler."""
     ran = sorted((e for e in events if ran_on_device(e)), key=lambda e: int(e.start_ns()))
     since = ran[0].start_ns() if ran else 0
     times = [((e.start_ns() - since) / 1e9, (e.end_ns() - since) / 1e9) for e in ran]
@@ -102,7 +102,7 @@ def kernels_of(events: Sequence[Any]) -> dict[str, Any]:
 
 
 def operators_of(events: Sequence[Any]) -> dict[str, Any]:
-    """Return the fields of a CPU's timeline, from the events of one profiled call, and of the host's work."""
+    """Return the fields of a Profile for one call on a CPU: timeline and host work, from the events of the profiler."""
     since, end = range_of(events)
     inside = [e for e in events if since <= e.start_ns() <= end]
     return {
@@ -166,7 +166,7 @@ def _wrapped(node: _Node) -> str:
 
 
 def range_of(events: Sequence[Any]) -> tuple[int, int]:
-    """Return the host's beginning and end of the profiled call, in ns; an empty range where the profiler lost them."""
+    """Return the host's times of beginning and end of the profiled call, in ns; an empty range where they were lost."""
     whole = next((e for e in events if e.name() == RANGE and is_on(e, "CPU")), None)
     return (whole.start_ns(), whole.end_ns()) if whole else (0, -1)
 

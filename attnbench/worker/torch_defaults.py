@@ -15,8 +15,8 @@ from typing import Any
 from attnbench.core.backend import Backend, Prepared
 from attnbench.core.case import Case
 
-KINDS = ("cpu", "cuda")  # of autocast
-_ENTERED: list[Any] = []  # contexts that are never left, kept because a freed one ends
+KINDS = ("cpu", "cuda")  # device types of autocast
+_ENTERED: list[Any] = []  # contexts that are never left; they are kept, because a freed context ends
 
 
 def undo() -> None:
@@ -72,7 +72,7 @@ def forget_compiled() -> None:
 
 
 def keep_to_backend(backend: Backend) -> None:
-    """Undo the global settings of a backend's import; its calls alone have its autocast, default device and dtype."""
+    """Undo the global settings of a backend's import; only its calls keep its autocast, default device and dtype."""
     if "torch" not in sys.modules:
         return
     import torch

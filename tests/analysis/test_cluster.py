@@ -1,4 +1,4 @@
-"""`cluster report` on known units: which stand out, in which figures, and which are not pooled."""
+"""`cluster report` on known devices: which ones stand out, by which values, and which ones are not pooled."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells that machines share and that each lacks; the longest sequence; power."""
+"""The cells that machines have in common, and the ones that each lacks; the longest sequence; power."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_totals_of_own_backends_are_of_cases_that_each_machine_tried(theirs: Rec
 
 
 def test_kinds_of_own_backends_say_how_many_of_their_cases_count() -> None:
-    """With each machine's own backend, kinds of work say how many of their cases count, even if of one dtype."""
+    """Each kind of cases is listed with the number of its counted cases, even if all cases have one dtype."""
     cases = [case(), case(2048), case(dtype="fp16")]
     ours = [*[ok(which, "triton", 500) for which in cases], ok(case(), "fa4", 1000), ok(case(dtype="fp16"), "fa4", 900)]
     got = compared(ours, [*ours[:3], refused(1024, "fa4")])
@@ -123,7 +123,10 @@ def test_kinds_of_own_backends_say_how_many_of_their_cases_count() -> None:
 
 @pytest.mark.parametrize(("like", "unlike", "counted"), [(2, 2, 2), (3, 0, 3), (1, 3, 4), (0, 2, 2)])
 def test_unlike_versions_are_no_shared_backend(like: int, unlike: int, counted: int) -> None:
-    """Cells of unlike versions count only if less than half of the cases have like ones; the answer then says it."""
+    """A backend in different versions is not shared if one version has half of the cases.
+
+    Otherwise the answer has the number of cases with different versions.
+    """
     lengths = [1024 * 2**n for n in range(like + unlike)]
 
     def of(device: Device, version: str) -> Run:
@@ -320,7 +323,7 @@ def test_power_is_that_of_work_without_pauses() -> None:
 
 
 def test_what_no_device_can_reach_is_no_figure() -> None:
-    """A figure that no device can reach is left out; 989 TFLOP/s is the peak of both machines."""
+    """A rate that no device can reach is left out; 989 TFLOP/s is the peak of both machines."""
     ours = [ok(case(), "fa3", 500), ok(case(), "eager", 1300)]
     got = compared(ours, [ok(case(), "fa3", 400), ok(case(), "eager", 60)])
     assert [got.main.tflops(label) for label in got.labels] == pytest.approx([500, 400])
@@ -333,7 +336,7 @@ def decode(seqlen: int = 8192, batch: int = 16) -> Case:
 
 
 def test_decode_is_a_kind_of_its_own_in_its_own_unit() -> None:
-    """Decode is compared in GB/s; TFLOP/s, and TFLOP/s per dollar, are of the other cases."""
+    """Decode has a rate in GB/s, apart from other cases, which have TFLOP/s and TFLOP/s per dollar."""
     device = replace(H200, name="NVIDIA B200")
     ours = [ok(case(8192, causal=True), "fa3", 600), ok(decode(), "fa3", 5)]
     theirs = [ok(case(8192, causal=True), "fa3", 1200), ok(decode(), "fa3", 10)]
@@ -357,7 +360,7 @@ def noisy(record: Record, seconds: float) -> Record:
 
 
 def test_what_is_hardly_known_decides_nothing() -> None:
-    """A case whose fastest backend is hardly known is left out and named; a slower hardly known one changes nothing."""
+    """A case whose fastest latency is very uncertain is left out and named; an uncertain slower one changes nothing."""
     known, other = ok(case(), "fa3", 500), ok(case(2048), "fa3", 500)
     seconds = flops.flops(case()) / 500e12
     faster, slower = (noisy(ok(case(), "triton", 500), seconds * factor) for factor in (0.5, 2.0))
@@ -407,7 +410,7 @@ def test_figures_without_pauses_lead_where_they_cover_the_cases_in_bursts() -> N
 
 
 def test_what_waits_for_the_host_decides_nothing() -> None:
-    """A latency that includes waiting for the host is left out: flagged, or with a launch longer than the call."""
+    """A latency with waits for the host is left out, found by the record's flag or by a launch longer than the call."""
     known, work = ok(case(2048), "fa3", 500), flops.flops(case())
     flagged = ok(case(), "fa3", 500, host_bound=True)
     got = compared([known, flagged], [known, ok(case(), "fa3", 500)])

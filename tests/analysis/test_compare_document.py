@@ -195,7 +195,7 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
 
 
 def test_figures_without_pauses_stand_beside_those_in_bursts() -> None:
-    """The table names each machine's fastest backend without pauses where it is not the fastest in bursts."""
+    """The fastest backend without pauses is shown for each machine, and named where another is fastest in bursts."""
 
     def machine(device: Device, sustained: tuple[float, float]) -> Run:
         names = zip(("fa4", "sdpa-cudnn"), (1.0, 1.05), sustained, strict=True)

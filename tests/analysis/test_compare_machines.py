@@ -63,7 +63,7 @@ def test_files_of_one_machine_are_its_rounds() -> None:
 
 
 def test_files_of_one_model_are_one_machine_whatever_their_software() -> None:
-    """Files of one model are one machine. Cells have the newest method and the last version; others are reported."""
+    """Files of one model are one machine. A cell has its newest method and last version; other software is reported."""
     later = {"started": "2026-11-24T10:00:00+00:00"}
     old = replace(a_run(tflops=400), versions={"triton": "3.5"}, method=1)
     new = replace(a_run(tflops=500, rounds=2, torch="2.12.0"), versions={"triton": "3.6"}, method=2)

@@ -1,4 +1,4 @@
-"""Requests in words as a workload: their parsing, the cases that represent them, and the answer."""
+"""Requests in words, "4k in, 2k out", as a workload: their parsing, the cases that represent them, and the answer."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_answer_has_tokens_a_second_and_what_they_cost() -> None:
 
 
 def test_between_two_batches_and_two_lengths() -> None:
-    """Between two batches and two lengths, cases are weighted by position, because a decode's bytes are its keys'."""
+    """A decode between two measured batches and lengths is a mean of all four cases, by its position between them."""
     got = compared("4k in, 2k out, llama-3.1-8b, batch 24", records(1e-3, 1e-4), records(1e-3, 1e-4))
     assert got.workload
     prefill, decode = got.workload.parts
@@ -204,7 +204,10 @@ def test_a_machine_that_lacks_a_figure_is_named() -> None:
 
 
 def test_what_memory_does_not_hold_has_no_figure() -> None:
-    """Requests beyond the memory have no figure: 128 KiB a token (32 layers of 8 heads of 128), 8.03 G weights."""
+    """Requests beyond the memory have no result.
+
+    A token takes 128 KiB (32 layers of 8 heads of 128); the model has 8.03 G weights.
+    """
     decode = cases("llama-3.1-8b", "decode", seqlen="8k", batch="64", page_size="16")
     found = records(1e-3, 1e-4, (*PREFILL, *decode))
     small = replace(H100, memory=80 * 2**30)
@@ -229,7 +232,7 @@ def test_what_memory_does_not_hold_has_no_figure() -> None:
 
 
 def test_an_interpolated_decode_is_within_what_is_stated() -> None:
-    """Cases of real runs are interpolated from their measured neighbours, and the error is within the stated one."""
+    """Cases of real runs, interpolated from their measured neighbours, are off by no more than the stated error."""
     errors = []
     for name in ("20261125-195215-serving-nvidia-h200", "20261123-170511-serving-nvidia-h100"):
         path = Path(__file__).parents[2] / "results" / f"{name}.jsonl.gz"

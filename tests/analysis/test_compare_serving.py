@@ -1,4 +1,4 @@
-"""Requests to a whole model: results by hand arithmetic, their parts, and what is left out."""
+"""Requests to a whole model: results that equal hand arithmetic, their parts, and the parts that are left out."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def said(c: Comparison) -> str:
 
 
 def test_the_figures_are_those_by_hand() -> None:
-    """The H200 is computed from its own steps; the H100 from the same shares of its own peak and bandwidth."""
+    """Results equal hand arithmetic: the H200's by its own steps, the H100's by the same shares of its own peaks."""
     got = compared()
     for label in ("H200", "H100 80GB HBM3"):
         one = served(got, label)
@@ -117,7 +117,10 @@ def test_the_figures_are_those_by_hand() -> None:
 
 
 def test_products_of_a_large_batch_compute_longer_than_they_read() -> None:
-    """A weight costs 2 FLOPs a sequence at half of the peak, 2 bytes at 0.6 of the bandwidth: equal at batch 172."""
+    """The products of a large batch compute longer than they read.
+
+    A weight has 2 FLOPs a sequence, at half of the peak, and 2 bytes, at 0.6 of the bandwidth: from 172 sequences on.
+    """
     measured = attention((*PREFILL, *cases("llama-3.1-8b", "decode", seqlen="2k", batch="128,256", page_size="16")))
     for batch, seconds in (
         (128, 2 * (LAYERS + LOGITS) / (0.6 * 4.8e12)),
@@ -169,7 +172,7 @@ def test_tensor_parallel_has_its_share_of_everything_and_pays_each_device() -> N
 
 
 def test_other_heads_stand_in_by_flops_and_by_bytes() -> None:
-    """With 16 and 4 heads a prefill has half of the model's FLOPs; 64 sequences have the keys of 32 of the model's."""
+    """With 16 and 4 heads a prefill has half the model's FLOPs, and 64 sequences have the keys of 32 of the model's."""
     other = [
         replace(case, shape=replace(case.shape, nheads=16, nheads_k=4, batch=batch or case.shape.batch))
         for case, batch in (
@@ -221,7 +224,11 @@ def test_a_share_is_as_sure_as_steps_agree_and_one_of_another_machine_less() -> 
 
 
 def test_what_two_machines_are_unsure_by_together_cancels_in_their_ratio() -> None:
-    """Both machines use one step's share of the bandwidth, known to a factor of 1 / 0.6; their ratio is surer."""
+    """An uncertainty that two machines share cancels in their ratio.
+
+    Both use the bandwidth's share of one step, which is uncertain by a factor of 1 / 0.6: it acts on their times in
+    products.
+    """
     steps = [(H200, step("prefill", 0.5)), (H100, step("prefill", 0.5)), (H200, step("decode", 0.6))]
     got = compared(steps=steps)
     assert got.serving
@@ -237,7 +244,7 @@ def test_what_two_machines_are_unsure_by_together_cancels_in_their_ratio() -> No
 
 
 def test_the_curve_ends_where_nothing_was_measured_or_the_memory_is_full() -> None:
-    """With measured batches of 4 and 32 the curve goes from 4 to 32; 40 has its neighbour's rate, if asked for."""
+    """The curve goes from batch 4 to 32, which were measured, and to a requested 40, as far as memory holds it."""
     got = compared()
     assert got.serving
     batches = {label: [one.asked.batch for one in own] for label, own in got.serving.curves.items()}
@@ -270,7 +277,7 @@ def test_models_whose_products_are_not_known_have_attention_alone() -> None:
 
 
 def test_heads_that_stand_in_are_within_what_is_stated() -> None:
-    """A prefill with llama's heads is predicted from other measured heads on real machines, within the stated error."""
+    """Prefills of Llama's size on real machines are predicted from other heads, as if their own were not measured."""
     results = Path(__file__).parents[2] / "results"
     kinds = ("default", "libraries", "models", "serving", "claims")
     paths = sorted(path for kind in kinds for path in results.glob(f"*-{kind}-nvidia-h?00.jsonl.gz"))

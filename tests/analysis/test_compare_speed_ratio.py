@@ -101,7 +101,7 @@ def test_what_sets_cards_apart_is_common_to_all_cells_of_a_card(monkeypatch: pyt
 
 
 def test_rounds_show_what_sets_processes_apart_and_not_cards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rounds show the spread of processes, not of cards: two unlike cards with equal rounds get the table's spread."""
+    """Rounds show the spread of processes, not of cards: for two unlike cards the spread of cards is the table's."""
     table(monkeypatch, 0.0, 0.01)
     ours = [
         run([a_record(n, [t], i) for n in LENGTHS for i in range(2)], device=replace(H200, uuid=card))

@@ -127,7 +127,7 @@ def test_a_million_tokens(tmp_path: Path) -> None:
 
 
 def test_each_device_that_runs_is_paid_and_rates_are_of_one(tmp_path: Path) -> None:
-    """A part on two devices costs two devices; its rate is of one. The H100 is twice as fast in this part."""
+    """A part on two devices has the price of two, but rates of one device. The H100 is twice as fast in this part."""
     parts = "{weight: 1, seqlen: 8k, ranks: 2}, {weight: 1, seqlen: 4k, ranks: 1, pass: fwd}"
     text = f"weights: calls\nparts: [{parts}]"
     long = replace(PREFILL, ranks=2)

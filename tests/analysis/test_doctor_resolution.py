@@ -45,7 +45,7 @@ def test_a_quarter_of_the_turns_may_be_disturbed(n: int) -> None:
 
 @pytest.mark.parametrize("n", TURNS)
 def test_a_and_b_that_are_alike_are_told_apart_at_the_nominal_rate(n: int) -> None:
-    """A/A tests of two equal sides find a difference in at least one of three cases in 5 % of tests."""
+    """In 5 % of A/A tests of two equal sides a difference is found, in at least one of three cases."""
     tests = normal(3000, 3, n)
     alarms = np.mean([any(resolve(case, 3).differs for case in test) for test in tests.tolist()])
     assert 0.035 < alarms < 0.065

@@ -53,7 +53,7 @@ def of_one(before: Sequence[Record], after: Sequence[Record], **request: Any) ->
 
 @pytest.mark.parametrize("card", ["h200-7f3cc288", "h200-9587d04c", "h100-ff241cb2"])
 def test_two_runs_of_one_card_and_one_code_differ_in_nothing(card: str) -> None:
-    """Errors of two runs of one code do not differ, although each run compares other rows: both sample one error."""
+    """Errors of two runs of the same code do not differ, although each run draws other rows: both sample one error."""
     files = [SPREADS / f"{card}-{number}.jsonl.gz" for number in (1, 2)]
     found = judge(*(run_file.read(file)[0] for file in files), Request(DEFAULT))
     assert {f.metric for f in found.findings if f.verdict == "regressed"} == set()

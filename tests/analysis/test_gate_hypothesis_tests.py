@@ -121,7 +121,7 @@ def test_one_round_a_side_borrows_its_noise_from_the_other_cells() -> None:
 
 
 def test_more_rounds_of_the_current_run_alone_settle_what_a_long_baseline_leaves_open() -> None:
-    """More rounds of the current run settle a cell only against a long baseline; a short one's error remains."""
+    """More rounds of the current run settle a cell only if the baseline is long; else the baseline's error remains."""
     wide, by = (-0.02, 0.02, 0.0, 0.015, -0.015), M + 0.018
     few, many = (decide([Rounds(list(wide) * n, shifted(by, wide), 0.03, "latency")])[0] for n in (1, 8))
     assert few.more is not None
@@ -273,7 +273,7 @@ def test_one_pair_or_two_decide_nothing_that_is_noisy() -> None:
 
 
 def test_three_noisy_pairs_have_the_interval_of_student_at_two_degrees_of_freedom() -> None:
-    """Three noisy pairs have Student's interval with two degrees of freedom, at a look's level a factor of 54,000."""
+    """Three noisy pairs have Student's interval at two degrees of freedom: at a look's level a factor of 54,000."""
     differences = [1.0, -0.8, 0.9]
     ((found, pairs),) = decide_in_looks([Rounds([0.0] * 3, differences, 0.03, "latency", paired=True)])
     half = scipy_stats.t.ppf(1 - FDR / len(LOOKS), 2) * statistics.stdev(differences) / math.sqrt(3)

@@ -207,7 +207,7 @@ def test_a_gate_says_that_cells_scatter_between_the_runs() -> None:
 
 
 def test_what_all_cells_have_in_common_calls_none_unchanged() -> None:
-    """A common change leaves no cell unchanged: in a run 0.5 % faster, a cell that reads 2.7 % slower may miss 3 %."""
+    """After a common change no cell is unchanged: if all are 0.5 % faster, one at 2.7 % slower may exceed 3 %."""
     rng = random.Random(7)
     found = decide(rounds_of(rng, [M - 0.005, *[-0.005] * 40]))
     assert [d.verdict for d in found] == ["inconclusive", *["unchanged"] * 40]

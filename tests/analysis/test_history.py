@@ -213,7 +213,7 @@ def test_memory_and_first_calls_are_followed_too() -> None:
 
 
 def test_cells_that_change_together_are_one_step_between_two_runs() -> None:
-    """Cells that change together are one step, in the range of most cells and not of an uncertain one."""
+    """Cells that change together are one step, between the two runs that most cells show, not by an uncertain cell."""
     runs = nightly(20, lambda day: 1 / 1.05 if day >= 8 else 1)
     for day, one in enumerate(runs):
         slow = 1.01 if day == 8 else 1.02 if day > 8 else 1.0

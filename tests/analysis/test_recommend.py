@@ -348,7 +348,7 @@ def test_one_case_has_one_answer_on_one_model_of_device() -> None:
 
 
 def test_another_machine_changes_no_answer() -> None:
-    """Another machine without spans changes no answer, although it would make all cells be timed with launch gaps."""
+    """Another machine without spans changes no answer: this machine's cells are still timed without launch gaps."""
     gaps = {"cudnn": 0.0, "ulysses": 2e-6}
     both = [ok(CASE, name, FAST, time=(50e-6 + gap,) * 30, span=(47e-6,) * 30) for name, gap in gaps.items()]
     without = [ok(CASE, "eager", FAST, time=(90e-6,) * 30)]

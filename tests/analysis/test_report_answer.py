@@ -27,7 +27,7 @@ def test_backends_are_ranked_by_their_wins() -> None:
 
 
 def test_a_version_has_one_name_and_none_where_it_is_the_only_one() -> None:
-    """A version is named only where several differ: then tables have versions, each by one name."""
+    """A backend's name has its version only where several versions were measured; each version has one name."""
     fa4 = "flash-attn-4 4.0.0b36"
     both = run(raced(1024, "sdpa-fa4"), versions={"fa4": fa4, "sdpa-fa4": "torch 2.11.0, flash-attn-4 4.0.0b18"})
     alone = run(raced(2048, "eager"), versions={"fa4": fa4})

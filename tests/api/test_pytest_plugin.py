@@ -137,7 +137,10 @@ def test_a_margin_is_a_number_or_the_text_of_the_option() -> None:
 
 @pytest.mark.parametrize("link", ["", "main", "main/{}"])
 def test_a_run_is_not_saved_through_a_link(asserting: Any, tmp_path: Path, link: str) -> None:
-    """A run is not saved through a link (file or folder), by which a checkout could overwrite other files."""
+    """A run is not saved through a link, by which a checkout could overwrite a file elsewhere.
+
+    The link is the file, the folder, or .attnbench.
+    """
     own = asserting(save="main")
     path = tmp_path / ".attnbench" / link.format(f"{own._slug}.jsonl")
     path.parent.mkdir(parents=True, exist_ok=True)

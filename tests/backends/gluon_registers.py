@@ -3,8 +3,8 @@
     python tests/backends/gluon_registers.py KERNEL,HEADDIM,HEADDIM_V,DTYPE[,RIGHT] ...
 
 KERNEL is fwd, short (the forward of few queries) or bwd; DTYPE as Triton writes it (bf16, fp16); RIGHT a causal mask.
-Tiles are a call's. The script prints one JSON line for each kernel, as triton_registers.py does, but for the forward
-without "overwritten": a left operand that it carries from one round to the next would be reported as wrong.
+Tiles are the ones of a real call. The script prints one JSON line for each kernel, as triton_registers.py does, but for
+the forward without "overwritten": it would wrongly report a left operand that the kernel carries to the next round.
 """
 
 from __future__ import annotations

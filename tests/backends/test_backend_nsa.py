@@ -29,7 +29,7 @@ def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     "case", [CASE, replace(CASE, dtype="bf16", direction="bwd", layout="bhsd")], ids=["fp16", "bf16"]
 )
 def test_contract(case: Case, selected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results are right with 16 blocks, which are all selected, and with 2, fewer than are always selected."""
+    """Results are right with 16 selected blocks, which are all, and with 2, although the method always selects more."""
     monkeypatch.setattr(nsa, "SELECTED", selected)
     assert backend("nsa").probe().version == "fla-core 0.6.0"
     assert backend("nsa").unsupported(case, HOPPER) is None

@@ -91,7 +91,10 @@ def test_a_wheel_for_another_cuda(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_with_flash_attn_4_but_without_flash_attn_2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside flash-attn 4 without 2 the import fails, and the reason names both, which the error does not."""
+    """With flash-attn 4 but without 2 the import fails.
+
+    The reason names both packages, which the library's error does not.
+    """
 
     class Finder:
         def find_spec(self, name: str, path: object = None, target: object = None) -> None:

@@ -74,7 +74,7 @@ def test_a_forward_and_a_backward_are_proven_apart(name: str, own: tuple[str, st
 
 
 def test_both_kernels_of_cudnn_are_declared() -> None:
-    """Both kernels of cuDNN are declared, because its names on other GPUs need not distinguish the passes."""
+    """Both kernels of cuDNN are declared, because on other GPUs its names may be the same in forward and backward."""
     assert all(map(re.search, backend("cudnn").signature(case(), HOPPER).runs, OF_CUDNN))
 
 

@@ -122,7 +122,7 @@ def test_a_slow_call_stops_it_and_is_not_tried(tool: Tool) -> None:
 
 
 def test_a_forecast_by_a_short_call_is_outdated_by_a_longer_one(tool: Tool) -> None:
-    """A longer call replaces the forecast from a shorter one: after 0.1 s, 4 x the length is not 16 x the time."""
+    """A forecast by a short call, here one with a constant 0.1 s, is replaced by the forecast by a longer call."""
     tool.write("mine.py", OWN)
     options = ("--nheads", "1", "--headdim", "16", "--pass", "fwd", "--call-limit", "1s", "--out", "a.jsonl")
     (of,) = found(tool, "capacity", "--device", "cpu", "-b", "./mine.py:starts_slowly", *options)
@@ -209,7 +209,7 @@ def test_a_cpu(tool: Tool) -> None:
 
 
 def test_what_the_process_takes_for_itself_is_not_of_the_limit(tool: Tool) -> None:
-    """Memory of the process itself is not in the limit: the next size takes a tenth more than the one that fits."""
+    """The limit of memory does not include the process's own memory: the answer takes over 0.6 of the limit."""
     small = ("--device", "cpu", "--memory", "256m", "--pass", "fwd", "--nheads", "1", "--headdim", "16")
     (of,) = found(tool, "capacity", "-b", "sdpa-math", *small)
     assert 0.6 * 2**28 < of["bytes"] < 2**28

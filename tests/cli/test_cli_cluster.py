@@ -65,7 +65,10 @@ print(*sorted(path.name for path in Path("gpus").iterdir()), found[0].node.model
 
 
 def test_a_cluster_that_asks_for_a_token(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster with a token works. Of three nodes one is slow with two GPUs, one wrong; both die, one returns."""
+    """A cluster with a token is measured, although nodes die.
+
+    Of three nodes one is slow, with two GPUs, and one is wrong; both die, and one returns.
+    """
     needs_ray()
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
     monkeypatch.setenv("RAY_AUTH_MODE", "token")

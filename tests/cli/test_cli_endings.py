@@ -45,7 +45,7 @@ def in_shell(tool: Tool, line: str, **env: str) -> tuple[int, str, str]:
 
 @posix
 def test_ends_of_children_that_the_shell_ignores_are_told(tool: Tool) -> None:
-    """Crashed children are reported even if the shell ignores SIGCHLD, by which Python takes each end for a success."""
+    """Crashed children are reported even if the shell ignores SIGCHLD; Python then reports success for every child."""
     ignoring = (
         "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execvp(sys.argv[1], sys.argv[1:])"
     )
@@ -180,7 +180,7 @@ def test_an_absurd_width_is_no_width(measured: Tool, command: str) -> None:
 
 @pytest.mark.parametrize("epoch", ["", "9" * 17])
 def test_a_time_of_the_build_that_is_none_is_no_fault(measured: Tool, epoch: str) -> None:
-    """A build time that is no time is no error. It is tested in a new interpreter, which imports numpy.f2py."""
+    """An invalid SOURCE_DATE_EPOCH is no error, in a new interpreter, which imports numpy.f2py."""
     with measured.start("gate", "run.jsonl", "run.jsonl", SOURCE_DATE_EPOCH=epoch) as process:
         out, err = process.communicate(timeout=120)
     usual = measured("gate", "run.jsonl", "run.jsonl", code=None)
@@ -189,7 +189,9 @@ def test_a_time_of_the_build_that_is_none_is_no_fault(measured: Tool, epoch: str
 
 @posix
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=["INT", "TERM", "HUP"]
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 138)],
+    ids=["INT", "TERM", "USR1"],
 )
 def test_a_signal_that_comes_while_modules_are_imported(tool: Tool, number: int, code: int) -> None:
     """A signal during imports ends a command; the test begins after Python's own start."""

@@ -126,7 +126,7 @@ def test_pips_refusal_is_one_line(tool: Tool) -> None:
 
 
 def test_documents_overwrite_no_file_that_becomes_one_during_the_run_and_no_interpreter(tool: Tool) -> None:
-    """Documents overwrite no interpreter, and no file that a link or another path to its folder makes the same."""
+    """Documents overwrite no interpreter, and no run file under another path: a link, or a link to its folder."""
     (tool.folder / "link.md").symlink_to("new.jsonl")
     (tool.folder / "real").mkdir()
     (tool.folder / "other").symlink_to("real")

@@ -92,7 +92,7 @@ def test_nothing_that_a_folder_configures_is_run(folder: Path, key: str) -> None
 
 
 def test_a_copy_of_a_clean_checkout_with_a_filter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a copy of a clean checkout with a filter git cannot know that files are unchanged, but knows changed ones."""
+    """In a copy of a clean checkout whose files pass a filter, git knows changed files, but not unchanged ones."""
     git("config", "filter.upper.clean", "tr a-z A-Z")
     (folder / "data").mkdir()
     (folder / "data/big file.bin").write_text("content\n")

@@ -63,7 +63,7 @@ def test_a_pipe_is_written_to_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("through", ["/dev/fd/{}", "/proc/self/fd/{}", "/proc/{pid}/fd/{}", "{folder}/link"])
 @pytest.mark.parametrize("mode", ["ab", "wb"])
 def test_what_is_open_is_written_on(tmp_path: Path, through: str, mode: str) -> None:
-    """An open file is appended to, like standard output between other output of a shell."""
+    """Output is appended to an open file, as between other outputs of a shell to one file."""
     path = tmp_path / "log"
     path.write_bytes(b"old,")
     with open(path, mode, buffering=0) as log:

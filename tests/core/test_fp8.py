@@ -162,7 +162,7 @@ def test_a_scale_of_gradients_leaves_a_margin() -> None:
 
 
 def test_a_backward_has_the_error_of_its_operands() -> None:
-    """A backward's error shows its operands: gradients in e5m2 pass; other operands, or a wrong kernel, fail."""
+    """A backward's error shows its operands: gradients in e5m2 pass, other operands and wrong kernels fail."""
     given = inputs.make(BACKWARD, "cpu", seed=0)
     check = judge.ResultCheck(BACKWARD, given, 0)
     wide, operands = in_8_bits(check.inputs)

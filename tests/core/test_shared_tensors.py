@@ -50,7 +50,10 @@ def test_a_reset_arena_places_the_next_tensors_in_the_same_memory() -> None:
 
 
 def test_a_slab_of_a_gpu_is_a_multiple_of_its_large_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A GPU's memory is shared in multiples of its large pages, because another process reads small ones slowly."""
+    """The size of a GPU's slab is a multiple of its large pages, 2 MiB.
+
+    Another process would map other sizes by small pages, and read them slowly (tests/gpu/test_shared_memory_gpu.py).
+    """
     sizes: list[int] = []
 
     def make(number: str, nbytes: int, _: torch.device) -> shared_tensors._OwnSlab:

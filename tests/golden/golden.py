@@ -1,7 +1,7 @@
-"""What reports, gates, comparisons and the like print for some of the run files in results/, kept in expected/.
+"""The output of reports, gates, comparisons and others for some of the run files in results/, kept in expected/.
 
-Each is a table or markdown that a person can review; `figures.txt` has a line of numbers for every run file.
-test_formats.py checks the other formats, which have the same data.
+Each output is a table or markdown that a person can review; `figures.txt` has a line of figures for every run file. The
+other formats hold the same data: tests of the schema look at them (test_formats.py).
 
 After an intended change, write all expected outputs again, or those with some names, and read the difference:
 

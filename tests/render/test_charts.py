@@ -128,7 +128,7 @@ def test_only_what_was_measured_is_drawn() -> None:
 
 
 def test_no_two_rows_of_stored_runs_have_one_name() -> None:
-    """No two rows of stored runs have one name, in single reports and in one of all; no figure exceeds the device."""
+    """No two rows of stored runs have the same name, in a report of one run or of all; no rate exceeds the device's."""
     last = {file.name.partition("-")[2].partition("-")[2]: file for file in sorted(RESULTS.glob("*.jsonl*"))}
     runs = [found for file in last.values() if not (found := run_file.read(file)[0]).search]
     assert len(runs) > 20

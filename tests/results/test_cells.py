@@ -105,7 +105,10 @@ def held(*clocks: float | None, limits: tuple[str, ...] = (), **changes: object)
 
 
 def test_cells_whose_clock_was_held_down() -> None:
-    """With a gauge, a clock below the run's best is held down; NVML's limits count only below the full clock."""
+    """A cell's clock was held down if it is below the run's best by the gauge, where there is one.
+
+    A limit that NVML reports at full clock does not count.
+    """
     assert held(None, None) == [False, False]
     assert held(None, limits=("power cap",)) == [True]
     assert held(1.98e9, 1.96e9, 1.94e9) == [False, False, True]
@@ -209,7 +212,7 @@ def test_what_is_not_finite_is_no_value_and_no_ceiling() -> None:
 
 @pytest.mark.parametrize(("spec", "ranked"), [("/mine.py:fast", False), ("attnbench.backends.sdpa:Flash", True)])
 def test_what_beats_a_matmul_twice_stores_its_results_only_where_it_is_a_persons(spec: str, ranked: bool) -> None:
-    """A rate over twice a matmul's shows stored results in a person's backend, and a slow matmul in attnbench's own."""
+    """A rate over twice a matmul's shows stored results of a person's backend; of attnbench's own, a slowed matmul."""
     slow = {"ceiling_matmul": 100e12}
     (cell,) = cells([run([ok(case(), "fast", 400, **slow)], specs={"fast": spec})])
     assert cell.is_ranked == ranked

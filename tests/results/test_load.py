@@ -90,7 +90,7 @@ def test_a_part_of_a_run_that_is_there_whole_is_left_out(folder: Path, order: tu
 
 
 def test_copies_of_a_run_that_went_on_apart_are_told() -> None:
-    """Copies of a run that were resumed apart are reported; two that began in one second share only skipped jobs."""
+    """Copies of a run that were resumed separately are reported. Two runs of one second share only skipped jobs."""
     skip = ended(case(2048), "triton", "skipped", "no time left", resumable=True)
     ours, theirs = (run([*RECORDS, skip, ok(case(2048), "triton", 260.0 + n)]) for n in (0, 1))
     (line,) = went_on_apart([("a", ours), ("b", theirs)])

@@ -130,7 +130,7 @@ def test_variances_are_those_of_the_cards_at_hand_from_some_number_on() -> None:
 
 @pytest.mark.parametrize(("cards", "rounds"), [(1, 1), (3, 1), (3, 4), (12, 1)])
 def test_intervals_hold_the_truth_as_often_as_they_say(cards: int, rounds: int) -> None:
-    """Intervals of the mean of all cells and of one cell have the stated coverage, due to the effect of cards."""
+    """Intervals of the mean of all cells, and of one cell, have the stated coverage: they include cards' effects."""
     rng, times = random.Random(f"{cards}/{rounds}"), 120
     held, without = [0, 0], 0
     for _ in range(times):

@@ -33,7 +33,7 @@ def test_a_case_whose_fastest_cell_is_not_short_is_timed_by_events() -> None:
 
 
 def test_without_a_span_of_one_all_are_timed_by_events() -> None:
-    """Without a span of one cell all are timed by events, as in older files, with spans under 100 us only."""
+    """If one cell has no span, all are timed by events, as in older files, with spans under 100 us only."""
     assert methods(a_cell("triton", 90), a_cell("eager", 110, span=False)) == {"triton": "events", "eager": "events"}
 
 

@@ -27,6 +27,15 @@ def test_an_answer_to_another_request_is_none(tmp_path: Path) -> None:
         worker.ask({}, 10.0)
 
 
+def test_prints_of_the_start_of_python_are_no_answer() -> None:
+    """Lines before the first answer are dropped; a later one takes the place of an answer, and ends the worker."""
+    program = 'for line in ("Loading CUDA 13", "", \'{"number": 1}\', "late"): print(line)\ninput()'
+    worker = WorkerProcess(program=["-c", program])
+    assert worker.ask({}, 20.0) == {}
+    with pytest.raises(WorkerDied, match="printed 'late' instead of the answer"):
+        worker.ask({}, 20.0)
+
+
 ASKS = """
 import sys
 from attnbench.run import process
@@ -84,7 +93,7 @@ def test_a_request_that_a_signal_cuts_arrives_whole() -> None:
 
 
 def test_a_signal_while_a_worker_is_put_away(tmp_path: Path) -> None:
-    """A signal during the end of a worker ends it again; the action for a killed parent does not run."""
+    """A signal that interrupts the end of a worker does not prevent it; the action for a killed parent does not run."""
 
     def terminated(*_: object) -> None:
         raise Interrupted(signal.SIGTERM)
@@ -144,6 +153,7 @@ FORGED = {  # what a kernel prints in place of an answer
     "deep": "'[' * 200_000",
     "a deep question": "'{\"ask\":' + '[' * 200_000",
     "an error that is no text": '\'{"number": 1, "error": {"a": [1]}}\'',
+    "no probe": '\'{"number": 1, "probe": null}\'',
     "a probe that is none": '\'{"number": 1, "probe": {"version": 5}}\'',
     "a list": "'[1]'",
 }

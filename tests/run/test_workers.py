@@ -465,7 +465,12 @@ def attention(q, k, v, *, causal, softmax_scale):
 
 
 @pytest.mark.parametrize(
-    "answer", [{}, {"answers": 5}, {"answers": [[None]]}, {"answers": [[None, {"nbytes": "x"}, 0.4]]}, {"answers": []}]
+    "answer",
+    [{}, {"answers": 5}, {"answers": [[None]]}, {"answers": [[None, {"nbytes": "x"}, 0.4]]}, {"answers": []}]
+    + [
+        {"answers": [[None, {"nbytes": n}, share]]}
+        for n, share in ((8, 0.0), (8, 1e-300), (8, float("nan")), (-1, 0.4))
+    ],
 )
 def test_answers_that_cannot_be_read_support_nothing(answer: dict[str, Any]) -> None:
     (found,) = workers._supports(answer, 1)

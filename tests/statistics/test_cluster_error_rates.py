@@ -25,7 +25,7 @@ def test_units_that_differ_as_the_table_says_are_rarely_far_off(units: int) -> N
 
 @pytest.mark.parametrize(("units", "least"), [(8, 0.6), (32, 0.95)])
 def test_a_unit_that_is_slower_is_found(units: int, least: float) -> None:
-    """A GPU slower by 10 % is an outlier, one by 5 % at least far off, if GPUs differ by half of the table's spread."""
+    """Where units differ by half the table's spread, 10 % slower is an outlier, and 5 % slower at least far off."""
     assert simulated.simulate("one unit is 10 % slower", "half of that", units, 200).found >= 0.9
     assert simulated.simulate("one unit is 5 % slower", "half of that", units, 200).found_far >= least
 

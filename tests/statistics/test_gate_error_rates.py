@@ -33,7 +33,7 @@ def test_the_noise_is_as_wide_as_measured(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_changed_is_no_regression(kind: str) -> None:
-    """Under 1 % of runs without a change regress. At a rate of 5 %, 150 runs show none with a chance of 0.05 %."""
+    """Promise: under 1 % of runs without a change regress. At a rate of 5 %, 150 runs pass with a chance of 0.05 %."""
     assert simulate(kind, Scenario(), RUNS).false_alarms == 0
 
 
@@ -139,7 +139,10 @@ def test_twice_the_margin_is_found_beside_three_runs_of_a_baseline() -> None:
 
 
 def test_another_unit_is_no_regression() -> None:
-    """Another H200 is no regression at a margin of 1 %; judged by rounds alone, a third of the pairs would be."""
+    """Another unit of the model is no regression, in pairs of two H200s' runs at a margin of 1 %.
+
+    Judged by the noise between rounds alone, a third of the pairs would be a regression.
+    """
     runs = [run_file.read(path)[0] for path in sorted((RESULTS / "ci-experiment").glob("alike-*.jsonl"))]
     units = [run.environment.device.uuid for run in runs]
     pairs = [(i, j) for i, j in itertools.combinations(range(len(runs)), 2) if units[i] != units[j]][::4]

@@ -86,7 +86,10 @@ def ratio_of(one: Machine, other: Machine, keys: Sequence[Key]) -> Ratio:
 
 
 def test_pairs_of_an_h200_and_an_h100_agree_with_the_pool(models: list[Cards], machines: list[list[Machine]]) -> None:
-    """Pairs of an H200 and an H100 agree with the pool in 95 %, by kind of work over common cells, and in each cell."""
+    """Pairs of an H200 and an H100 agree with the pool in 95 % of comparisons.
+
+    Compared are kinds of work, over common cells, and single cells.
+    """
     pools = [split_cards.machine(of.values()) for of in models]
     agree: dict[str, list[float]] = {"kind of work": [], "cell": []}
     seen = []

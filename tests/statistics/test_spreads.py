@@ -49,7 +49,7 @@ def read(name: str | Path) -> Run:
 
 
 def test_pairs_of_fresh_runs_are_covered(cards: dict[str, dict[int, list[spreads.Measured]]]) -> None:
-    """All pairs of five fresh runs of each card, and of two by the earlier method, are covered."""
+    """Stated uncertainties cover the differences of all pairs of five fresh runs of each card, and two of method 1."""
     every = [one for by_method in cards.values() for of_method in by_method.values() for one in of_method]
     several = repeated(every)
     assert len(several) == 6

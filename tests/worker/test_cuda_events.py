@@ -56,7 +56,10 @@ def test_a_long_kernel_hides_the_host_itself(gpu: Gpu) -> None:
 
 
 def test_a_batch_in_which_the_device_caught_up_is_discarded(gpu: Gpu) -> None:
-    """The first batch, in which the device waits for launches of 2 ms, is discarded; then the launch time is known."""
+    """A batch in which the device caught up is discarded.
+
+    This is the first batch, in which the host's pace, 2 ms a launch, is not known yet.
+    """
     launches = []
     slow = gpu.kernel(5e-6, 2e-3)
     timer_ = timer()

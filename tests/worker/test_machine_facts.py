@@ -107,7 +107,7 @@ def test_facts_of_a_cpu_that_cannot_be_read_are_left_out(
 
 
 def test_a_rate_by_a_clock_of_coarse_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rate of a call of 0.1 ms is right also by a clock with steps of 4 ms."""
+    """A call of 0.1 ms is timed as 0.1 ms also by a clock with steps of 4 ms."""
     now = 0  # microseconds
 
     def passes(microseconds: int) -> None:

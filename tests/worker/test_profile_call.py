@@ -193,7 +193,7 @@ def test_a_kernel_runs_with_what_was_allocated_at_its_launch() -> None:
 
 
 def test_the_kernels_of_one_session() -> None:
-    """The kernels of one session, as for rank 0 of several, where no call is traced again."""
+    """The kernels of a single profiled call are found, as for rank 0 of several, whose call is not traced again."""
     found = timeline.kernels_of(GPU_EVENTS)
     first, *_ = found["activities"]
     assert first["start"] == 0.0

@@ -89,7 +89,10 @@ def test_out_may_lose_what_the_sums_over_its_keys_do(monkeypatch: pytest.MonkeyP
     ids=str,
 )
 def test_gradients_may_be_those_of_an_out_that_lost_as_much(monkeypatch: pytest.MonkeyPatch, more: Any) -> None:
-    """Gradients may be of an out with the loss. The seed is fixed: in 1 of 100 dsink is too small to show errors."""
+    """Gradients may be right for an out with the loss.
+
+    The seed is fixed, because in 1 of 100 dsink is too small to show errors.
+    """
     monkeypatch.setattr(hard_inputs, "draw_seed", lambda: 0)
     which = case(direction="bwd", **more)
     check = HardInputsCheck(which, CPU)

@@ -64,8 +64,9 @@ def test_a_steady_clock(simulated_cpu: tuple[MeasuringDevice, Clock]) -> None:
 
 @pytest.mark.parametrize(("delay", "slow_calls"), [(0.01, 10), (0.1, 5)])
 def test_slow_at_first(cpu: MeasuringDevice, delay: float, slow_calls: int) -> None:
-    """Fault: the first calls are slow, of which a cell has fewer where they are long. Found: the latency is that of
-    later calls, or the report doubts it.
+    """Fault: the first calls are slow, and a cell of long calls has few others.
+
+    Found: the latency of later calls, or the report doubts it.
     """
     policy = Policy(l2="warm", target=0.3)  # a wide target, so that only two speeds in one series count as noise
     kernel = hidden_costs.SlowAtFirst(delay, slow_calls=slow_calls)

@@ -94,8 +94,10 @@ def test_a_declared_operator_of_little_time(steady_cpu: MeasuringDevice) -> None
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_float32_in_a_half_precision_case(steady_cpu: MeasuringDevice, dtype: str) -> None:
-    """A half-precision case is computed in float32. Own code that declares no kernels may do so, and a fact tells it.
-    Fault: it declares other kernels. Found: wrong-kernel, by the dtypes of operands.
+    """A half-precision case is computed in float32.
+
+    Own code that declares no kernels may do so, and the report says so. Fault: it declares other kernels. Found:
+    wrong-kernel, by the dtypes of operands.
     """
     record = steady_cpu.passes(mislabelled_kernels.in_float32, case(dtype=dtype))
     assert steady_cpu.cautions(record) == []

@@ -81,7 +81,6 @@ class Alibi(Textbook):
 def test_right_kernels_pass(
     steady_cpu: MeasuringDevice, dtype: Any, causal: bool, backend: BackendBase, budget: int
 ) -> None:
-    """No fault."""
     steady_cpu.passes(backend, Case(SHAPE, dtype, "fwd_bwd", causal, alibi=True), QUICK, budget)
 
 

@@ -144,7 +144,7 @@ def test_more_keys_than_launches_show(steady_cpu: MeasuringDevice, monkeypatch: 
     which = dropout_case(p=0.1)
     record = measured(steady_cpu, wrong_dropout.torch_dropout, which)
     assert record.status == "ok", record.reason
-    assert any("8 launches would show it" in note for note in record.notes)
+    assert any("reading it takes 8 launches" in note for note in record.notes)
 
     def only_the_first(q: Any, k: Any, v: Any, given: Case) -> Any:
         kept = torch.rand(wrong_dropout.shape(given)) >= given.dropout_p

@@ -60,7 +60,7 @@ def test_e5m2_operands_are_not_found_but_shown(steady_cpu: MeasuringDevice) -> N
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_clipped_operands(steady_cpu: MeasuringDevice, causal: bool) -> None:
-    """Fault: it uses scales for smaller tensors, so that large values are cut off. Found: wrong."""
+    """Fault: its scales are right for smaller tensors, so that large values are cut off. Found: wrong."""
     steady_cpu.finds_wrong(ClippedOperands(), case(**SIZES, causal=causal))
 
 

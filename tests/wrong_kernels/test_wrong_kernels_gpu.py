@@ -160,8 +160,9 @@ def test_a_wrong_tile_in_one_head_of_a_long_case(gpu: MeasuringDevice, causal: b
 @pytest.mark.parametrize("lengths", [(16384, 16384), (8192, 32768)], ids=str)
 @pytest.mark.parametrize("headdim", [64, 128, 256])
 def test_the_screen_of_long_cases(kernel: str, dtype: Any, lengths: tuple[int, int], headdim: int) -> None:
-    """No fault: torch's other kernel is not wrong where one of them screens it, causal and with grouped heads. Fault:
-    one tile of 64 rows is 10 % too large. Found.
+    """No fault: no kernel of torch is found wrong where another one screens it, causal and with grouped heads.
+
+    Fault: one tile of 64 rows is 10 % too large. Found: wrong.
     """
     which = Case(Shape(2, *lengths, 16, 2, headdim, headdim), dtype, "fwd", True)
     given = inputs.make(which, "cuda", 0)
@@ -251,7 +252,7 @@ def test_work_left_to_canonical(gpu: MeasuringDevice, kernel: Any) -> None:
     """Fault: `canonical` computes the results, or the last of the batch. Found: wrong-kernel."""
     record = gpu.measure(kernel(right_attention.fused), case())
     assert record.status == "wrong-kernel", record.reason
-    assert "nothing ran" in str(record.reason) or "only named" in str(record.reason)
+    assert "nothing ran" in str(record.reason) or "only name its results" in str(record.reason)
 
 
 def test_less_when_captured(gpu: MeasuringDevice) -> None:
@@ -264,7 +265,7 @@ def test_less_when_captured(gpu: MeasuringDevice) -> None:
 
 @pytest.mark.parametrize(("delay", "slow_calls"), [(2e-3, 10), (0.02, 10), (0.1, 5)])
 def test_slow_at_first(gpu: MeasuringDevice, delay: float, slow_calls: int) -> None:
-    """Fault: its first calls are slow. Found: the latency is that of later calls, or a note doubts it."""
+    """Fault: its first calls are slow. Found: the latency of later calls, or a note doubts it."""
     record = gpu.passes(hidden_costs.SlowAtFirst(delay, right_attention.fused, slow_calls), case())
     latency = gpu.value(record, "latency")
     assert latency is not None
@@ -339,8 +340,10 @@ def test_eager_that_is_fused(gpu: MeasuringDevice) -> None:
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("kernel", [mislabelled_kernels.in_float32, wrong_on_gpu.in_tf32])
 def test_float32_in_a_half_precision_case(gpu: MeasuringDevice, dtype: str, kernel: Any) -> None:
-    """A half-precision case is computed in float32 or TF32, which own code may do: a fact tells it. Fault: it declares
-    other kernels. Found: wrong-kernel, by the products' names.
+    """A half-precision case is computed in float32 or TF32.
+
+    Own code may do so, and the report says so. Fault: it declares other kernels. Found: wrong-kernel, by the products'
+    names.
     """
     record = gpu.measure(kernel, case(dtype=dtype))
     print(*record.kernels, sep="\n")
@@ -376,7 +379,7 @@ def test_one_copy_in_the_graph(fresh_gpu: MeasuringDevice, monkeypatch: pytest.M
 
 
 def test_inputs_of_zeros(machine: Environment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fault: inputs are zeros, which draw less power; a worker without a judge makes them. Found: failed."""
+    """Fault: inputs are zeros, which draw less power. Found: failed. The worker makes them, without a judge."""
     alone = MeasuringDevice(Worker(), machine.device, POLICY)
     real = inputs.make
 

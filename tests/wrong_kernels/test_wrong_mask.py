@@ -79,7 +79,6 @@ class Masked(Textbook):
 
 @pairs(mask=MASKS, backend=[Masked(), Eager()], budget=BUDGETS)
 def test_right_kernels_pass(steady_cpu: MeasuringDevice, mask: str, backend: BackendBase, budget: int) -> None:
-    """No fault."""
     steady_cpu.passes(backend, Case(SHAPE, "bf16", "fwd_bwd", True, mask=mask), QUICK, budget)
 
 

@@ -38,7 +38,6 @@ def _one_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pairs(case=CASES.values(), backend=[Paged(), Eager()], budget=BUDGETS)
 def test_right_kernels_pass(steady_cpu: MeasuringDevice, case: Case, backend: Any, budget: int) -> None:
-    """No fault."""
     steady_cpu.passes(backend, case, QUICK, budget)
 
 

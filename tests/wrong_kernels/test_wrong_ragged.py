@@ -34,7 +34,6 @@ def ragged(lengths: Any = UNLIKE, direction: Any = "fwd", dtype: Any = "fp32", c
 def test_right_kernels_pass(
     steady_cpu: MeasuringDevice, lengths: Any, direction: str, dtype: str, causal: bool, backend: Any, budget: int
 ) -> None:
-    """No fault."""
     steady_cpu.passes(backend, ragged(lengths, direction, dtype, causal), QUICK, budget)
 
 

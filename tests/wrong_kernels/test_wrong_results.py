@@ -48,7 +48,7 @@ def test_right_kernels_pass(
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_probabilities_normalised_by_their_log_sum_exp_pass(steady_cpu: MeasuringDevice, direction: str) -> None:
-    """No fault: exp(score - log-sum-exp), as the parts of split keys are; its rounding is in a whole row of out."""
+    """No fault: exp(score - log-sum-exp), as with split keys; its rounding is common to a whole row of out."""
 
     def kernel(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
         k = k.repeat_interleave(q.shape[2] // k.shape[2], dim=2)

@@ -87,7 +87,6 @@ class Sink(Textbook):
 def test_right_kernels_pass(
     steady_cpu: MeasuringDevice, direction: Any, dtype: Any, causal: bool, backend: BackendBase, budget: int
 ) -> None:
-    """No fault."""
     steady_cpu.passes(backend, Case(SHAPE, dtype, direction, causal, sink=True), QUICK, budget)
 
 
@@ -98,7 +97,7 @@ def test_right_kernels_pass(
     budget=BUDGETS,
 )
 def test_another_sink(steady_cpu: MeasuringDevice, direction: Any, causal: bool, changes: Any, budget: int) -> None:
-    """Fault: the sink is ignored, scaled, or that of another head. Found: wrong."""
+    """Fault: the sink is ignored, scaled, or another head's. Found: wrong."""
     steady_cpu.finds_wrong(Sink(changes), Case(SHAPE, "bf16", direction, causal, sink=True), budget=budget)
 
 

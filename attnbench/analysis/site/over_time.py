@@ -83,7 +83,7 @@ def table(site: Findings, found: list[Change]) -> Table:
                 str(len(change.keys)),
                 _version(change.before, change.keys),
                 _version(change.machine, change.keys),
-                file_links(site, (of.cells[key] for of in (change.before, change.machine) for key in change.keys)),
+                file_links(site, (of.cells[key] for of in (change.before, change.machine) for key in change.keys), 0),
             )
         )
     columns = (

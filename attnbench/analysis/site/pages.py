@@ -264,7 +264,11 @@ def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
     return replace(
         shown,
         title=pair.title,
-        blocks=(pair_chart(site, pair), *linked(site, pair.comparison, shown.blocks), files_table(both)),
+        blocks=(
+            pair_chart(site, pair, with_files=True),
+            *linked(site, pair.comparison, shown.blocks),
+            files_table(both),
+        ),
         appendix=(*shown.appendix, *_compared(site, "compare", *given, "--to", pair.labels[1], "--all")),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from attnbench.analysis.compare.answer import ratio_text
 from attnbench.analysis.compare.figures import Figures
@@ -20,7 +20,7 @@ from attnbench.results import case_names
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell, Key
 
-MOST_SOURCES = 2  # linked run files for a figure
+MOST_SOURCES = 2  # run files for a figure that are shown; the others are folded
 LEAST_AXIS = 0.02  # to both sides of 1x
 UNLIKE = "†"  # beside a ratio of two GPUs, each with its own backend
 MOST_NAMED = 3  # backends in a sentence
@@ -61,10 +61,10 @@ def sources(site: Findings, machine: Machine, key: Key) -> tuple[Span, ...] | st
     return _links(site.sources(machine.cells[key]))
 
 
-def file_links(site: Findings, cells: Iterable[Cell]) -> tuple[Span, ...] | str:
-    """Return links to the pages of the run files behind the figures of some cells, as `sources` does."""
+def file_links(site: Findings, cells: Iterable[Cell], shown: int = MOST_SOURCES) -> tuple[Span, ...] | str:
+    """Return links to the pages of the run files behind the figures of some cells, those after `shown` folded."""
     found = {file.address: file for cell in cells for file in site.sources(cell)}
-    return _links(sorted(found.values(), key=lambda file: file.run.started, reverse=True))
+    return _links(sorted(found.values(), key=lambda file: file.run.started, reverse=True), shown)
 
 
 def run_links(site: Findings, runs: Iterable[Run]) -> tuple[Span, ...] | str:
@@ -72,10 +72,10 @@ def run_links(site: Findings, runs: Iterable[Run]) -> tuple[Span, ...] | str:
     return _links(site.files_of(runs))
 
 
-def _links(found: Sequence[RunFile]) -> tuple[Span, ...] | str:
-    links = joined([link(_day(file), file.address)] for file in found[:MOST_SOURCES])
-    more = len(found) - MOST_SOURCES
-    return (*links, Span(f" and {more} more")) if more > 0 else links or NOTHING
+def _links(found: Sequence[RunFile], shown: int = MOST_SOURCES) -> tuple[Span, ...] | str:
+    links, more = (joined([link(_day(file), file.address)] for file in of) for of in (found[:shown], found[shown:]))
+    told = f"and {len(found) - shown} more" if links else count(len(found), "file")
+    return (*links, Span(told, folded=more)) if more else links or NOTHING
 
 
 def _day(file: RunFile) -> str:
@@ -256,8 +256,11 @@ def ratio_bar(ratio: Ratio, low: float, high: float, label: str, group: int = 0)
     return Bar(at(first), at(last), group, known, label=label)
 
 
-def pair_chart(site: Findings, pair: Pair) -> Table:
-    """Return the speed ratio of a pair as a bar with its interval, for each kind of work."""
+def pair_chart(site: Findings, pair: Pair, *, with_files: bool = False) -> Table:
+    """Return the speed ratio of a pair as a bar with its interval, for each kind of work.
+
+    `with_files` adds the run files behind each.
+    """
     other, home = pair.labels
     c = pair.comparison
     bursts = [figures for figures in c.figures if not figures.sustained]
@@ -285,6 +288,7 @@ def pair_chart(site: Findings, pair: Pair) -> Table:
                 ratio_text(ratio),
                 bar,
                 str(len(figures.cases)),
+                *([file_links(site, _cells(figures), 0)] if with_files else []),
             )
         )
     columns = (
@@ -293,12 +297,18 @@ def pair_chart(site: Findings, pair: Pair) -> Table:
         Column(f"speed / {home}"),
         Column(f"{low:.2f}x to {high:.2f}x"),
         Column("cases", "right", optional=1),
+        *([Column("run files", optional=1)] if with_files else []),
     )
     note = (
         f"Bars begin at 1x, as fast as {home}; to the left is slower. Thin lines: 95 % interval, cards included. "
         "Geometric means in bursts."
     )
     return Table(f"speed-{site.pair(pair)}", columns, tuple(rows), f"{other} against {home}, by kind of work", note)
+
+
+def _cells(figures: Figures) -> Iterator[Cell]:
+    """Yield the cells behind a total of all machines."""
+    return (figures.machines[label].cells[key] for label, of in figures.chosen.items() for key in of.values())
 
 
 def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Table:

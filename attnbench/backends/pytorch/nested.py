@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attnbench.backends.base import backward_prepared
-from attnbench.core.backend import Inputs, Prepared, Unsupported, cu_seqlens
+from attnbench.backends.base import backward_prepared, no_backward
+from attnbench.core.backend import Inputs, Prepared, cu_seqlens
 from attnbench.core.case import Case
 
 if TYPE_CHECKING:
@@ -73,8 +73,8 @@ def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Te
     def grads(out: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
         try:
             return tuple(map(packed, torch.autograd.grad(out, leaves, dout, retain_graph=keep)))
-        except NotImplementedError as refusal:
-            raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
+        except RuntimeError as refusal:
+            raise no_backward(refusal) from None
 
     def named(out: Tensor, *found: Tensor) -> dict[str, Tensor]:
         return dict(zip(("out", "dq", "dk", "dv"), (packed(out), *found), strict=True))

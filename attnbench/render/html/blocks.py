@@ -66,6 +66,8 @@ def spans(line: Line) -> Markup:
 def _span(span: Span) -> str:
     tag = "strong" if span.style == "strong" else "span"
     styled = element(tag, span.text, class_=span.style) if span.style else span.text
+    if span.folded:
+        return element("details", element("summary", styled), " ", spans(span.folded), class_="more")
     return element("a", styled, href=span.link) if span.link else styled
 
 

@@ -82,8 +82,12 @@ def scrolling(table: Markup, label: str, class_: str = "scroll") -> Markup:
 
 def script_data(id: str, value: Any) -> Markup:
     """Return a script element that holds data as JSON; nothing in the data can end the element."""
-    text = json.dumps(shown(value), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    return element("script", Markup(text.replace("<", "\\u003c")), type="application/json", id=id)
+    return element("script", Markup(as_json(value).replace("<", "\\u003c")), type="application/json", id=id)
+
+
+def as_json(value: Any) -> str:
+    """Return data as JSON in the least characters."""
+    return json.dumps(shown(value), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
 def shown(value: Any) -> Any:

@@ -24,18 +24,20 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 POLICY_WITH_SCRIPTS = f"{POLICY}; script-src 'unsafe-inline' 'unsafe-eval'; img-src data:"  # Vega compiles expressions
 POLICY_OF_SITE = "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-eval'; img-src data:"
 SHEET_CHART = (300, 150)  # pixels: width and height of a chart on a sheet of A4
-TABLES = "tables.js"  # the script of every page of a site
+SITE_SCRIPTS = ("shared.js", "tables.js")  # of every page of a site
+PARTS = "parts.js"  # of a site: the parts of specifications that its pages share
 
 
 @dataclass(frozen=True)
 class Frame:
     """The parts of a page of a site: links to other pages as (text, address), its own address, and the assets.
 
-    `assets` is the address of the folder of the style sheet and the scripts.
+    `assets` is the address of the folder of the style sheet and the scripts; the charts of all pages share `parts`.
     """
 
     links: tuple[tuple[str, str], ...]
     address: str
+    parts: interactive.Parts
     assets: str = "assets"
 
 
@@ -82,23 +84,26 @@ def render(document: Document, frame: Frame | None = None) -> str:
             class_=None if charts or (beside and not frame) else "above" if beside else "alone",
         ),
         _sheet(document.sheet) if document.sheet else "",
-        interactive.scripts(charts, frame.assets if frame else "") if charts else "",
+        interactive.scripts_data(charts, frame.parts if frame else None) if charts else "",
         line_charts.data(document.charts) if document.charts else "",
-        *_line_scripts(document, frame),
-        element("script", src=f"{frame.assets}/{TABLES}") if frame else "",
+        *_scripts(document, frame),
     )
     head = _head(document, frame)
     return "<!doctype html>\n" + element("html", lines(head, element("body", body)), lang="en") + "\n"
 
 
-def _line_scripts(document: Document, frame: Frame | None) -> list[Markup]:
-    """Return the scripts that draw line charts, without those that the charts of the page bring along."""
-    names = [name for name in line_charts.SCRIPTS if not (document.page and name in interactive.SCRIPTS)]
-    if not document.charts:
-        return []
-    if frame:
-        return [element("script", src=f"{frame.assets}/{name}") for name in names]
-    return [element("script", interactive.script(name)) for name in names]
+def _scripts(document: Document, frame: Frame | None) -> list[Markup]:
+    """Return the scripts of a page in their order: in the page, or in the folder of a site."""
+    names = [
+        *(interactive.SCRIPTS if document.page else ()),
+        *(line_charts.SCRIPTS if document.charts else ()),
+        *(SITE_SCRIPTS if frame else ()),
+    ]
+    if frame is None:
+        return [element("script", interactive.script(name)) for name in dict.fromkeys(names)]
+    if document.page:
+        names.insert(1, PARTS)
+    return [element("script", src=f"{frame.assets}/{name}") for name in dict.fromkeys(names)]
 
 
 def _sheet(sheet: Document) -> Markup:

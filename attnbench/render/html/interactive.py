@@ -7,7 +7,6 @@ table shows its first rows only, so that a page of 5,000 cells opens in two seco
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +14,10 @@ from attnbench.core.formats import digits, duration, megahertz, percent, size, t
 from attnbench.render.html import palette, vega_spec
 from attnbench.render.html.charts import Charts, Row
 from attnbench.render.html.elements import Markup, Part, asset, element, filled, lines, script_data, scrolling, section
-from attnbench.render.html.figures import Spec, VegaFigure, drawable
+from attnbench.render.html.figures import VegaFigure, drawable
 from attnbench.results.metrics import METRICS
 
-SCRIPTS = ("vega.min.js", "vega-lite.min.js", "charts.js")  # files of assets/, in the order in which a page runs them
+SCRIPTS = ("shared.js", "vega.min.js", "vega-lite.min.js", "charts.js")  # in assets/, in the order of a page
 PANEL = (340, 210)  # width and height in pixels, before charts.js fits panels to the width of the page
 # (field of a row, heading, how charts.js writes it, what it is)
 COLUMNS: tuple[tuple[str, str, str, str], ...] = (
@@ -70,6 +69,31 @@ FILTERS: Mapping[str, str] = {  # field of a row -> the title of its checkboxes
     "pass": "Pass",
     "other": "Other",
 }
+
+
+class Parts:
+    """Parts of specifications and columns, each once: figures, layers and the pages of a site have most in common.
+
+    Written out, they would be most of a page. A part may hold parts.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+        self._places: dict[str, int] = {}  # part as text -> its place
+
+    def packed(self, item: Any) -> Any:
+        """Return an item with {"part": i} in the place of each part that is worth it."""
+        if isinstance(item, dict):
+            item = {name: self.packed(one) for name, one in item.items()}
+        elif isinstance(item, list | tuple):
+            item = [self.packed(one) for one in item]
+        text = json.dumps(item)
+        if not isinstance(item, dict | list) or len(text) < _WORTH_A_PART:
+            return item
+        if text not in self._places:
+            self._places[text] = len(self.found)
+            self.found.append(item)
+        return {"part": self._places[text]}
 
 
 def filters(charts: Charts) -> Markup:
@@ -155,15 +179,9 @@ def _table() -> Part:
     )
 
 
-def scripts(charts: Charts, folder: str = "") -> Markup:
-    """Return the element for tips, the data, Vega, and the script that draws.
-
-    `folder` is the address of the folder of a site that has the scripts; without one they are in the page.
-    """
-    each = (
-        element("script", src=f"{folder}/{name}") if folder else element("script", script(name)) for name in SCRIPTS
-    )
-    return lines(element("div", id="tip", role="status", hidden=True), script_data("data", data(charts)), *each)
+def scripts_data(charts: Charts, of_site: Parts | None = None) -> Markup:
+    """Return the element for tips, and the data that charts.js reads."""
+    return lines(element("div", id="tip", role="status", hidden=True), script_data("data", data(charts, of_site)))
 
 
 def script(name: str) -> Markup:
@@ -171,16 +189,14 @@ def script(name: str) -> Markup:
     return Markup(asset(name).partition("//# sourceMappingURL")[0])
 
 
-def data(charts: Charts) -> dict[str, Any]:
-    """Return the data that charts.js reads."""
+def data(charts: Charts, of_site: Parts | None = None) -> dict[str, Any]:
+    """Return the data that charts.js reads; in a site the parts of specifications go to those that its pages share."""
     every = {name: [row[name] for row in charts.rows] for name in next(iter(charts.rows), ())}
     alike = {name: values[0] for name, values in every.items() if all(value == values[0] for value in values)}
     coded = {name: _coded(values) for name, values in every.items() if name not in alike and _is_text(values)}
     marks = palette.backend_marks(charts.backends)
     drawn = drawable(charts)
-    specs = [vega_spec.spec(figure, charts, PANEL, 1, legend=False) for figure in drawn]
-    configs = [spec.pop("config") for spec in specs]  # all are equal
-    packed, parts = _shared(specs)
+    parts = of_site or Parts()
     return {
         "number": len(charts.rows),
         "fields": {name: values for name, values in every.items() if name not in alike and name not in coded},
@@ -193,8 +209,10 @@ def data(charts: Charts) -> dict[str, Any]:
             for name, mark in marks.items()
         ],
         "columns": [
-            dict(zip(("field", "title", "kind", "doc"), column, strict=True))
-            | {"better": METRICS[column[0]].better if column[0] in METRICS else None}
+            parts.packed(
+                dict(zip(("field", "title", "kind", "doc"), column, strict=True))
+                | {"better": METRICS[column[0]].better if column[0] in METRICS else None}
+            )
             for column in COLUMNS
             if column[0] in ALWAYS_SHOWN or _says_something(column[0], {*every.get(column[0], ())})
         ],
@@ -205,12 +223,11 @@ def data(charts: Charts) -> dict[str, Any]:
                 "panel": figure.panel,
                 "lines": figure.lines,
                 "field": figure.field,
-                "spec": spec,
+                "spec": parts.packed(vega_spec.spec(figure, charts, PANEL, 1, legend=False)),
             }
-            for figure, spec in zip(drawn, packed, strict=True)
+            for figure in drawn
         ],
-        "parts": parts,
-        "config": next(iter(configs), {}),
+        "parts": None if of_site else parts.found,
     }
 
 
@@ -222,42 +239,6 @@ def _coded(values: Sequence[str | None]) -> dict[str, list[Any]]:
     """Return the distinct values, and each row's index into them: names of panels and cases recur in many rows."""
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
     return {"of": [*places], "at": [places[value] for value in values]}
-
-
-def _shared(specs: Sequence[Spec]) -> tuple[list[Any], list[Any]]:
-    """Return specifications with {"part": i} for each part that occurs in them more than once, and the parts.
-
-    Charts and their layers have most in common; written out, they would be most of a page. A part may contain parts.
-    """
-    number = Counter[str]()
-
-    def counted(item: Any) -> None:
-        number[json.dumps(item)] += 1
-        for inner in item.values() if isinstance(item, dict) else item:
-            if isinstance(inner, dict | list | tuple):
-                counted(inner)
-
-    counted(specs)
-    places: dict[str, int] = {}
-    parts: list[Any] = []
-
-    def packed(item: Any) -> Any:
-        if not isinstance(item, dict | list | tuple):
-            return item
-        text = json.dumps(item)
-        if number[text] < 2 or len(text) < _WORTH_A_PART:
-            return inside(item)
-        if text not in places:
-            parts.append(inside(item))
-            places[text] = len(parts) - 1
-        return {"part": places[text]}
-
-    def inside(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {name: packed(one) for name, one in item.items()}
-        return [packed(one) for one in item]
-
-    return inside(specs), parts
 
 
 def _says_something(field: str, values: Collection[Any]) -> bool:

@@ -16,7 +16,7 @@ from attnbench.render.html.elements import Markup, Part, asset, element, script_
 from attnbench.render.html.figures import Spec
 from attnbench.render.html.palette import DASHES, SERIES, color
 
-SCRIPTS = ("vega.min.js", "vega-lite.min.js", "line_charts.js")  # in assets/, in the order in which a page runs them
+SCRIPTS = ("shared.js", "vega.min.js", "vega-lite.min.js", "line_charts.js")  # in assets/, in the order of a page
 HEIGHT = 300  # pixels; assets/line_charts.js sets the width
 DATA = "line-charts"
 ROOM = 24  # pixels beside the points at the ends of the axis, for their labels

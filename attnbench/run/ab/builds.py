@@ -27,7 +27,8 @@ def builds(
     """Return the builds that --a and --b name.
 
     `patterns` are the backends that two interpreters run, `pythons` the interpreters given for code, and `suite` the
-    suite's interpreters. Raises UserError for other text than an interpreter or code, and for one of each.
+    suite's interpreters. Raises UserError for text that is neither an interpreter nor code, and for an interpreter on
+    one side and code on the other.
     """
     if is_code(a) != is_code(b):
         code, option, other = (a, "--b", b) if is_code(a) else (b, "--a", a)

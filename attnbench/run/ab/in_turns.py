@@ -45,7 +45,7 @@ class Request:
     out: Path | None = None  # the folder of the run files
     argv: tuple[str, ...] = ()
     allow_busy: bool = False  # also measure on a GPU that other processes use
-    cell: str = ""  # the full name of the only cells measured, or a glob
+    cell: str = ""  # the full name, or a glob, of the only cells to measure
 
 
 class TooShortError(UserError):
@@ -54,7 +54,7 @@ class TooShortError(UserError):
 
 @dataclass(frozen=True)
 class Measured:
-    """The end of the measurement of an A/B. `paths` is empty where the gate refused it."""
+    """The result of measuring an A/B. `paths` is empty where the gate refused it."""
 
     runs: tuple[Run, Run]
     paths: tuple[Path, ...] = ()
@@ -68,7 +68,7 @@ def prepare(
 ) -> tuple[Resolved, tuple[Build, Build], Sequence[Environment]]:
     """Return the resolved suite of an A/B, its two builds, and the environment of each. Raises UserError.
 
-    With `on_gpus` its metrics need a GPU.
+    `on_gpus` is whether its metrics need a GPU.
     """
     device = parse_device(request.device)
     suite = load_suite(request.suite)

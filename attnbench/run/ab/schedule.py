@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from attnbench.core.errors import EXIT_REGRESSION, EXIT_WRONG_RESULT
 from attnbench.results.cells import Key
 
-LOOKS = (4, 6, 8, 12, 16, 24, 32)  # pairs after which cells are judged
+LOOKS = (4, 6, 8, 12, 16, 24, 32)  # the looks: numbers of pairs of turns after which all cells are judged
 
 # Forecast seconds until the workers of a turn are ready, by kind of device; later turns use the measured time.
 START = {"cuda": 10.0, "cpu": 3.0, "fake": 0.2}
@@ -22,7 +22,7 @@ def order(pair: int) -> tuple[int, int]:
 
 
 def to_look(pair: int) -> int:
-    """Return the number of pairs until the next look, this one included."""
+    """Return the number of pairs until the next of LOOKS, this pair included."""
     return next(look for look in LOOKS if look > pair) - pair
 
 
@@ -50,7 +50,7 @@ def certain(exit_code: int, at_look: bool) -> bool:
     """Return whether more rounds cannot improve an exit code, so that measuring them is useless.
 
     A wrong result ends an A/B after its pair of turns. A cell that fails, is missing or has regressed ends it at a
-    look, when all other cells are judged too; a regression found at a look is final. Stopping only omits looks, so the
-    error rates hold (gate/repeated_looks.py).
+    look, when all other cells are judged too; a regression found at a look is final. Ending early only leaves out
+    looks, so the error rates hold (gate/repeated_looks.py).
     """
     return exit_code == EXIT_WRONG_RESULT or (at_look and exit_code == EXIT_REGRESSION)

@@ -30,7 +30,7 @@ class AbObserver(Protocol):
         """Take the two runs without records, the number of measured cells, the run files, and notes."""
 
     def turn(self, number: int, side: str, jobs: int, open_cells: int, left: float) -> None:
-        """Take a turn that begins: number, side, number of jobs and of open cells, and the seconds left."""
+        """Take a turn that begins: its number, side, jobs, the number of open cells, and the seconds left."""
 
     def started(self, job: Job) -> None:
         """Take a job whose measurement begins."""
@@ -44,14 +44,14 @@ class AbObserver(Protocol):
 
 @dataclass(frozen=True)
 class Standing:
-    """A gate's present judgement of an A/B: the cells that more rounds may decide, and the exit code."""
+    """A gate's present judgement of an A/B: the open cells, which more rounds may decide, and the exit code."""
 
     open: set[Key]
     exit_code: int
 
 
 class Gate(Protocol):
-    """Judges two runs of an A/B: before it is measured, and while it is."""
+    """Judges the two runs of an A/B, before and during the measurement."""
 
     def refuses(self, a: Run, b: Run) -> bool:
         """Return whether the builds differ in more than the code under test, so that nothing is measured."""
@@ -66,7 +66,7 @@ class Half:
 
     session: Session
     recording: Recording
-    jobs: Sequence[Job]  # of all rounds; the run's plan has the first round
+    jobs: Sequence[Job]  # jobs of all rounds; the run's plan has only the first round
 
     @property
     def run(self) -> Run:
@@ -103,8 +103,8 @@ class Turns:
         self._skip_unable(costs)
         for pair in range(LOOKS[-1]):
             left = self.deadline - self.clock()
-            # Before the first pair the times are forecasts, which may be twice too long, and a dropped cell does not
-            # come back; therefore fewer pairs must fit.
+            # Before the first pair the times are forecasts, which may be twice too long, and a cell that is dropped
+            # does not return. So fewer pairs must fit.
             ahead = to_look(pair) if pair else LOOKS[0] // 2
             kept = affordable(costs, self._start, ahead, left)
             self._leave_out(pair, set(costs) - kept)
@@ -116,7 +116,7 @@ class Turns:
             self.pairs = pair + 1
             at_look = self.pairs in LOOKS
             if not pair or at_look or self._wrong():
-                standing = self.standing()  # also after the first pair, for faults of the metrics
+                standing = self.standing()  # after the first pair too, to report faults of the metrics early
                 if at_look:
                     going = {key: cost for key, cost in costs.items() if key in standing.open}
                     self.observer.looked(self.pairs, len(costs) - len(going), len(going))
@@ -168,14 +168,14 @@ class Turns:
         return a, b
 
     def _skip_unable(self, costs: Mapping[Key, float]) -> None:
-        """Write skips, with their reasons, of the cells that neither side can run to the run files."""
+        """Write a skip with its reason to the run files, for each cell that neither side can run."""
         for half in self.halves:
             for job in half.run.plan:
                 if (job.case, job.backend) not in costs:
                     half.recording.add(skipped_record(job))
 
     def _leave_out(self, pair: int, late: set[Key]) -> None:
-        """Give up the cells for which there is no time; cells without any round get a record with this reason."""
+        """Give up the cells for which there is no time; cells without any round get a record that says so."""
         self.late |= late
         reason = f"no room for it within the time limit of {format_duration(self.time_limit)} (--time-limit)"
         for half in self.halves if not pair else ():

@@ -1,9 +1,9 @@
 """The use of each unit of a GPU in each kernel of a call, by Nsight Compute's counters.
 
-COUNTERS is the table of figures: each one's name here, ncu's names for it (the first one that the GPU has counts, as
-names differ by architecture), and its format. ncu's names are from the Nsight Compute documentation (Metrics Guide and
-Metrics Structure) and from the sections shipped with ncu, for compute capability 7.0 to 10.0. On Hopper the tensor
-pipe's cycles include wgmma. Counters that a GPU lacks are left out.
+COUNTERS has for each counter its name here, the names of ncu (the first one that the GPU has counts, as names differ by
+architecture), and its format. ncu's names are from the Nsight Compute documentation (Metrics Guide and Metrics
+Structure) and from the sections shipped with ncu, for compute capability 7.0 to 10.0. On Hopper the tensor pipe's
+cycles include wgmma. Counters that a GPU lacks are left out.
 
 The counters take several passes: ncu runs each kernel again with its memory restored. They are read in a run of their
 own, so that the traffic of ncu.py needs one pass.
@@ -31,7 +31,7 @@ UNITS |= {"second": 1.0, "s": 1.0, **ncu.UNITS}
 
 @dataclass(frozen=True)
 class Counter:
-    """One figure of a kernel: its name here, ncu's names for it in order of preference, and its format."""
+    """One counter of a kernel: its name here, ncu's names for it in order of preference, and its format."""
 
     label: str
     metrics: tuple[str, ...]

@@ -53,7 +53,7 @@ FORECASTS = 20  # the time limit of a profile, in forecasts of a measured cell
 class HostWork:
     """The host's work in one call (worker/timeline.py)."""
 
-    operators: int = 0  # of torch, nested ones included
+    operators: int = 0  # torch's operators, nested ones included
     launches: int = 0  # launches of kernels and graphs
     waits: Mapping[str, int] = field(default_factory=dict)  # operator or runtime call -> number of its waits
     allocations: int = 0  # allocations by torch's allocator
@@ -80,19 +80,19 @@ class Profile:
     wrong: str | None = None  # why its results or its kernels are wrong
     limits: tuple[str, ...] = ()
     host_bound: bool = False
-    compute: tuple[float, ...] = ()  # with several ranks: the call without its communication
-    enqueue: tuple[float, ...] = ()  # the host's time of launching one call
-    in_graph: tuple[float, ...] = ()  # calls in a CUDA graph
+    compute: tuple[float, ...] = ()  # seconds of calls without communication, with several ranks
+    enqueue: tuple[float, ...] = ()  # seconds in which the host launches one call
+    in_graph: tuple[float, ...] = ()  # seconds of calls in a CUDA graph
     host: HostWork = HostWork()
     what: str = "kernels"  # the kind of `activities`: "kernels" or "operators"
     activities: tuple[Activity, ...] = ()
     length: float = 0.0  # seconds of the call with these `activities`
-    spans: tuple[float, ...] = ()  # of all traced calls, by CUPTI
-    traced: tuple[float, ...] = ()  # the same calls by CUDA events
+    spans: tuple[float, ...] = ()  # seconds of each traced call, by CUPTI
+    traced: tuple[float, ...] = ()  # seconds of the same calls, by CUDA events
     memory: tuple[tuple[float, float], ...] = ()  # (seconds since the call's start, bytes allocated from then on)
     kept: Mapping[str, str] = field(default_factory=dict)  # kind -> written file
     traffic: ncu.Traffic | None = None
-    counters: tuple[unit_counters.KernelCounters, ...] = ()  # of the kernels of one call
+    counters: tuple[unit_counters.KernelCounters, ...] = ()  # counters of the kernels of one call
     notes: tuple[str, ...] = ()
 
     @property
@@ -289,7 +289,7 @@ def profile_backends(
 
 @dataclass(frozen=True)
 class Addition:
-    """A tool of NVIDIA's that adds to each profile after the end of the workers."""
+    """A tool of NVIDIA's that adds data to each profile, after the workers have ended."""
 
     what: str  # its name in notes
     says: str  # the message while it runs; {} is the backend

@@ -16,7 +16,7 @@ COPY_BYTES = {"cuda": 2**30, "cpu": 2**26}  # bytes read and written
 
 EXP_BLOCKS, EXP_THREADS = 8, 256  # blocks that fill each multiprocessor, and threads of a block
 
-Collect = Callable[[Callable[[], Any]], Sequence[float]]  # a launch -> the seconds of some calls
+Collect = Callable[[Callable[[], Any]], Sequence[float]]  # function from a launch to the seconds of some calls of it
 
 
 def matmul(collect: Collect, device: torch.device, dtype: torch.dtype) -> list[float]:

@@ -23,7 +23,7 @@ from attnbench.worker.measure import device_kernels
 SPIN_SECONDS = 2e-4  # seconds of a reading of the clock; exact to 1 MHz where `globaltimer` ticks every 32 ns
 FALLBACK_HZ = 2e9  # cycles per second of torch's own spin kernel, where the clock is unknown
 WAKE_SECONDS = 0.025  # seconds of work that raise the low clock after a long pause
-OVERSHOOT = 1.1  # the highest valid reading over WAKE_SECONDS, in NVML's highest clocks
+OVERSHOOT = 1.1  # the highest valid reading over WAKE_SECONDS, as a multiple of NVML's highest clock
 
 
 class ClockGauge:

@@ -21,9 +21,9 @@ from attnbench.worker.measure.sampling import Alone, BatchClock, Together, do_no
 
 HIDING_SECONDS = 2e-4  # seconds of a spin that hides the host for one launch
 MAX_SPIN = 0.05  # seconds of the longest spin
-EMPTY_SAMPLE = 1e-4  # most seconds of the host for a sample without its launch
-MAX_RISE = 2  # of the host's pace by a single sample, over the known pace
-MAX_TRIES = 8  # batches until the host stays ahead; each try uses the pace of the last
+EMPTY_SAMPLE = 1e-4  # assumed seconds of the host for a sample without its launch
+MAX_RISE = 2  # factor by which a single sample may raise the known pace of the host
+MAX_TRIES = 8  # batches until the host stays ahead; each try uses the pace of the last try
 
 
 class EventTimer:
@@ -40,7 +40,7 @@ class EventTimer:
         self._host_seconds = EMPTY_SAMPLE  # the host's seconds to enqueue a sample, updated by each batch
         self._before_seconds = 0.0
         self._calibrated = False
-        self.best_clock = 0.0  # the highest, in Hz, while next to nothing ran
+        self.best_clock = 0.0  # the highest clock in Hz while next to nothing ran
         self.reset()
 
     def calibrate(self) -> None:
@@ -54,7 +54,7 @@ class EventTimer:
         self._note_clock(self.gauge.now_hz())
 
     def expect(self, enqueue: float) -> None:
-        """Expect the host to take `enqueue` seconds for the next launch, so that its first sample need not be retried.
+        """Expect the host to take `enqueue` seconds for the next launch, so that its first sample need not be repeated.
 
         Each batch updates this estimate; 0 means unknown.
         """
@@ -65,10 +65,10 @@ class EventTimer:
         """Forget the last cell's records of the host and the clock."""
         self.host_bound = False  # whether some samples contain waits of the device for the host
         self.enqueue: list[float] = []  # the host's seconds to enqueue each launch
-        self.clocks: list[BatchClock] = []  # of each batch; empty where the gauge has a fault
+        self.clocks: list[BatchClock] = []  # the clock of each batch; empty where the gauge has a fault
 
     def samples(self, launch: Callable[[], Any], n: int) -> list[float]:
-        """Return the seconds of n launches, or of fewer where the longest spin keeps the host ahead only of fewer."""
+        """Return the seconds of n launches; of fewer where the longest spin cannot keep the host ahead for n."""
         self.calibrate()
         n = max(1, min(n, int(MAX_SPIN / (1.5 * self.together.most(self._host_seconds)))))
         for _ in range(MAX_TRIES):

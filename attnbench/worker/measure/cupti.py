@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MARK = "attnbench.mark"
 WAITS = ("StreamWaitEvent", "Synchronize")  # parts of names of calls that make a stream or the host wait
 HIDING_SECONDS = 3e-3  # least seconds of a spin that hides the host; a second session is ten times as slow
-MAX_TRIES = 4  # sessions until the host stays ahead; each try uses the pace of the last
+MAX_TRIES = 4  # sessions until the host stays ahead; each try uses the pace of the last try
 
 
 class Untraceable(Exception):

@@ -19,7 +19,7 @@ from attnbench.core import stats
 from attnbench.worker.measure.nvml import GpuState
 
 BATCH_SECONDS = 0.05  # seconds of launches between two readings of the time
-MAX_DRIFT = 0.01  # of the time per call between the halves of a steady window
+MAX_DRIFT = 0.01  # relative change of the time per call between the halves of a steady window
 MIN_WINDOW = 2.0  # least seconds of steady work
 POLL_SECONDS = 0.004  # seconds between two readings of the energy counter
 

@@ -45,7 +45,7 @@ class CudaMemory:
         self.is_shared = False  # whether other workers of the run use the device at the same time
 
     def count_judge(self, nbytes: int) -> None:
-        """Keep the number of bytes that the judge has taken, which do not count as a launch's."""
+        """Keep the number of bytes that the judge has taken, so that they do not count for a launch."""
         self._of_judge += nbytes
 
     def empty_cache(self) -> None:
@@ -72,7 +72,7 @@ class CudaMemory:
 
     @contextmanager
     def job_window(self) -> Iterator[None]:
-        """Open the window of one job. Outside memory taken in it and not given back counts in later jobs."""
+        """Open the window of one job. Memory taken outside torch in it, and not given back, counts in later jobs."""
         self._window = self._taken_outside_torch()
         try:
             yield
@@ -142,7 +142,8 @@ class CpuMemory:
     """The memory of this process on the host.
 
     For the latest launch, `in_other_threads` is whether other Python threads worked, and `given_out` the total of bytes
-    that torch's allocator gave out. The C library may keep freed ones, but the process grows by no more.
+    that torch's allocator gave out. The C library may keep freed blocks, but the process grows by no more than this
+    total.
     """
 
     in_other_threads = False
@@ -191,7 +192,7 @@ class CpuMemory:
 
 
 class PythonThreads:
-    """A watch whether Python threads other than the launching one use the CPU in a launch: a pool's, or new ones.
+    """Watches whether Python threads other than the launching one use the CPU in a launch: a pool's, or new ones.
 
     Torch's profiler sees no allocation in them. Torch's own threads, which share a loop of one operator, do not count.
     """

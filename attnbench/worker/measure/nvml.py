@@ -104,11 +104,11 @@ class GpuState:
         return tuple(name for bit, name in LIMITS.items() if mask & bit)
 
     def busy_with_others(self) -> float | None:
-        """Return the share of time, 0 to 1, in which other work ran on the GPU while this process leaves it idle.
+        """Return the share of time, 0 to 1, in which other work ran on the GPU while this process left it idle.
 
-        It takes half a second on an idle GPU, and else 2 s, of which the last counts. It needs no names of processes,
-        which some containers hide; memory of an idle process does not count. None where NVML does not tell, as for a
-        MIG slice.
+        It takes half a second on an idle GPU, else 2 s, of which the last second counts. It needs no names of
+        processes, which some containers hide; memory of an idle process does not count. None where NVML does not tell,
+        as for a MIG slice.
         """
         zeros = 0
         counted: list[float] = []

@@ -29,13 +29,13 @@ from attnbench.core.policy import Policy
 
 MAX_BATCH = 32  # most launches queued at once; the driver's queue holds 1024 kernels
 WARM_TOLERANCE = 0.02  # the difference of two successive readings that ends a warm-up
-MAX_WARMUP = 20  # the longest warm-up, in policy.warmup_s
+MAX_WARMUP = 20  # the longest warm-up, as a multiple of policy.warmup_s
 REST_PER_WORK = 1.5  # seconds of pause per second of work
 MAX_REST = 0.1  # seconds in which a GPU at its power cap recovers its clock
-MIN_CLOCK_RATIO = 0.985  # of the best clock; a slower burst was held down
+MIN_CLOCK_RATIO = 0.985  # share of the best clock; a slower burst was held down
 MAX_DROPPED_BURSTS = 8
-WHOLE_BURST = 0.015  # seconds of work after which the clock has come down to the kernel's power
-MIN_BURSTS = 2  # least bursts of calls that are shorter than a burst
+WHOLE_BURST = 0.015  # seconds of work after which the clock has fallen to the level that the kernel's power allows
+MIN_BURSTS = 2  # least bursts, for calls that are shorter than a burst
 # Seconds. For calls between CALL_OF_FEW and LONG_CALL 6 samples within 0.3 % of each other are enough, as each averages
 # over much work: in 214 such cells on an H100 and 184 on an H200, the medians of 6 and of all samples differ by 0.06 %
 # in the 90th percentile, and at most by 0.6 %.
@@ -44,8 +44,8 @@ AGREEING, AGREEMENT = 0.6, 0.6  # shares of policy.min_samples and policy.target
 LONG_CALL = 0.015  # seconds; for longer calls MIN_SAMPLES_LONG samples are enough, as each averages over much work
 MIN_SAMPLES_LONG = 6  # the fewest samples that have a 95 % interval
 VERY_LONG_CALL = 0.05  # seconds; for longer calls MIN_SAMPLES_VERY_LONG samples are enough
-# In 57 such cells on an H200 and 46 on an H100, the medians of the first three samples and of all six differ by 0.4 %
-# in the 90th percentile, and at most by 1.5 %. Six would take a tenth of a whole run.
+# In 57 cells with calls over VERY_LONG_CALL on an H200 and 46 on an H100, the medians of the first three samples and of
+# all six differ by 0.4 % in the 90th percentile, and at most by 1.5 %. Six would take a tenth of a whole run.
 MIN_SAMPLES_VERY_LONG = 3
 
 
@@ -59,7 +59,7 @@ class Timer(Protocol):
 
 
 class Together(Protocol):
-    """The agreement of the ranks of one worker, so that all make the same launches (worker/ranks/group.py)."""
+    """The agreement of a worker's ranks, so that all make the same launches (worker/ranks/group.py)."""
 
     ranks: int
 
@@ -131,15 +131,15 @@ class BatchClock(NamedTuple):
 
 
 class Pacer:
-    """The acceptance of the bursts of one cell by their clock, with pauses between bursts once the clock has fallen.
+    """Accepts or rejects the bursts of one cell by their clock, and pauses between bursts once the clock has fallen.
 
     The timer appends the clock of each burst to `clocks`; the pacer removes the clocks of rejected bursts. `best` is
     the highest clock of the device while next to nothing ran, in Hz. A burst is rejected if it began below 98.5 % of
-    that, because the device had not recovered from earlier work, or if its launches ran below 98.5 % of the cell's best
-    whole burst. (In a shorter burst the clock has not yet come down to the kernel's power.) But a single call longer
-    than `burst_s` is accepted once there are pauses, since nothing more can be done for it, and after
-    MAX_DROPPED_BURSTS rejections every burst is accepted. Where `clocks` stays empty, because the device has no gauge,
-    every burst is accepted and there are pauses from the first.
+    `best`, because the device had not recovered from earlier work, or if its launches ran below 98.5 % of the cell's
+    best whole burst. (In a shorter burst the clock has not yet fallen to the level that the kernel's power allows.) But
+    a single call longer than `burst_s` is accepted once there are pauses, since nothing more can be done for it, and
+    after MAX_DROPPED_BURSTS rejections every burst is accepted. Where `clocks` stays empty, because the device has no
+    gauge, every burst is accepted and there are pauses from the first.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class Pacer:
         self.best_held = 0.0  # Hz, in this cell's whole bursts, rejected ones included
 
     def rest(self) -> None:
-        """Pause before a burst, if a pause is due. The call is before a burst, so that the last one costs no pause."""
+        """Pause if a pause is due. Called before a burst and not after it, so that the last burst costs no pause."""
         if self._worked:
             pause(self._worked)
         self._worked = 0.0
@@ -258,7 +258,7 @@ def _warm_up(
 
 
 def _agree(values: Sequence[float], policy: Policy) -> bool:
-    """Return whether the samples of a call that is neither short nor long are enough, as they hardly differ."""
+    """Return whether samples are enough because they hardly differ, for a call of CALL_OF_FEW to LONG_CALL seconds."""
     apart = max(values) - min(values)
     return len(values) >= AGREEING * policy.min_samples and apart <= AGREEMENT * policy.target * stats.median(values)
 

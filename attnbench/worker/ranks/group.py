@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-PATIENCE = timedelta(minutes=30)  # of a collective; the parent's limit of a job is far shorter
+PATIENCE = timedelta(minutes=30)  # longest wait in a collective; the parent's limit for a job is far shorter
 
 
 @dataclass(frozen=True)
 class Place:
-    """The place of this process among the ranks, from the parent."""
+    """The number of this process among the ranks, and how they find each other; from the parent."""
 
     rank: int
     ranks: int
@@ -75,7 +75,7 @@ class RankGroup:
         return [max(of_call) for of_call in of_calls]
 
     def of_each(self, slowest: Sequence[float]) -> list[tuple[float, ...]]:
-        """Return each rank's own seconds of the calls for which `slowest` returned these."""
+        """Return the seconds of each rank for calls that `slowest` returned."""
         found = list(zip(*(self._each[seconds] for seconds in slowest), strict=True))
         self._each.clear()
         return found

@@ -1,8 +1,8 @@
-"""One rank of a case at the limit of memory, for `attnbench capacity --ranks`. Every rank takes worker/fit_cell.py's
-steps, on its part of the inputs.
+"""One rank of a case at the limit of memory, for `attnbench capacity --ranks`.
 
-Some whole heads are checked, gathered to rank 0. The memory and the seconds of a launch are the largest of any rank. A
-limit of memory is for the calls of each rank, not for the check.
+Every rank takes the steps of worker/fit_cell.py, on its part of the inputs. Some whole heads are checked, gathered to
+rank 0. The memory and the seconds of a launch are the largest of any rank. A limit of memory is for the calls of each
+rank, not for the check.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class LeanRankCell(LeanCell):
-    """One case on one rank, near the limit of its memory, one whole head at a time beside its part of the inputs."""
+    """One case on one rank, near the limit of its memory: its part of the inputs, and one whole head at a time."""
 
     def make_inputs(self) -> Fields | None:
         self._rank = rank = RankCell(self.instruments, self.backend, self.case, self.policy)
         if flawed := rank.make_part():
             return flawed
         rank.heads = rank.group.first(draw_heads(self.case))
-        self._checks: dict[int, ResultCheck] = {}  # by head, in rank 0
+        self._checks: dict[int, ResultCheck] = {}  # by head; rank 0 only
         rank.given = fit_cell.in_order_of(self.backend, self.case, rank.given)
         for head in rank.heads:
             if rank.group.rank:

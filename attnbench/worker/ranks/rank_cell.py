@@ -1,7 +1,7 @@
 """One rank of a case on several devices, by the steps of worker/cell.py. Every rank takes them; the record is rank 0's.
 
-Whole heads are checked, gathered to rank 0: each is attention of its own (split_inputs.py), with the reference and the
-tolerance of any case. The heads are drawn at random. The ranks agree whether results are right, so that all end a cell
+Whole heads, drawn at random, are gathered to rank 0 and checked: each is an attention of its own (split_inputs.py),
+with the reference and the tolerance of any case. The ranks agree whether results are right, so that all end a cell
 together.
 
 A rank that raises leaves the others waiting; the parent notices that and ends them all (run/rank_workers.py).
@@ -39,8 +39,8 @@ from attnbench.worker.timeline import ran_on_device
 if TYPE_CHECKING:
     from torch import Tensor
 
-CALLS, CALLS_SECONDS = 6, 0.5  # most successive calls after timing, and their seconds; none where two would take longer
-BUS_BYTES = 2**28  # of the all-to-all that measures the links
+CALLS, CALLS_SECONDS = 6, 0.5  # most successive calls after timing, most seconds of them; none if two take longer
+BUS_BYTES = 2**28  # bytes of the all-to-all that measures the links
 
 
 class RankCell(Cell):
@@ -61,7 +61,7 @@ class RankCell(Cell):
         self.group, self.part = instruments.together, part_of(case)
         self.spans_of = [backend.spans(case, rank) for rank in range(case.ranks)]
         self.spans = self.spans_of[self.group.rank]
-        self._judge: HeadsJudge | None = None  # in rank 0
+        self._judge: HeadsJudge | None = None  # rank 0 only
 
     def make_inputs(self) -> Fields | None:
         """Make this rank's part of the inputs, with hard inputs in the checked heads."""
@@ -163,7 +163,7 @@ class RankCell(Cell):
         if activities:
             computing = [a for a in activities if not COLLECTIVES.search(a.name)]
             problem = kernel_rules.find_broken_rule(self.case, signature, [a.name for a in computing])
-            if self.instruments.device.type == "cuda":  # on a CPU times contain other work
+            if self.instruments.device.type == "cuda":  # a CPU's times contain other work
                 problem = problem or kernel_rules.find_low_share(signature, computing)
         untraced = () if activities else ("what ran is not known: no kernel was traced",)
         notes = (*untraced, *kernel_rules.float32_notes(self.case, signature, names))
@@ -204,7 +204,7 @@ class RankCell(Cell):
         """Put inputs of the checked heads into all ranks; rank 0 gets them from its judge."""
         for head in self.heads:
             self.put(head, inputs_of(self._judge.of(head)) if self._judge else None)
-            self.instruments.synchronize()  # before the judge replaces them by the next head's
+            self.instruments.synchronize()  # before the judge replaces these inputs by the next head's
         self.laps.end("reference")
 
     def put(self, head: int, whole: Inputs | None) -> None:

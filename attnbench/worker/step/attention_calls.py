@@ -25,7 +25,7 @@ def replaced(
 ) -> Iterator[None]:
     """Replace the attention of layers by `around`, and the maker of masks by `mask`, within the block.
 
-    `around` gets a function that computes attention from q, k and v, the layer, and q, k, v; `mask` gets the original
+    `around(attention, layer, q, k, v)` gets the original as a function of q, k and v; `mask(make)` gets the original
     maker of masks.
     """
     from transformers import masking_utils, modeling_utils

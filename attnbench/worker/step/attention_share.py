@@ -44,7 +44,7 @@ class Range:
 class StepTrace:
     """One traced step: its attention by layer and direction, and its busy time."""
 
-    seconds: float  # with running kernels
+    seconds: float  # seconds in which kernels ran
     attention: float  # seconds of attention, with the making of its masks
     ranges: tuple[Range, ...]
     activities: tuple[Activity, ...]

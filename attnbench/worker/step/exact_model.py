@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 EXACT = "attnbench_exact"  # its name in transformers, which makes no mask for a name that is not its own
 SCORES = 2**26  # most scores of one block
 SUM = 4.0  # times the expected error of a sum in float32, as in judge/tolerance.py
-SMALLEST = 0.05  # of the usual norm of a row; for smaller rows errors are relative to this
+SMALLEST = 0.05  # share of the usual norm of a row; errors of smaller rows are relative to this
 
 
 def attend(of: Case, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, rows: Tensor) -> Tensor:
@@ -122,8 +122,8 @@ def exact_answers(model: StepModel) -> tuple[Answer, Answer]:
 def errors(case: Case, found: Answer, exact: Answer, eager: Answer) -> dict[str, TensorError]:
     """Return the errors of an answer: of the logits at each position, and of the gradient of each weight.
 
-    The error of a position, or a weight, is the norm of its differences over the norm of the exact values. The largest
-    may be twice eager's largest plus half a step of the dtype.
+    The error of a position, or of a weight, is the norm of its differences over the norm of the exact values. The
+    largest error may be twice eager's largest plus half a step of the dtype.
     """
     compared = {"logits": row_error(case, found.logits, exact.logits, eager.logits, what="position", largest=True)}
     if exact.gradients:
@@ -144,8 +144,8 @@ def row_error(
 ) -> TensorError:
     """Return the error of the row that exceeds its tolerance most; rows are all dimensions but the last.
 
-    The tolerance of a row is twice eager's error of that row, or of the median row if larger (with `largest`, of the
-    row with the largest), plus half a step of the dtype, plus the error of a sum in float32. It is relative to the
+    The tolerance of a row is twice eager's error in that row or, if larger, in the median row (with `largest`: in the
+    row where it is largest), plus half a step of the dtype, plus the error of a sum in float32. It is relative to the
     row's norm, or to SMALLEST times the usual norm.
     """
     import torch
@@ -164,5 +164,5 @@ def row_error(
 
 
 def excess(value: float) -> float:
-    """Return an error for finding the worst one: NaN counts as the largest."""
+    """Return an error as a number to compare: NaN counts as the largest."""
     return value if value == value else float("inf")

@@ -58,7 +58,7 @@ class LayerErrors:
         import torch
 
         with torch.no_grad():
-            rows = sampled_rows(found)[1 if name == "dq" else 0 :]  # with one key: no gradient except rounding
+            rows = sampled_rows(found)[1 if name == "dq" else 0 :]  # with one key there is no gradient except rounding
             ours, right, usual = (t[:, rows].flatten(2) for t in (found, exact, eager))
             self.found[name].append(row_error(self.case, ours, right, usual, what="position"))
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SPREAD = 0.02 * 64  # of q and k before the softmax, projected from normalised values
+SPREAD = 0.02 * 64  # the size of q and k, projected from normalised values
 LAST = 16  # positions with compared logits in a training step
 SAMPLED = 4096  # compared elements of each gradient
 # DeepSeek-V3's rope_scaling, from which its softmax scale follows
@@ -86,7 +86,7 @@ class StepModel:
     def fill_cache(self) -> None:
         """Compute the keys and values of all tokens but the last, from which a decode starts.
 
-        The present implementation computes them.
+        The implementation in use computes them.
         """
         import torch
         from transformers import DynamicCache
@@ -130,7 +130,7 @@ class StepModel:
         return {name: g[:: max(1, g.numel() // SAMPLED) | 1][:SAMPLED].float().clone() for name, g in found.items()}
 
     def same_experts(self) -> contextlib.AbstractContextManager[None]:
-        """Let every token take the experts of the first step within such a block.
+        """Let every token take the experts of the first step within the block.
 
         Where two experts are nearly equal for a token, rounding decides between them; its results may then differ from
         the exact ones even with exact attention. transformers chooses experts by torch.topk.
@@ -154,7 +154,7 @@ class StepModel:
     def saving_memory(self) -> Callable[[], None]:
         """Recompute activations of training steps from here on; return the function that ends this.
 
-        Models with experts do not, as experts would be chosen twice.
+        Models with experts do not recompute, because their experts would be chosen again, possibly others.
         """
         if self.phase != "train" or (self.case.model_step and self.case.model_step.experts):
             return lambda: None

@@ -111,7 +111,7 @@ class StepCell(Cell):
     def _accuracy_of(self, found: Answer) -> Accuracy:
         """Return the errors of a step: of its attention in the worst layer ("out", "dq", ...), "logits", "gradients".
 
-        The errors of attention are from the checked launch.
+        The errors of attention are taken from the checked launch.
         """
         compared = {**self._layers.worst(), **exact_model.errors(self.case, found, self._exact, self._eager)}
         unwritten = tuple(
