@@ -1,4 +1,4 @@
-"""Results that were measured now or read from run files, and the documents of the commands on them."""
+"""Results, measured now or read from run files, and the documents that commands make of them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from attnbench.results.given_again import without_copies
 if TYPE_CHECKING:
     import pandas
 
-Other: TypeAlias = "Results | str | Path | Iterable[str | Path]"  # results, or the run files of them
+Other: TypeAlias = "Results | str | Path | Iterable[str | Path]"  # results, or run files
 
 
 @dataclass(frozen=True)
@@ -223,11 +223,11 @@ class Results:
         return self._put(path, lambda: str(trackers.content(format, self.cells)))
 
     def _names(self) -> tuple[Path, ...]:
-        """Return a name for each run: that of its file, where it is known."""
+        """Return a name for each run: the name of its file, where it is known."""
         return self.files or tuple(Path(f"run-{number}.jsonl") for number, _ in enumerate(self.runs))
 
     def _complete(self, form: str) -> Shown:
-        """Return the report with the parts that a format has beyond those of a terminal."""
+        """Return the report with the parts that other formats have beyond those of a terminal."""
         from attnbench.analysis.report.document import complete
 
         return Shown(complete(self.report().document, {form}, self.cells, self.runs, self._names()))
@@ -241,12 +241,12 @@ class Results:
 
 
 def of_runs(runs: Sequence[Run], files: Sequence[Path] = ()) -> Results:
-    """Return the results of some runs; `files` are theirs."""
+    """Return the results of some runs; `files` are the runs' files."""
     return Results(tuple(runs), tuple(cells_of(runs)), (), tuple(files))
 
 
 def results_of(given: Other) -> Results:
-    """Return results as they are, or those of run files. Raises UserError."""
+    """Return results unchanged, or the results of run files. Raises UserError."""
     return given if isinstance(given, Results) else load(given)
 
 
@@ -278,8 +278,8 @@ def _files(pattern: str) -> list[Path]:
     path = Path(os.path.expanduser(pattern))
     if not glob.has_magic(pattern) or os.path.exists(path):
         return [path]
-    there = next(folder for folder in path.parents if os.path.exists(folder))  # whose name may have brackets
-    below = re.sub(r"(?<![^/])(\*\*/)+", "**/", os.path.relpath(path, there))  # each ** looks through all folders again
+    there = next(folder for folder in path.parents if os.path.exists(folder))  # its name may have brackets
+    below = re.sub(r"(?<![^/])(\*\*/)+", "**/", os.path.relpath(path, there))  # each ** searches all folders again
     named = below.split("/")
     found = sorted(  # Path.glob follows no link at **, so that a circle of links has an end
         file

@@ -35,8 +35,8 @@ _KINDS: Mapping[str, Sequence[Kind]] = {
 }
 _LONGEST = 1e9  # milliseconds of warmup or sampling
 MODES = ("min", "max", "mean", "median", "all", "timing")
-# What earlier work of the GPU adds to the uncertainty of a latency whose clock power holds down: half a 95 % interval,
-# from 60 readings of an H200 against fresh processes (tests/gpu/api_agreement.py), root mean square.
+# Half a 95 % interval that earlier work of the GPU adds to the uncertainty of a latency whose clock power holds down:
+# the root mean square over 60 readings of an H200 against fresh processes (tests/gpu/api_agreement.py).
 HELD_DOWN = 0.010
 
 
@@ -206,7 +206,7 @@ def _instruments(device: str) -> Instruments:
     from attnbench.worker import environment
     from attnbench.worker.instruments import Instruments
 
-    with captured_stderr():  # torch's profiler says there that it starts
+    with captured_stderr():  # torch's profiler writes there that it starts
         return Instruments(environment.describe(device).device)
 
 

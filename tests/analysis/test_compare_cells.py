@@ -106,7 +106,7 @@ def test_like_is_compared_with_like_first() -> None:
     ],
 )
 def test_totals_of_own_backends_are_of_cases_that_each_machine_tried(theirs: Record | None, counts: bool) -> None:
-    """Totals of own backends leave out cases that were not planned, not installed or left out for time."""
+    """Totals of each machine's own fastest backend omit cases not planned, not installed or left out for time."""
     name = theirs.backend if theirs else "fa4"
     both = [ok(case(n), "triton", 500) for n in (1024, 2048)]
     runs = [run([*both, ok(case(), name, 1000)]), run([*both, *filter(None, [theirs])], device=H100)]
@@ -291,7 +291,7 @@ def test_the_longest_sequence_that_fits() -> None:
     ],
 )
 def test_a_length_is_the_limit_only_if_none_before_it_was_left_out(between: Record | None) -> None:
-    """A length is a machine's limit only if no shorter one was left out; else the machine holds at least this."""
+    """A length is a machine's limit only if no shorter one was left out; else the limit is at least this length."""
     ours = [ok(alone(1024), "fa3", 500), *filter(None, [between]), ended(alone(8192), "fa3", "skipped", ROOM)]
     plan = [job(alone(n), "fa3") for n in (1024, 2048, 8192)]
     theirs = [ok(alone(n), "fa3", 500) for n in (1024, 4096)] + [ended(alone(8192), "fa3", "oom", "out of memory")]

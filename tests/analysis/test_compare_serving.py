@@ -92,7 +92,7 @@ def served(c: Comparison, label: str = "H200") -> Served:
 
 
 def high_end(one: Served) -> float:
-    """Return the upper end of the interval of a figure over the figure."""
+    """Return the upper end of a value's interval, over the value."""
     ends = one.interval(1.0)
     assert ends
     return ends[1]

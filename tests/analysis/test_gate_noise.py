@@ -1,4 +1,4 @@
-"""A gate with noise that rounds hardly show: bad rounds, two speeds, timers, runs and units."""
+"""A gate with noise that rounds hardly show: bad rounds, two speeds, coarse timers, other runs and other cards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def rounds_of(rng: random.Random, changes: Sequence[float], n: int = 5) -> list[
 
 
 def measured(bad: int | None = None, slower: float = 1.05) -> list[Record]:
-    """Return five rounds of each cell, in one of which a third of the cells is slower."""
+    """Return five rounds of each cell; in one round a third of the cells is slower."""
     rng = random.Random(1)
     return [
         ok(case(128 * (c + 1)), "triton", 300 * rng.gauss(1, 0.001) / (slower if at == (bad, 0) else 1), round=n)
@@ -51,7 +51,7 @@ def measured(bad: int | None = None, slower: float = 1.05) -> list[Record]:
 
 
 def another(change: Callable[[Record], float]) -> list[Record]:
-    """Return the same rounds with times changed by `change`."""
+    """Return the same rounds with the times changed by `change`."""
     return [ok(r.case, "triton", 300 / change(r), round=r.round) for r in measured()]
 
 
@@ -70,7 +70,7 @@ def test_a_disturbed_round_is_named_first_and_decides_nothing(side: str) -> None
 
 
 def test_two_slow_rounds_of_five_are_no_pass_and_no_regression() -> None:
-    """Two rounds of five that are slow by a factor of two in all cells decide nothing: neither pass nor regression."""
+    """Two rounds of five that are slow by a factor of two in all cells lead to neither pass nor regression."""
     slow = [ok(r.case, "triton", 150 if r.round in (1, 3) else 300, round=r.round) for r in measured()]
     for before, after in ((measured(), slow), ([r for r in measured() if r.round < 3], slow)):
         told = gate(before, after)

@@ -51,7 +51,7 @@ def test_watts_tie_within_the_uncertainty_of_the_energy() -> None:
 
 
 def test_a_figure_that_is_hardly_known_has_a_mark_and_no_star() -> None:
-    """A figure that is hardly known has a mark; where it may be the best, no figure has a star."""
+    """A latency that is hardly known has a mark; where it may be the best, no latency has a star."""
     scattered = ok(case(), "fa2", 100.0, time=[1e-3 * n for n in (0.5, 0.7, 1, 1, 1.4, 2)])
     records = [ok(case(), "triton", 300.0), scattered, ok(case(), "eager", 50.0)]
     (line,) = [line for line in shown([run(records)]).splitlines() if line.startswith("    1k")]

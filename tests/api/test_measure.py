@@ -250,7 +250,7 @@ def test_a_function_without_source_is_measured_in_this_process() -> None:
 
 
 def test_what_of_a_function_in_this_process_cannot_be() -> None:
-    """A function of this process has no rounds, which need new processes; Ctrl-C ends the run, not only the call."""
+    """A function of this process is measured without rounds, which need new processes; Ctrl-C ends the whole run."""
     ones = torch.ones(1)
 
     def interrupts(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:

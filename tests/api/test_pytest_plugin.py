@@ -51,7 +51,7 @@ def session(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Any:
 
 
 def test_each_verdict(session: Any) -> None:
-    """A kernel that is not slower passes, a slower or wrong one fails, an undecided one is skipped with the reason."""
+    """A kernel that is not slower passes, a slower or wrong one fails, an undecided one is skipped with a reason."""
     done = session(
         """
 def test_same(attnbench):

@@ -133,11 +133,11 @@ class Machine:
         return self.known[what, key]
 
     def decides_nothing(self, what: str, key: Key) -> bool:
-        """Return whether a figure is hardly known, or includes time in which the device waited for the host."""
+        """Return whether a time is hardly known, or includes time in which the device waited for the host."""
         return self.figures[what][key].is_hardly_known or (what, key) in self.host_bound
 
     def fastest(self, what: str, among: Collection[Key]) -> dict[str, Key]:
-        """Return case -> cell of the least time, without cases whose fastest figure decides nothing."""
+        """Return case -> the fastest cell, without cases in which its time decides nothing (decides_nothing)."""
         best: dict[str, Key] = {}
         for key in self.figures[what]:
             if key in among and key[1] not in self.approximate:

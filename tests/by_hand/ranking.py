@@ -81,7 +81,7 @@ def _latency(run: Measured, way: Way) -> tuple[float, float | None]:
 
 
 def _sum(parts: list[tuple[float, float | None]]) -> tuple[float, float | None]:
-    """Return a sum of latencies, with an uncertainty that is the sum of its parts'."""
+    """Return a sum of latencies, whose uncertainty is the sum of its parts' uncertainties."""
     total = sum(seconds for seconds, _ in parts)
     halves = [seconds * half for seconds, half in parts if half is not None]
     return total, sum(halves) / total if len(halves) == len(parts) else None

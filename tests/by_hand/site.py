@@ -43,7 +43,7 @@ def word(label: str) -> str:
 
 
 def short(label: str) -> str:
-    """Return the name of a GPU in a table; unlike ones begin with unlike words."""
+    """Return the name of a GPU in a table; names of different GPUs begin differently."""
     return label.split()[0]
 
 
@@ -140,7 +140,7 @@ def _named(winners: Sequence[Key]) -> str:
 
 
 def _in_order(names: str) -> str:
-    """Return the names of a fastest backend and of those alike with it, which have no order, by the alphabet."""
+    """Return the names of a fastest backend and of those that tie with it, in the order of the alphabet."""
     first, *alike = names.split(" = ")
     return " = ".join([first, *sorted(alike)])
 

@@ -1,7 +1,7 @@
 """FLOPs and bytes of a case, counted over the rows of its scores (docs/paged.md).
 
-Query i of a sequence stands at key i + seqlen_k - seqlen_q. It sees the keys from `left` before to `right` after this
-key, none after it if causal. tests/core counts masks by name and steps of whole models.
+Query i of a sequence has the position of key i + seqlen_k - seqlen_q. It sees the keys from `left` before to `right`
+after this key, none after it if causal. tests/core counts masks by name and steps of whole models.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_load(utilization: float | None, found: float) -> None:
 
 
 def test_more_cells_of_a_card_make_nothing_surer_that_the_card_moves() -> None:
-    """More cells of a card do not reduce the uncertainty from the card; more cards do, as does a shared card."""
+    """More cells of a card do not reduce the uncertainty from the card; more cards do, and so does a shared card."""
 
     def half(cells: int, *cards: str) -> float:
         readings = {i: Reading({Card("GPU", name): {0: 0.0} for name in cards}, i, 1.0) for i in range(cells)}

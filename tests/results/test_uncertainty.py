@@ -48,7 +48,7 @@ def test_rounds_are_students_where_nothing_is_known_beside() -> None:
 
 @pytest.mark.parametrize(("rounds", "number"), [(1, 10), (2, 40), (5, 10)])
 def test_it_holds_the_truth_as_often_as_it_says(rounds: int, number: int) -> None:
-    """The interval covers 95 % for cells with noise drawn from the prior, with the table and with the run's prior."""
+    """The interval covers 95 % for cells with noise from the prior, with the table's prior and with the run's."""
     rng, held, halves = random.Random(f"{rounds}/{number}"), 0, []
     entry = uncertainty.MEASURED["H200 SXM"]
     runs = 2000 // number

@@ -2,8 +2,8 @@
 
     python tests/statistics/simulate_cluster.py
 
-Each entry is for REPORTS clusters of one model, with two families of cells. A unit's figure in a family is a draw, with
-half of the variance in common with the other family. `judge` gets the H200's entry of spreads.json.
+Each entry is for REPORTS clusters of one model, with two families of cells. A GPU's speed in a family is a draw that
+shares half of its variance with the other family. `judge` gets the H200's entry of spreads.json.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def normal(scale: float) -> Noise:
 
 
 def student(freedom: int, scale: float = 1.0) -> Noise:
-    """Return draws with the standard deviation of the table, times a factor."""
+    """Return draws from Student's t, scaled to the table's standard deviation times a factor."""
     unit = scale * TABLE * math.sqrt((freedom - 2) / freedom)
     return lambda rng, shape: unit * rng.standard_t(freedom, shape)
 

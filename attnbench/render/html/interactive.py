@@ -1,6 +1,6 @@
-"""The interactive parts of a page: filters, figures, and a table to sort and filter. assets/charts.js draws them.
+"""The interactive parts of a page: filters, charts, and a table to sort and filter. assets/charts.js draws them.
 
-Figures and table are drawn in the browser from one array of rows. Vega draws a figure when it comes into view, and the
+Charts and table are drawn in the browser from one array of rows. Vega draws a chart when it comes into view, and the
 table shows its first rows only, so that a page of 5,000 cells opens in two seconds.
 """
 
@@ -50,7 +50,7 @@ COLUMNS: tuple[tuple[str, str, str, str], ...] = (
     ("first_call", "first call", "duration", METRICS["first_call"].doc),
     ("status", "remark", "remark", "Why there is no figure, or whether the clock was held down"),
 )
-_WRITERS: Mapping[str, Callable[[float], str]] = {  # of `finding`, where it is not digits
+_WRITERS: Mapping[str, Callable[[float], str]] = {  # how `finding` writes a field; digits otherwise
     **dict.fromkeys(("utilization", "utilization_clock", "approximation_error", "p0"), percent),
     **dict.fromkeys(("latency",), duration),
     **dict.fromkeys(("memory_sequence",), size),
@@ -58,10 +58,10 @@ _WRITERS: Mapping[str, Callable[[float], str]] = {  # of `finding`, where it is 
     "clock": megahertz,
     "sustained_power": lambda watts: f"{digits(watts)} W",
 }
-_WORTH_A_PART = 40  # characters
-_IN_UNITS = ("tflops", "gbps", "by_flops", "tflops_per_watt")  # whose axis names the unit
-ALWAYS_SHOWN = ("backend", "seqlen", "status")  # columns that are shown even where they say the same of all cells
-FILTERS: Mapping[str, str] = {  # field of a row -> the title of its boxes
+_WORTH_A_PART = 40  # least characters of JSON for which a shared part is worth it
+_IN_UNITS = ("tflops", "gbps", "by_flops", "tflops_per_watt")  # fields whose axis has the unit in its title
+ALWAYS_SHOWN = ("backend", "seqlen", "status")  # columns that are shown even where all cells have the same value
+FILTERS: Mapping[str, str] = {  # field of a row -> the title of its checkboxes
     "device": "Device",
     "dtype": "dtype",
     "headdim": "Head dimension",
@@ -97,7 +97,7 @@ class Parts:
 
 
 def filters(charts: Charts) -> Markup:
-    """Return the form with a box to tick for each backend, which is the legend too, and each value that varies."""
+    """Return the form with a checkbox for each backend, which is also the legend, and for each value that varies."""
     groups = [_boxes("backend", "Backend", charts.backends)]
     for field, title in FILTERS.items():
         values = list(dict.fromkeys(row[field] for row in charts.rows))
@@ -118,7 +118,7 @@ def _boxes(field: str, title: str, values: Iterable[str]) -> Markup:
 
 
 def parts(charts: Charts) -> list[Part]:
-    """Return the figures that can be drawn, and the table."""
+    """Return the charts that can be drawn, and the table."""
     drawn = drawable(charts)
     without_scripts = "Figures and table need JavaScript. attnbench report shows the same as text."
     before = section(
@@ -148,7 +148,7 @@ def _figure(figure: VegaFigure, charts: Charts) -> Part:
 
 
 def finding(figure: VegaFigure, charts: Charts) -> str:
-    """Return the least and the largest value of a figure and their places, for readers who cannot see it."""
+    """Return the least and the largest value of a chart and the cells that have them, for readers who cannot see it."""
     write = _WRITERS.get(figure.field, digits)
     found = [row for row in charts.rows if row[figure.field] is not None]
     least, most = (end(found, key=lambda row: row[figure.field]) for end in (min, max))
@@ -200,7 +200,7 @@ def data(charts: Charts, of_site: Parts | None = None) -> dict[str, Any]:
     return {
         "number": len(charts.rows),
         "fields": {name: values for name, values in every.items() if name not in alike and name not in coded},
-        "coded": coded,  # fields of text
+        "coded": coded,  # fields with text
         "alike": alike,  # the fields that are the same in all rows
         "lines": charts.lines,
         "panels": charts.panels,
@@ -236,11 +236,11 @@ def _is_text(values: Iterable[Any]) -> bool:
 
 
 def _coded(values: Sequence[str | None]) -> dict[str, list[Any]]:
-    """Return each value once, and for each row the place of its own: names of panels and cases recur."""
+    """Return the distinct values, and each row's index into them: names of panels and cases recur in many rows."""
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
     return {"of": [*places], "at": [places[value] for value in values]}
 
 
 def _says_something(field: str, values: Collection[Any]) -> bool:
-    """Return whether a column is worth showing: a filter's has several values, another's a value at all."""
+    """Return whether a column is worth showing: a filter's column needs several values, any other a value."""
     return len(values) > 1 if field in FILTERS else any(value is not None for value in values)

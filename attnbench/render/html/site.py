@@ -14,7 +14,7 @@ ASSETS = "assets"
 def render(pages: Iterable[tuple[str, Document]], links: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Yield the files of a site as (address, text): its assets, its pages, and the parts that the pages share.
 
-    `pages` are addresses with documents, `links` the texts and addresses that each page has at its top.
+    `pages` maps addresses to documents; `links` are (text, address) of the links at the top of each page.
     """
     yield f"{ASSETS}/page.css", html_page.style_sheet()
     for name in dict.fromkeys((*interactive.SCRIPTS, *line_charts.SCRIPTS, *html_page.SITE_SCRIPTS)):

@@ -12,12 +12,12 @@ from attnbench.results import case_names, metrics
 from attnbench.results.metrics import METRICS, Metric
 from attnbench.results.rows import Row
 
-SHOWN = 3  # backends of a case
+SHOWN = 3  # most backends of a case
 
 
 @dataclass
 class FastestSoFar:
-    """A line for each case: its fastest backends, each with its figure, and how many of the planned were measured."""
+    """A line for each case: its fastest backends with their speeds, and how many of the planned ones were measured."""
 
     planned: Mapping[Case, int]  # case -> how many backends are to be measured
     several_dtypes: bool = False
