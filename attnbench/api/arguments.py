@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from attnbench.core.axes import AXES
 from attnbench.core.errors import UserError, did_you_mean
@@ -53,7 +53,7 @@ def path_of(given: Any, name: str = "path") -> Path:
     return Path(given)
 
 
-def has_items(given: Any) -> bool:
+def has_items(given: Any) -> TypeGuard[Iterable[Any]]:
     """Return whether a value is an iterable of items; an array without dimensions is a single number."""
     return isinstance(given, Iterable) and bool(getattr(given, "ndim", 1))
 

@@ -258,7 +258,7 @@ def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "
     Raises UserError for a pattern that fits no file, and for a file that is no run file.
     """
     one_of("convention", convention, get_args(Convention))
-    given = [paths] if isinstance(paths, str | Path | bytes) or not has_items(paths) else [*paths]
+    given: list[Any] = [paths] if isinstance(paths, str | Path | bytes) or not has_items(paths) else [*paths]
     for path in given:
         path_of(path)
     if not working_folder() and not all(os.path.isabs(os.path.expanduser(one)) for one in given):
