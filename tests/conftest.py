@@ -1,4 +1,5 @@
-"""Fixtures of all tests. The place of this file puts tests/ on the path, for the stand-ins of libraries.
+"""Fixtures of all tests. Because this file is in tests/, pytest puts that folder on the path, where the stand-ins of
+libraries are.
 
 Tests run in one process per core. Each process and its children compute with one thread, because waiting threads would
 take the cores from other tests, and all tests would last twice as long.
@@ -22,7 +23,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop() -> Generator[None, object, object]:
-    """Keep modules and tests out of garbage collections, of which each measured cell makes two."""
+    """Exclude modules and tests from garbage collection, because each measured cell collects twice."""
     gc.collect()
     gc.freeze()
     try:
@@ -53,7 +54,7 @@ def _no_load() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _tests_are_no_own_code() -> Iterator[None]:
-    """Leave the tests' own files, which no worker imports, out of the version of a person's code: they are many."""
+    """Leave the tests' own files out of the version of a person's code: no worker imports them, and they are many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(own_source, "PACKAGES", (*own_source.PACKAGES, str(Path(__file__).parent).strip(os.sep)))
         yield

@@ -39,7 +39,7 @@ def examples() -> list[Example]:
 
 
 def quoted() -> set[tuple[str, ...]]:
-    """Return the arguments of the examples whose answers documents quote: cog runs them (docs/site/answers.py)."""
+    """Return the arguments of the examples whose output documents quote: cog runs them (docs/site/answers.py)."""
     call = re.compile(r"^answers\.\w+\('([^']*)'", re.MULTILINE)
     calls = (found for path in TEXTS for found in call.findall(path.read_text()))
     return {tuple(shlex.split(call)) for call in calls}

@@ -208,7 +208,7 @@ def test_there_are_examples_everywhere() -> None:
 
 
 def test_what_examples_measure_is_what_was_read() -> None:
-    """A difference needs a person to read whether each example still agrees with its comment."""
+    """Measurements of examples are as in the file; after a change a person reads whether comments still hold."""
     assert measured() == MEASURES.read_text(), "python tests/test_examples.py writes it; read the difference"
 
 
@@ -232,7 +232,7 @@ def test_an_example_that_shows_something_runs(folder: Path, example: Example) ->
 
 @pytest.mark.parametrize("example", RUNS, ids=lambda one: one.id)
 def test_an_example_that_measures_runs_in_short(folder: Path, example: Example, tmp_path: Path) -> None:
-    """Each example runs on the simulated device with its backend; the README's own code runs on a CPU."""
+    """Each example runs on the simulated device; examples with the README's own code run on a CPU."""
     options = _options(example.arguments)
     own_code = example.file == "README.md" and any(".py:" in word for word in example.arguments)
     if own_code:

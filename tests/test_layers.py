@@ -35,7 +35,7 @@ FILES = sorted(PACKAGE.glob("**/*.py"))
 
 
 def folder_of(parts: tuple[str, ...]) -> str:
-    """Return the folder, as MAY_IMPORT names it, of a module's or a file's parts: worker/measure, or the first part."""
+    """Return the folder of a module or file, as MAY_IMPORT names it: worker/measure, or the first part of the path."""
     deep = "/".join(parts[:2])
     return deep if deep in MAY_IMPORT else parts[0]
 

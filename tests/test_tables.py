@@ -1,4 +1,4 @@
-"""The figures in the documents are those of the run files that are named beside them (docs/site/tables.py)."""
+"""The values in documents are those of the run files named beside them (docs/site/tables.py)."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The arguments of the API: their types, and axes and settings as the options of the command line."""
+"""The arguments of the API: their types, and their conversion to axes and settings of the command line."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from attnbench.core.axes import AXES
 from attnbench.core.errors import UserError, did_you_mean
@@ -15,7 +15,7 @@ from attnbench.core.text import shortened
 if TYPE_CHECKING:
     from attnbench.run.suite import Settings
 
-Values = Any  # of an axis: one value, a list of them, or a text as the command line takes
+Values = Any  # values of an axis: one, a list, or a text as the command line takes
 _DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.float8_e4m3fn": "fp8"}
 
 Kind = tuple[str, tuple[type, ...]]  # the name of a kind of argument, for messages, and its types
@@ -30,7 +30,7 @@ NONE: Kind = ("None", (type(None),))
 
 
 def check_types(given: Mapping[str, Any], kinds: Mapping[str, Sequence[Kind]]) -> None:
-    """Raise UserError for an argument that is of none of its kinds. A bool is no number."""
+    """Raise UserError for an argument that has none of the types of its `kinds`. A bool is no number."""
     for name, of in kinds.items():
         value, types = given[name], tuple(type_ for _, types in of for type_ in types)
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
@@ -47,10 +47,15 @@ def check_texts(name: str, given: Iterable[Any] | None, what: str = "a text") ->
             raise UserError(f"{name}: {shortened(repr(one))} is not {what}")
 
 
-def path_of(given: Any) -> Path:
-    """Return the argument "path" as a path. Raises UserError for any other value."""
-    check_types({"path": given}, {"path": (PATH,)})
+def path_of(given: Any, name: str = "path") -> Path:
+    """Return an argument as a path. Raises UserError for any other value."""
+    check_types({name: given}, {name: (PATH,)})
     return Path(given)
+
+
+def has_items(given: Any) -> TypeGuard[Iterable[Any]]:
+    """Return whether a value is an iterable of items; an array without dimensions is a single number."""
+    return isinstance(given, Iterable) and bool(getattr(given, "ndim", 1))
 
 
 def texts_of(name: str, given: Any) -> Sequence[str]:
@@ -68,14 +73,14 @@ def margin_of(given: Any) -> float:
     if isinstance(given, str):
         return parse(given, "margin")
     check_types({"margin": given}, {"margin": (NUMBER, TEXT)})
-    if not 0 < given < 1:  # nan too
+    if not 0 < given < 1:  # excludes nan too
         raise UserError(f'margin: {given!r} is not between 0 and 1; write 0.03 or "3%"')
     return float(given)
 
 
 def settings(axes: Mapping[str, Values], **others: Any) -> Settings:
-    """Return the settings of a suite that arguments replace; axes that are None are left out.
-    Raises UserError for an unknown axis or value.
+    """Return the settings of a suite that arguments replace, without axes that are None. Raises UserError for an
+    unknown axis or value.
     """
     from attnbench.run.suite import parse_options
 
@@ -93,11 +98,11 @@ def settings(axes: Mapping[str, Values], **others: Any) -> Settings:
 
 
 def _as_option(name: str, value: Values) -> Any:
-    """Return the values of an axis as its option takes them: text with commas, or a flag. Raises UserError for none."""
+    """Return an axis's values as its option takes them: text with commas, or a flag. Raises UserError for none."""
     axis = AXES[name]
     if isinstance(value, tuple) and axis.pair:
         return axis.pair.join("open" if side in (None, -1) else str(side) for side in value)
-    several = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping) and _has_several(value)
+    several = has_items(value) and not isinstance(value, str | bytes | Mapping)
     values = [*value] if several else [value]
     if not values:
         raise UserError(f"{name}: no value is given; leave it out, or give one")
@@ -109,13 +114,8 @@ def _as_option(name: str, value: Values) -> Any:
     return _DTYPES.get(str(value), str(value))
 
 
-def _has_several(value: Any) -> bool:
-    """Return whether an iterable holds several values; an array without dimensions is a single number."""
-    return bool(getattr(value, "ndim", 1))
-
-
 def _flag(name: str, value: Any) -> bool:
     """Return a flag. Raises UserError for any other value: the text "False" would count as true."""
-    if type(value).__name__ not in ("bool", "bool_"):  # of Python, of numpy
+    if type(value).__name__ not in ("bool", "bool_"):  # Python's or numpy's
         raise UserError(f"{name}: {shortened(repr(value))} is neither True nor False")
     return bool(value)

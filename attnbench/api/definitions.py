@@ -1,4 +1,4 @@
-"""Finds the definition of a function or a class in its file or cell, if the process runs the code of that text."""
+"""Find the definition of a function or class in its file or notebook cell, if the process runs that text."""
 
 from __future__ import annotations
 import __future__
@@ -17,7 +17,7 @@ class NotSource(Exception):
 
 
 def told(of: Any, attribute: str) -> str:
-    """Return an attribute of a person's object that is a text; "" where it has none, or reading it fails."""
+    """Return a text attribute of a person's object; "" where it has none, or where reading it raises an error."""
     try:
         text = getattr(of, attribute, "")
     except Exception:  # attributes of a person's objects raise anything
@@ -53,7 +53,7 @@ def class_definition(of: type, scope: Mapping[str, Any]) -> ast.ClassDef:
     found = [node for node in bindings(scope, of.__qualname__) if isinstance(node, ast.ClassDef)]
     methods = [getattr(one, "__func__", one) for one in vars(of).values()]
     own = [one for one in methods if isinstance(one, FunctionType) and one.__module__ == of.__module__]
-    own = [one for one in own if not one.__code__.co_filename.startswith("<string>")]  # of dataclasses
+    own = [one for one in own if not one.__code__.co_filename.startswith("<string>")]  # a dataclass's are generated
     if len(found) != 1 or len(bindings(scope, of.__qualname__)) != 1 or scope.get(of.__qualname__) is not of:
         raise NotSource(f"class {of.__qualname__} is not known, or is defined several times")
     for method in own:
@@ -62,7 +62,7 @@ def class_definition(of: type, scope: Mapping[str, Any]) -> ast.ClassDef:
 
 
 def bindings(scope: Mapping[str, Any], name: str) -> list[ast.AST]:
-    """Return the statements of a script or a notebook that bind a name, wherever they stand, alike ones once."""
+    """Return the different statements of a script or notebook that bind a name, anywhere in it."""
     found: dict[str, ast.AST] = {}
     for text in _texts(scope):
         for node in ast.walk(ast.parse(text)):
@@ -106,9 +106,9 @@ def _is_python(text: str) -> bool:
 
 
 def _is_as_written(function: FunctionType, text: str) -> bool:
-    """Return whether a function's code is still that of its file or cell, which may have been edited meanwhile.
+    """Return whether a function's code is still the code of its file or cell, which may have been edited since.
 
-    A file of tests, whose assertions pytest has rewritten, cannot be compared and is taken to be unedited.
+    A test file cannot be compared, because pytest has rewritten its assertions, and is taken to be unedited.
     """
     if type(function.__globals__.get("__loader__")).__name__ == "AssertionRewritingHook":
         return True

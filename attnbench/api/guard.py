@@ -33,13 +33,13 @@ from attnbench.core.files import RUN_FILES, write_file
 from attnbench.core.sizes import parse_duration
 from attnbench.run.venvs import user_folder
 
-FOLDER = Path(".attnbench")  # below pytest's root: NAME/TEST.jsonl of --attnbench-save, runs/ of all others
-ROUNDS = 5  # of a run that is saved, or compared with a saved one
-MOST_SAID = 5  # findings in the message of a failure
+FOLDER = Path(".attnbench")  # below pytest's root: NAME/TEST.jsonl of --attnbench-save; runs/ has all other runs
+ROUNDS = 5  # rounds of a run that is saved, or compared with a saved one
+MOST_SAID = 5  # most findings in the message of a failure
 
 
 class SlowerError(AssertionError):
-    """A kernel is slower than its rival in the comparison, by more than the margin."""
+    """A kernel is slower than the one that it is compared with, by more than the margin."""
 
 
 @dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Row:
 class _Asked:
     """The arguments of an assertion."""
 
-    what: str  # as the table names it
-    code: str  # as `ab` takes it
+    what: str  # its name in the table
+    code: str  # its code, as `ab` takes it
     margin: float
     suite: str
-    seconds: float  # at most
+    seconds: float  # longest time in seconds
     device: str
     axes: Mapping[str, Values]
 
@@ -72,7 +72,7 @@ class Guard:
     """The fixture `attnbench` of the pytest plug-in.
 
     Assertions measure as `attnbench check`, `ab` and `gate` do. A test is skipped, with the reason, where the machine
-    cannot tell: there is no such device, others use it, it is unlike that of the baseline, or the time was too short.
+    cannot decide: the device is missing, used by others or unlike the baseline's, or the time was too short.
     """
 
     test: str
@@ -83,15 +83,15 @@ class Guard:
     budget: str = "4m"
     device: str = "auto"
     rows: list[Row] = field(default_factory=list)
-    number: int = 0  # of the comparison at hand, in its test
+    number: int = 0  # number of the current comparison in its test
 
     def __post_init__(self) -> None:
         for option, name in (("save", self.save), ("compare", self.compare)):
-            if name is not None and not re.fullmatch(r"\w[\w.-]*", name):
+            if name is not None and not re.fullmatch(r"\w[\w.-]*", str(name)):
                 raise UserError(f"--attnbench-{option}: {name!r} is no name; use letters, digits, dots and dashes")
 
     def assert_right(self, what: What, *, device: str | None = None, **axes: Values) -> CheckResult:
-        """Assert that a kernel's results are right in small cases that tell, as `attnbench.check` does.
+        """Assert that a kernel's results are right on small cases that show bugs, as `attnbench.check` does.
 
         Raises WrongResultError with the verdict and the first reasons.
 
@@ -167,7 +167,7 @@ class Guard:
         return Verdict(shown, outcome.judgement), tuple(map(str, outcome.paths))
 
     def _saved(self) -> Path | None:
-        """Return the file of this test that --attnbench-compare names; None for a new test.
+        """Return the file of this test from the run that --attnbench-compare names; None for a new test.
 
         Raises UserError where nothing was saved by that name.
         """
@@ -184,7 +184,8 @@ class Guard:
     def _place_to_save(self) -> Path | None:
         """Return the file to which --attnbench-save writes this test's run; None without the option.
 
-        Raises UserError where it, or a folder of it below the root, is a link, and where it is no plain file.
+        Raises UserError where the file, or a folder of its path below the root, is a link, and where it is no plain
+        file.
         """
         if not self.save:
             return None
@@ -211,7 +212,7 @@ class Guard:
             progress=False,
             **asked.axes,
         )
-        expect = [*found.runs[0].specs]  # the kernel is meant to differ
+        expect = [*found.runs[0].specs]  # the kernel is expected to differ
 
         def judge(results: Results) -> Verdict | None:
             if baseline is None:
@@ -228,7 +229,7 @@ class Guard:
             verdict = judge(of_runs([outcome.run], [path]))
         if verdict is not None:
             self._judged(verdict, asked.what, str(baseline), (str(path),))
-        if place:  # a slower or wrong result is no baseline
+        if place:  # a slower or wrong run must not become a baseline
             write_file(place, path.read_bytes())
         if verdict is None:
             new = f"measured; {self.compare} has no such test" if self.compare else "measured"
@@ -257,7 +258,7 @@ class Guard:
 
     @contextlib.contextmanager
     def _fit(self) -> Iterator[None]:
-        """Measure alone among the processes of a session, as of xdist; skip where the machine is not fit."""
+        """Measure alone among the processes of a session, such as xdist's; skip where the machine is not fit."""
         with _alone():
             try:
                 yield
@@ -266,7 +267,7 @@ class Guard:
 
     @property
     def _slug(self) -> str:
-        """A name for the files of the assertion at hand: its test, a hash of that, and its number in the test."""
+        """A name for the files of the current assertion: its test, a hash of the test's name, its number there."""
         told = re.sub(r"[^\w.-]+", "-", self.test).strip("-.")[-100:]
         number = f"-{self.number}" if self.number > 1 else ""
         return f"{told}-{hashlib.sha256(self.test.encode()).hexdigest()[:8]}{number}"
@@ -309,7 +310,7 @@ def _loaded(own: Subjects) -> None:
 def _alone() -> Iterator[None]:
     """Wait for other processes of this user that measure by this fixture, where the system has locks."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(ImportError, OSError):  # Windows; a file system without locks, or not writable
+        with contextlib.suppress(ImportError, OSError):  # Windows; a file system without locks, or read-only
             import fcntl
 
             folder = user_folder() or Path(tempfile.gettempdir(), f"attnbench-{os.getuid()}")

@@ -1,4 +1,4 @@
-"""A worker in this process, for a function whose source cannot be had. Nothing guards the process against it."""
+"""A worker in this process, for a function whose source is not available. Nothing protects the process from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MEASURING = threading.Lock()  # held by the measurement in this process
 
 
 class InProcess:
-    """Has the interface of run/process.WorkerProcess. It answers within the call that asks; no timeout ends it."""
+    """A worker with WorkerProcess's interface (run/process.py). It answers within the call; no timeout ends it."""
 
     def __init__(self) -> None:
         from attnbench.worker.environment import measure_in_this_process
@@ -31,7 +31,7 @@ class InProcess:
         self.alive, self.pid = True, os.getpid()
         self.on_question: OnQuestion | None = None
         self._worker = Worker(self._ask, self._keep)
-        self._traceback: str | None = None  # of a failure in the latest request
+        self._traceback: str | None = None  # traceback of a failure in the latest request
         self._answers: list[dict[str, Any]] = []
 
     def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class InProcess:
         return self._answers.pop(0)
 
     def stderr_tail(self) -> str | None:
-        """Return the traceback of a failure; what a function prints goes where this process prints."""
+        """Return the traceback of a failure. The output of a function goes where this process prints."""
         return self._traceback
 
     def send_kill(self) -> None:
@@ -84,7 +84,7 @@ class InProcess:
     def kill(self) -> None:
         """Let a later request of the pool have another worker, and free what this one holds of this process.
 
-        The worker has frozen Python's garbage collector, which then frees no earlier cycles, also none of the person's.
+        The worker froze Python's garbage collector, which until now could free none of the process's earlier cycles.
         """
         if self.alive:
             self.alive = False
@@ -94,16 +94,17 @@ class InProcess:
 
 
 def worker_of(name: str, function: Any) -> InProcess:
-    """Return a worker for an object that can be called, which the spec "IN_PROCESS:name" names from now on."""
+    """Return a worker for a callable object, which has the spec "IN_PROCESS:name" from now on."""
     module = sys.modules.setdefault(IN_PROCESS, ModuleType(IN_PROCESS))
-    module.__spec__ = importlib.machinery.ModuleSpec(IN_PROCESS, None)  # without it Python finds no module
+    module.__spec__ = importlib.machinery.ModuleSpec(IN_PROCESS, None)  # otherwise Python would not find the module
     setattr(module, name, function)
     return InProcess()
 
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Hold this process for a measurement in it. Raises UserError where another one, as of another thread, has it.
+    """Hold this process for a measurement in it. Raises UserError where another measurement, for example of another
+    thread, holds it.
 
     A worker changes torch's defaults, the garbage collector and stderr of its process.
     """
@@ -120,7 +121,7 @@ def one_at_a_time() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_profiler() -> Iterator[None]:
-    """Keep the messages of torch's profiler, which lists the kernels that ran, off stderr."""
+    """Keep messages of torch's profiler, which records the kernels that ran, off stderr."""
     with captured_stderr() as said:
         yield
     if sys.stderr is not None:

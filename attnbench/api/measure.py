@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from attnbench.core.record import Record, Run
     from attnbench.run.run_suite import Outcome
 
-_KINDS: Mapping[str, Sequence[Kind]] = {  # of the arguments of `check` and `measure`
+_KINDS: Mapping[str, Sequence[Kind]] = {  # types of the arguments of `check` and `measure`
     "device": (TEXT,),
     "python": (MAPPING, NONE),
     "allow_busy": (SWITCH,),
@@ -210,7 +210,7 @@ class CheckResult(Shown):
 
     def raise_if_wrong(self) -> CheckResult:
         """Return this, or raise WrongResultError with the verdict and the first reasons."""
-        __tracebackhide__ = True  # in a test
+        __tracebackhide__ = True  # pytest then shows the line of the test
         if not self:
             said = self.document.verdict.text if self.document.verdict else "nothing could be checked"
             reasons = [f"{name}: {why}" for name, why in self.reasons.items()]

@@ -1,4 +1,4 @@
-"""Results that were measured now or read from run files, and the documents of the commands on them."""
+"""Results, measured now or read from run files, and the documents that commands make of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from attnbench.api.arguments import NONE, SWITCH, TEXT, check_types, margin_of, path_of, texts_of
+from attnbench.api.arguments import NONE, SWITCH, TEXT, check_types, has_items, margin_of, path_of, texts_of
 from attnbench.api.shown import Plot, Shown, Verdict
 from attnbench.core.errors import UserError, one_of
 from attnbench.core.files import GONE, working_folder, write_file
@@ -26,7 +26,7 @@ from attnbench.results.given_again import without_copies
 if TYPE_CHECKING:
     import pandas
 
-Other: TypeAlias = "Results | str | Path | Iterable[str | Path]"  # results, or the run files of them
+Other: TypeAlias = "Results | str | Path | Iterable[str | Path]"  # results, or run files
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,7 @@ class Results:
 
         for metric in metrics:
             one_of("metric", metric, METRICS)
+        check_types({"by": by}, {"by": (TEXT, NONE)})
         axis = None if by is None else one_of("by", BY_OPTION.get(by, by), BY)
         return Shown(document(self.cells, self.runs, metrics=metrics, by=axis, files=self.files))
 
@@ -144,6 +145,7 @@ class Results:
         if len(self.runs) != 1:
             raise UserError(f"gate judges the results of one run; these are of {len(self.runs)}")
         if isinstance(baseline, (str, Path)):
+            path_of(baseline, "baseline")
             baseline = pick(Path(baseline), self.runs[0])
         before = results_of(baseline).runs
         if not before:
@@ -221,11 +223,11 @@ class Results:
         return self._put(path, lambda: str(trackers.content(format, self.cells)))
 
     def _names(self) -> tuple[Path, ...]:
-        """Return a name for each run: that of its file, where it is known."""
+        """Return a name for each run: the name of its file, where it is known."""
         return self.files or tuple(Path(f"run-{number}.jsonl") for number, _ in enumerate(self.runs))
 
     def _complete(self, form: str) -> Shown:
-        """Return the report with the parts that a format has beyond those of a terminal."""
+        """Return the report with the parts that other formats have beyond those of a terminal."""
         from attnbench.analysis.report.document import complete
 
         return Shown(complete(self.report().document, {form}, self.cells, self.runs, self._names()))
@@ -239,12 +241,12 @@ class Results:
 
 
 def of_runs(runs: Sequence[Run], files: Sequence[Path] = ()) -> Results:
-    """Return the results of some runs; `files` are theirs."""
+    """Return the results of some runs; `files` are the runs' files."""
     return Results(tuple(runs), tuple(cells_of(runs)), (), tuple(files))
 
 
 def results_of(given: Other) -> Results:
-    """Return results as they are, or those of run files. Raises UserError."""
+    """Return results unchanged, or the results of run files. Raises UserError."""
     return given if isinstance(given, Results) else load(given)
 
 
@@ -256,7 +258,7 @@ def load(paths: str | Path | Iterable[str | Path], *, convention: Convention = "
     Raises UserError for a pattern that fits no file, and for a file that is no run file.
     """
     one_of("convention", convention, get_args(Convention))
-    given = [paths] if isinstance(paths, str | Path | bytes) or not isinstance(paths, Iterable) else [*paths]
+    given: list[Any] = [paths] if isinstance(paths, str | Path | bytes) or not has_items(paths) else [*paths]
     for path in given:
         path_of(path)
     if not working_folder() and not all(os.path.isabs(os.path.expanduser(one)) for one in given):
@@ -276,8 +278,8 @@ def _files(pattern: str) -> list[Path]:
     path = Path(os.path.expanduser(pattern))
     if not glob.has_magic(pattern) or os.path.exists(path):
         return [path]
-    there = next(folder for folder in path.parents if os.path.exists(folder))  # whose name may have brackets
-    below = re.sub(r"(?<![^/])(\*\*/)+", "**/", os.path.relpath(path, there))  # each ** looks through all folders again
+    there = next(folder for folder in path.parents if os.path.exists(folder))  # its name may have brackets
+    below = re.sub(r"(?<![^/])(\*\*/)+", "**/", os.path.relpath(path, there))  # each ** searches all folders again
     named = below.split("/")
     found = sorted(  # Path.glob follows no link at **, so that a circle of links has an end
         file

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from attnbench.render.document import Document
     from attnbench.render.html.figures import Spec
 
-VEGA_LITE = "application/vnd.vegalite.v5+json"  # which JupyterLab and VS Code draw
+VEGA_LITE = "application/vnd.vegalite.v5+json"  # a type that JupyterLab and VS Code draw
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class Plot:
             from attnbench.render.html import image
 
             bundle["image/svg+xml"] = image.drawn("svg", self.spec).decode()
-        except UserError:  # without vl-convert a page that cannot draw Vega-Lite shows the text
+        except UserError:  # without vl-convert, a page that cannot draw Vega-Lite shows the text
             pass
         return bundle
 

@@ -1,6 +1,6 @@
-"""The source of a function that a person has defined in a script or a notebook, as a module of its own.
+"""The source of a function that a person defined in a script or notebook, as a module of its own.
 
-It holds the statements that the function needs, and no others, so that another process can load it without running the
+It has the statements that the function needs, and no others, so that another process can load it without running the
 script. NotSource names a part that has no source (a tensor, an object with state).
 """
 
@@ -24,18 +24,18 @@ from typing import Any
 from attnbench.api.definitions import ANNOTATIONS, NotSource, bindings, class_definition, compiled, definition, told
 from attnbench.core.own_files import is_own
 
-LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # of names from around a statement
+LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # they load a name from outside
 PLAIN = (bool, int, str, bytes, type(None))
 COLLECTIONS = (tuple, list, set, frozenset, dict)
-MOST = 5000  # values of a collection, each counted as often as it is held
-DEEPEST = 50  # levels of collections; Python reads 200 nested brackets, of which a level takes two
-MOST_BITS = 2000  # of an int; Python reads 640 decimal digits under each of its settings
+MOST = 5000  # most values in a collection; a value in it several times counts several times
+DEEPEST = 50  # most levels of collections; Python reads 200 nested brackets, and a level takes two
+MOST_BITS = 2000  # most bits of an int; Python reads at least 640 decimal digits, whatever its settings
 
 
 def module_source(function: Any, name: str, scope: Mapping[str, Any]) -> str:
     """Return a module that defines `function`, an object that can be called, as `name`. Raises NotSource.
 
-    `scope` has the names of the place where it was given, in which an object that is no function is looked up.
+    `scope` has the variables of the caller, in which an object that is no function is looked up.
     """
     found = _Slice(scope)
     found.add(name, function)
@@ -50,8 +50,8 @@ class _Slice:
         self.statements: list[str] = []
         self.is_lazy = False  # whether annotations are not evaluated
         self._scope = scope
-        self._known: dict[str, Any] = {}  # name -> its value, of those that have a statement
-        self._folders: set[str] = set()  # on sys.path
+        self._known: dict[str, Any] = {}  # name -> value, of names that have a statement
+        self._folders: set[str] = set()  # folders to add to sys.path
 
     def add(self, name: str, value: Any) -> None:
         """Add the statement that binds a name to a value, after the statements that it needs. Raises NotSource."""
@@ -78,12 +78,12 @@ class _Slice:
             return ""
         if (
             type(value).__module__ == "torch" and getattr(sys.modules["torch"], str(value)[6:], None) is value
-        ):  # a dtype
+        ):  # a dtype of torch
             return f"import torch\n{name} = {value}"
         path = "" if value is module else told(value, "__qualname__") or told(value, "__name__")
         try:
             found = functools.reduce(getattr, path.split("."), module) if path else module
-        except AttributeError:  # as of a function within another
+        except AttributeError:  # raised for a function within another
             return ""
         if found is not value or (not path and value is not module):
             return ""
@@ -92,7 +92,7 @@ class _Slice:
         return first if not path else f"{first}\n{name} = {name}.{path}"
 
     def _find(self, module: ModuleType) -> None:
-        """Let the module be found where it is neither installed nor of the standard library. Raises NotSource."""
+        """Make the module importable where it is neither installed nor in the standard library. Raises NotSource."""
         top = sys.modules[module.__name__.partition(".")[0]]
         file = Path(getattr(top, "__file__", None) or next(iter(getattr(top, "__path__", ())), sys.prefix))
         if top.__name__ in sys.stdlib_module_names or not is_own(file.resolve(), ()) or file == Path(sys.prefix):
@@ -115,7 +115,7 @@ class _Slice:
         )
 
     def _add_defined(self, name: str, value: Any) -> None:
-        """Add the statement of a person's that has made a value: a def, a class, a lambda or an assignment."""
+        """Add a person's statement that made a value: a def, a class, a lambda or an assignment."""
         layers = [*_inner(value)]
         inner = layers[-1]
         if isinstance(inner, FunctionType) and self._is_made_by_its_def(layers):
@@ -138,7 +138,7 @@ class _Slice:
         for needed in _needs(source, flags):
             if needed == name:
                 continue
-            if needed == given and names.get(needed) is value:  # it calls itself by that name
+            if needed == given and names.get(needed) is value:  # the function calls itself by that name
                 again = f"{given} = {name}"
             elif needed in names:
                 self.add(needed, names[needed])
@@ -150,11 +150,11 @@ class _Slice:
 
     @property
     def _globals(self) -> Mapping[str, Any]:
-        """The names of the script or the module, without those of a function in it."""
+        """The global names of the script or module, without the local names of its functions."""
         return self._scope.maps[-1] if isinstance(self._scope, ChainMap) else self._scope
 
     def _is_made_by_its_def(self, layers: Sequence[Any]) -> bool:
-        """Return whether the value of its name was made by a def, with a decorator for each layer around it."""
+        """Return whether the def of this name made the value, with one decorator for each layer around the function."""
         node = definition(layers[-1])
         decorators = len(getattr(node, "decorator_list", ()))
         if len(layers) == 1:
@@ -182,7 +182,7 @@ class _Slice:
 
 
 def _has_state(value: Any) -> bool:
-    """Return whether an object holds attributes that a new one of its class would not, as far as that is known."""
+    """Return whether an object seems to hold attributes that a new object of its class would not."""
     own = {**getattr(value, "__dict__", {})}
     if "torch" in sys.modules and isinstance(value, sys.modules["torch"].nn.Module):
         plain = vars(sys.modules["torch"].nn.Module())
@@ -207,7 +207,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, str]]:
 
 
 def _plain(value: Any) -> str | None:
-    """Return the text of a value that is a number, a text, or a collection of such; None for any other, or a large."""
+    """Return the source text of a value that is a number, a text or a small collection of these; None for any other."""
     return _plain_text(value) if _is_small(value) else None
 
 
@@ -233,7 +233,7 @@ def _plain_text(value: Any) -> str | None:
         return repr(value) if not isinstance(value, float) or math.isfinite(value) else f'float("{value}")'
     if type(value) in (tuple, list, set, frozenset):
         texts = [_plain_text(one) for one in value]
-        if isinstance(value, (set, frozenset)):  # in an order that is the same in each process
+        if isinstance(value, (set, frozenset)):  # in the same order in each process
             texts.sort(key=str)
         if None in texts:
             return None
@@ -246,14 +246,14 @@ def _plain_text(value: Any) -> str | None:
 
 
 def _inner(value: Any) -> Iterator[Any]:
-    """Yield an object, and the functions that its decorators go around, as of triton.jit and functools.wraps."""
+    """Yield an object, then the functions inside its decorators, such as triton.jit and functools.wraps."""
     while value is not None:
         yield value
         value = vars(value).get("__wrapped__") or vars(value).get("fn") if hasattr(value, "__dict__") else None
 
 
 def _as_live(node: ast.stmt | ast.expr, of: FunctionType) -> ast.stmt | ast.expr:
-    """Return a def or a lambda with the defaults that the function has now. Raises NotSource."""
+    """Return a def or lambda with the present defaults of the function. Raises NotSource."""
     if any(one.opname == "STORE_DEREF" and one.argval in of.__code__.co_freevars for one in dis.get_instructions(of)):
         raise NotSource(f"{of.__name__} changes a variable of a function around it")
     arguments: ast.arguments = node.args  # type: ignore[union-attr]
@@ -275,7 +275,7 @@ def _constant(of: FunctionType, value: Any) -> ast.expr:
 
 
 def _names_around(function: FunctionType) -> Mapping[str, Any]:
-    """Return the values of names outside of a function: those of the functions around it go first."""
+    """Return the values of names that a function uses from outside, first from the functions around it."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     enclosing = {}
     for name, cell in cells:
@@ -287,11 +287,11 @@ def _names_around(function: FunctionType) -> Mapping[str, Any]:
 
 
 def _needs(source: str, flags: int = 0) -> list[str]:
-    """Return the names that a statement takes from around it, in their order."""
+    """Return the names that a statement takes from outside, in their order."""
     found, codes = dict[str, None](), [compiled(source, flags)]
     for code in codes:
         instructions = [*dis.get_instructions(code)]
-        own = {one.argval for one in instructions if one.opname == "STORE_NAME"}  # of a class
+        own = {one.argval for one in instructions if one.opname == "STORE_NAME"}  # names that a class body binds itself
         names = [one.argval for one in instructions if one.opname in LOADS and one.argval in code.co_names]
         found |= dict.fromkeys(name for name in names if name not in own or code is codes[0])
         codes += [const for const in code.co_consts if isinstance(const, CodeType)]
@@ -299,6 +299,6 @@ def _needs(source: str, flags: int = 0) -> list[str]:
 
 
 def is_script(module: ModuleType) -> bool:
-    """Whether a module is run, and others do not import it: a script, a notebook, or a file of tests."""
+    """Whether a module is run and not imported by others: a script, a notebook, or a file of tests."""
     name = module.__name__.rpartition(".")[2]
     return name in ("__main__", "conftest") or name.startswith("test_") or name.endswith("_test")

@@ -27,7 +27,7 @@ from attnbench.core.own_files import is_own
 from attnbench.core.text import printable, shortened
 from attnbench.run.venvs import user_folder
 
-LONGEST = 100  # bytes of a name, which becomes part of file names
+LONGEST = 100  # most bytes of a name, which becomes part of file names
 T = TypeVar("T")
 What: TypeAlias = "str | Callable[..., Any] | Iterable[str | Callable[..., Any]]"
 
@@ -50,7 +50,7 @@ class Subjects:
     in_process: bool | None = None
 
     def measured(self, measure: Callable[[Subjects], T]) -> T:
-        """Return the result of `measure`; a subject with another state in another process is measured in this one.
+        """Return the result of `measure`. A subject whose state differs in another process is measured in this one.
 
         Raises UserError where another measurement is under way in this process, and a subject is measured in it.
         """
@@ -102,7 +102,7 @@ def subjects(
                 reason = str(error)
             except UserError:
                 raise
-            except Exception as error:  # of the person's object
+            except Exception as error:  # an error of the person's object
                 raise UserError(f"{name}: reading it {_raises(error)}; in_process=True measures it unread") from None
         if in_process is False:
             raise UserError(
@@ -116,7 +116,7 @@ def subjects(
 
 
 def _state(function: Any) -> Mapping[str, str]:
-    """Return the state of a function that another process is to have too. Raises NotSource where none can."""
+    """Return the state of a function that another process must have too. Raises NotSource where none can have it."""
     state = live_state(function)
     hidden = next((text for text in state.values() if text.startswith(UNTOLD)), "")
     if hidden:
@@ -125,7 +125,7 @@ def _state(function: Any) -> Mapping[str, str]:
 
 
 def each(given: What) -> list[Any]:
-    """Return what is given, one or several, as a list. Raises UserError where iterating over it raises an error."""
+    """Return `given`, one subject or several, as a list. Raises UserError where iterating over it raises an error."""
     if isinstance(given, (str, Path, bytes, Mapping)) or callable(given) or not isinstance(given, Iterable):
         return [given]
     try:
@@ -138,7 +138,7 @@ def shown(given: Any) -> str:
     """Return the repr of an object, for an error line; its type where there is none."""
     try:
         return shortened(repr(given))
-    except Exception:  # of the person's object
+    except Exception:  # an error of the person's object
         return f"an object of type {type(given).__name__}"
 
 
@@ -151,15 +151,15 @@ def _raises(error: Exception) -> str:
 
 
 def _in_process(name: str, function: Any) -> Any:
-    from attnbench.api.in_process import worker_of  # which imports torch when it is asked
+    from attnbench.api.in_process import worker_of  # it imports torch when it is first asked
 
     return worker_of(name, function)
 
 
 def _name(given: Any, scope: Mapping[str, Any], taken: Iterable[str]) -> str:
-    """Return a name for an object: that of a variable that holds it, or its own, with a number where it is taken.
+    """Return a name for an object: the variable that holds it, or its own name, with a number where it is taken.
 
-    It is an identifier of at most LONGEST bytes; where the object has none, it is made of the name of its type.
+    It is an identifier of at most LONGEST bytes; where the object has no name, the name of its type is used.
     """
     own = told(given, "__name__")
     held = [name for name, value in scope.items() if value is given and not name.startswith("_")]
@@ -178,7 +178,7 @@ def _can_be_bound(name: str) -> bool:
 
 
 def _importable(given: Any, scope: Mapping[str, Any]) -> str:
-    """Return "file.py:function" or "pkg.mod:object" of an object that a module other than the script has; "" else."""
+    """Return "file.py:function" or "pkg.mod:object" of an object of an importable module; "" for one of the script."""
     of = str(scope.get("__name__", ""))
     places = [(told(given, "__module__"), told(given, "__qualname__"))]
     places += [(of, name) for name, value in scope.items() if value is given]
@@ -192,7 +192,7 @@ def _importable(given: Any, scope: Mapping[str, Any]) -> str:
         if getattr(module, "__package__", ""):
             raise NotSource(f"{module_name} is of a package that is not installed")
         if isinstance(given, FunctionType):
-            definition(given)  # NotSource where its file was edited since
+            definition(given)  # raises NotSource where its file was edited since
         return f"{file}:{name}"
     return ""
 
@@ -200,7 +200,7 @@ def _importable(given: Any, scope: Mapping[str, Any]) -> str:
 def _written(given: Any, name: str, scope: Mapping[str, Any]) -> str:
     """Write the source of an object to a file, and return "file.py:name". Raises NotSource.
 
-    The file stays, so that a command that a report names finds it: `attnbench run --resume`, `check --wrong`.
+    The file stays, so that commands named by a report find it: `attnbench run --resume`, `check --wrong`.
     """
     source = module_source(given, name, scope)
     folder = (user_folder() or Path(tempfile.gettempdir(), "attnbench")) / WRITTEN
@@ -209,7 +209,7 @@ def _written(given: Any, name: str, scope: Mapping[str, Any]) -> str:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_file(path, source)
-        except (OSError, UserError):  # a home that cannot be written to
+        except (OSError, UserError):  # the home folder cannot be written to
             path = Path(tempfile.mkdtemp(prefix="attnbench-"), WRITTEN, f"{name}.py")
             path.parent.mkdir()
             write_file(path, source)
@@ -217,7 +217,7 @@ def _written(given: Any, name: str, scope: Mapping[str, Any]) -> str:
 
 
 def caller_scope(depth: int = 2) -> Mapping[str, Any]:
-    """Return the names of who called the function that asks, local ones first."""
+    """Return the variables of the caller `depth` levels up, local ones first."""
     frame: Any = inspect.currentframe()
     for _ in range(depth):
         frame = frame.f_back if frame else None

@@ -10,7 +10,7 @@ from functools import cache
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from attnbench.api.arguments import NONE, NUMBER, TEXT, Kind, check_types
+from attnbench.api.arguments import NONE, NUMBER, TEXT, Kind, check_types, has_items
 from attnbench.core import stats
 from attnbench.core.captured_stderr import captured_stderr
 from attnbench.core.errors import UserError, one_of
@@ -33,9 +33,10 @@ _KINDS: Mapping[str, Sequence[Kind]] = {
     "l2": (TEXT,),
     "device": (TEXT, NONE),
 }
+_LONGEST = 1e9  # milliseconds of warmup or sampling
 MODES = ("min", "max", "mean", "median", "all", "timing")
-# What earlier work of the GPU adds to the uncertainty of a latency whose clock power holds down: half a 95 % interval,
-# from 60 readings of an H200 against fresh processes (tests/gpu/api_agreement.py), root mean square.
+# Half a 95 % interval that earlier work of the GPU adds to the uncertainty of a latency whose clock power holds down:
+# the root mean square over 60 readings of an H200 against fresh processes (tests/gpu/api_agreement.py).
 HELD_DOWN = 0.010
 
 
@@ -155,16 +156,16 @@ def do_bench(
     one_of("l2", l2, ("cold", "warm"))
     if not callable(fn):
         raise UserError(f"fn: {shortened(repr(fn))} is not a function")
-    shares: list[Any] = [] if quantiles is None else [*quantiles]
+    shares: list[Any] = [*quantiles] if has_items(quantiles) else []
     if quantiles is not None and not (
         shares and all(isinstance(share, Real) and 0 <= float(share) <= 1 for share in shares)
     ):
         raise UserError(f"quantiles: {shortened(repr(quantiles))} is not a list of numbers from 0 to 1, as [0.5, 0.9]")
     for name, value in (("warmup", warmup), ("rep", rep)):
-        if not 0 <= value < math.inf:
+        if not 0 <= value <= _LONGEST:
             raise UserError(f"{name}: {value!r} is not a number of milliseconds")
-    tensors = [] if grad_to_none is None else [*grad_to_none]
-    if not all(hasattr(one, "grad") for one in tensors):
+    tensors = [*grad_to_none] if has_items(grad_to_none) else []
+    if not (grad_to_none is None or has_items(grad_to_none)) or not all(hasattr(one, "grad") for one in tensors):
         raise UserError(f"grad_to_none: {shortened(repr(grad_to_none))} is not a list of tensors")
     instruments = _instruments(_device(device))
     timing = _timed(instruments, fn, warmup / 1e3, rep / 1e3, tensors, l2)
@@ -205,7 +206,7 @@ def _instruments(device: str) -> Instruments:
     from attnbench.worker import environment
     from attnbench.worker.instruments import Instruments
 
-    with captured_stderr():  # torch's profiler says there that it starts
+    with captured_stderr():  # torch's profiler writes there that it starts
         return Instruments(environment.describe(device).device)
 
 

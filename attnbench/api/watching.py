@@ -1,4 +1,4 @@
-"""Shows the progress of a measurement that a script or a notebook has started, and lets Ctrl-C end it."""
+"""Progress of a measurement that a script or notebook started, and Ctrl-C as its end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Unwatched:
 
 @contextlib.contextmanager
 def watched(progress: bool) -> Iterator[Any]:
-    """Give the observer that shows the progress of a run: in the cell of a notebook, else on stderr."""
+    """Give the observer that shows the progress of a run: in a notebook's cell, else on stderr."""
     if not progress:
         yield Unwatched()
         return
@@ -48,7 +48,7 @@ def interruptible() -> Iterator[None]:
 
     before: Any = signal.signal(signal.SIGINT, interrupt)
     children = getattr(signal, "SIGCHLD", signal.SIGINT)
-    ignored = signal.getsignal(children) is signal.SIG_IGN  # then each child would seem to have ended well
+    ignored = signal.getsignal(children) is signal.SIG_IGN  # with SIG_IGN each child would seem to have ended well
     if ignored:
         signal.signal(children, signal.SIG_DFL)
     try:

@@ -38,7 +38,7 @@ _STEPS: Mapping[str, str] = {  # steps of a whole model
 }
 STEPS = tuple(f"step-{name}" for name in _STEPS)
 _TE = "attnbench.backends.several_devices.ring_transformer_engine"
-_RINGS: Mapping[str, str] = {  # one sequence on several GPUs, keys and values going around
+_RINGS: Mapping[str, str] = {  # one sequence split over GPUs in a ring, which pass keys and values on
     f"ring-{method}-{kernel}": f"attnbench.backends.several_devices.ring:Ring[method={method};kernel={kernel}]"
     for method in ("allgather", "alltoall")
     for kernel in ("flash", "cudnn", "efficient")
@@ -48,8 +48,8 @@ _RINGS: Mapping[str, str] = {  # one sequence on several GPUs, keys and values g
     "ring-transformer-engine-allgather": f"{_TE}:ContextParallel[communication=all_gather]",
     "ulysses-transformer-engine": f"{_TE}:Ulysses",
 }
-ULYSSES = "ulysses-"  # prefix of a backend's name: it then runs on several GPUs, each with a part of the heads
-_ULYSSES = tuple(  # the listed ones; the prefix takes any backend of one device
+ULYSSES = "ulysses-"  # prefix of a backend's name: several GPUs share the heads, and each runs the backend NAME
+_ULYSSES = tuple(  # those that lists show; the prefix goes before the name of any backend for one device
     f"{ULYSSES}{name}"
     for name in (
         *("eager", "sdpa", "sdpa-math", "sdpa-flash", "sdpa-cudnn", "sdpa-efficient"),
@@ -133,12 +133,12 @@ def available() -> dict[str, str]:
 
 @functools.cache
 def _installed(_: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """Return the name and "module:object" of each backend of an installed package; a search takes milliseconds."""
+    """Return the name and "module:object" of each backend that an installed package registers."""
     return tuple((point.name, point.value) for point in importlib.metadata.entry_points(group="attnbench.backends"))
 
 
 def present_spec(name: str, spec: str) -> str:
-    """Return the present "module:object" of a backend that a run file names; a module of attnbench may have moved."""
+    """Return where a backend that a run file names is now, as "module:object": modules of attnbench may have moved."""
     moved = spec.startswith(f"{__name__}.") and spec not in BACKENDS.values()
     return BACKENDS.get(name, BACKENDS.get(name.removeprefix(ULYSSES), spec)) if moved else spec
 
@@ -152,7 +152,7 @@ def load(name: str, spec: str) -> Backend:
     ULYSSES the object computes on each device.
 
     Raises the errors of the import, AttributeError where the module has no such object, and TypeError for an object
-    that is neither class nor function, or that is no BackendBase and shall compute on each device.
+    that is neither class nor function, or that is no BackendBase although the name begins with ULYSSES.
     """
     found = _load(name.removeprefix(ULYSSES), present_spec(name, spec))
     if not name.startswith(ULYSSES) or getattr(found, "several", False):
@@ -181,7 +181,7 @@ def _load(name: str, spec: str) -> Backend:
             raise TypeError(f"{spec} is a torch.autograd.Function; give a function that calls {attribute}.apply")
         obj = _made(obj, parameters)
         parameters = {}
-    if inspect.getattr_static(obj, "prepare", None) is not None:  # getattr would create the attribute of some objects
+    if inspect.getattr_static(obj, "prepare", None) is not None:  # getattr would create this attribute on some objects
         if parameters:
             raise TypeError(f"{attribute} is an object already; set its parameters where it is made, not by {named}")
         backend = cast("Backend", obj)
@@ -196,7 +196,7 @@ def _load(name: str, spec: str) -> Backend:
 
 def _made(of: type, parameters: Mapping[str, Any]) -> object:
     """Make an object of a person's class. Raises TypeError where `parameters` lacks arguments that the class needs."""
-    with contextlib.suppress(ValueError):  # the arguments of some classes cannot be read
+    with contextlib.suppress(ValueError):  # inspect cannot read the arguments of some classes
         signature = inspect.signature(of)
         try:
             signature.bind(**parameters)

@@ -39,11 +39,12 @@ class BackendBase:
     kernels_of: ClassVar[type[BackendBase] | None] = None  # another backend, whose kernels and library it uses
     order: Order = "bshd"  # order of dimensions of a dense batch, as in autograd_prepared
     efficiency = 0.4  # rough fraction of a matmul's rate, for the forecast of time only
+    compiles = 0.0  # seconds that a first call of a kind of case takes on a GPU, for the forecast of time only
     starts_compiler = False  # a first call may compile for minutes (nvcc); its jobs then have a longer timeout
     # For a backend that chooses an implementation for each case: name -> regular expression for its kernels. The first
     # entry that matches a kernel that ran is the choice.
     choices: ClassVar[Mapping[str, str]] = {}
-    # pip's names of the libraries, beside torch, whose versions can change its figures.
+    # Names in pip of libraries, beside torch, whose versions can change the results.
     distributions: ClassVar[tuple[str, ...]] = ()  # the names of one library, the usual one first
     uses: ClassVar[tuple[str, ...]] = ()  # other libraries that it may run
     paste: ClassVar[Paste | None] = None  # the code that calls it, as a person would write it
@@ -53,7 +54,7 @@ class BackendBase:
     runtime_checker: ClassVar[str] = ""
 
     def __init_subclass__(cls) -> None:
-        # These must not be inherited: a subclass runs other kernels.
+        # Not inherited, because a subclass runs other kernels.
         super().__init_subclass__()
         cls.choices = vars(cls).get("choices", {})
         if of := vars(cls).get("kernels_of"):
@@ -69,7 +70,7 @@ class BackendBase:
             return Probe(reason="torch is not installed", install="pip install torch")
 
     def installed(self) -> Probe | None:
-        """Return the probe that needs no import of the library; None where only `probe` can tell.
+        """Return the probe that needs no import of the library; None where only `probe` can find it out.
 
         With `probe_imports` a backend that is usable by this probe may still fail at import.
         """
@@ -85,7 +86,7 @@ class BackendBase:
         forward = self.forward_kernels if case.has_forward else ""
         backward = self.backward_kernels if case.has_backward else ""
         runs = tuple(filter(None, dict.fromkeys((forward, backward))))
-        own = not type(self).__module__.startswith("attnbench.")  # a person chooses the precision of his own backend
+        own = not type(self).__module__.startswith("attnbench.")  # a person chooses his backend's precision
         return Signature(runs, never=self.other_kernels, float32=own and not runs)
 
     def chosen(self, kernels: Iterable[str]) -> str:
@@ -159,7 +160,7 @@ class _Call:
         self._s, self._fn, self._order, self._strided = case.extent, fn, order, strided
         self._native, self._packed = case.layout == "native", case.layout == "packed"
         self._device = inputs.q.device
-        self.reads: dict[str, Tensor] = {}  # Prepared.reads
+        self.reads: dict[str, Tensor] = {}  # the copies of inputs that the launch reads: Prepared.reads
         self._leaves = tuple(t.detach() for t in (inputs.q, inputs.k, inputs.v))
         if self._native:
             self._leaves = tuple(map(self._accepted, self._leaves))
@@ -208,7 +209,7 @@ class _Call:
             raise ValueError("a backward needs inputs.dout")
         self._dout = dout
         if self._native:
-            self._dout = self._accepted(dout, keep=not dout.is_contiguous())  # strides as only a check makes them
+            self._dout = self._accepted(dout, keep=not dout.is_contiguous())  # dout has other strides in a check only
             self.reads["dout"] = self.view(self._dout)
         for t in (*self._leaves, *self._sink):
             t.requires_grad_()
@@ -225,9 +226,7 @@ class _Call:
             found = torch.autograd.grad(out, arguments, dout, retain_graph=keep, allow_unused=True)
         except RuntimeError as refusal:
             self.dense(out)
-            if not isinstance(refusal, NotImplementedError):
-                raise
-            raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
+            raise no_backward(refusal) from None
         if any(of_one is None for of_one in found):
             names = (["q, k and v"] if self._packed else ["q", "k", "v"]) + ["the sink"]
             lacking = listed(name for name, of_one in zip(names, found, strict=False) if of_one is None)
@@ -246,6 +245,14 @@ class _Call:
             **dict(zip(("dq", "dk", "dv"), ours, strict=True)),
             **of_sink,
         }
+
+
+def no_backward(refusal: RuntimeError) -> Exception:
+    """Return Unsupported for torch's error where a function has no backward, else the error itself."""
+    text = str(refusal).partition("\n")[0]
+    if isinstance(refusal, NotImplementedError) or "no autograd formula was registered" in text:
+        return Unsupported(f"no backward: {text}")
+    return refusal
 
 
 def mask_workspace(case: Case) -> Workspace:

@@ -70,7 +70,7 @@ class Fake(BackendBase):
         s = case.shape
         rate = PEAK * self.speed * s.seqlen_k / (s.seqlen_k + 1024) * s.headdim / (s.headdim + 32)
         attention, share = flops(case), None
-        if case.model_step:  # `speed` does not change the rest of a step
+        if case.model_step:  # `speed` is a factor on attention only, not on the rest of a step
             layers = (attention_of(case, layer) for layer in range(case.model_step.layers))
             attention = sum(flops(layer) for layer in layers)
         rest = (flops(case) - attention) / PEAK

@@ -20,7 +20,7 @@ class Limits:
     dtypes: tuple[str, ...] = ("bf16", "fp16")
     capability: Capability = (8, 0)  # the oldest compute capability
     capability_below: Capability | None = None  # the oldest compute capability that is too new
-    amd: bool = True  # AMD GPUs too, whose capability is the gfx number: 9.0 for gfx90a
+    amd: bool = True  # includes AMD GPUs, whose capability is the gfx number: 9.0 for gfx90a
     bf16_capability: Capability = (5, 0)  # the oldest compute capability for bf16
     headdim: tuple[int, int] = (8, 256)  # least and most, for headdim and headdim_v
     headdim_multiple: int = 8  # headdim and headdim_v must be multiples of this
@@ -34,16 +34,16 @@ class Limits:
     dropout: bool = False
     sink: bool = False  # a learnt logit of each head beside its scores
     masks: bool = False  # masks by name
-    own_masks: bool = False  # mask functions of a person too
-    chosen: bool = False  # masks that keep a number of keys of each query, over a cache of pages too
+    own_masks: bool = False  # also masks that a person's own function defines
+    chosen: bool = False  # also masks that keep a number of keys of each query (mask topk), over latent rows too
     alibi: bool = False  # scores that fall with the distance of query and key
     unequal_causal: bool = True  # its causal mask is aligned bottom-right when seqlen_q != seqlen_k
     empty_rows: bool = True  # a query that sees no key gets output 0
     ragged: bool = False  # sequences of unlike lengths in one batch
-    page_sizes: tuple[int, ...] = ()  # sizes of pages of a cache; a size includes its multiples
+    page_sizes: tuple[int, ...] = ()  # page sizes of a cache; multiples of each are taken too
     cache_dtypes: tuple[str, ...] = ()  # dtypes of a cache of pages, beside the dtype of q
     append: bool = False  # a call writes the new keys and values to the pages first
-    latent: bool = False  # MLA with absorbed weights: v is a part of k; the head dims above do not apply
+    latent: bool = False  # MLA with absorbed weights: v is a part of k; the head dims above do not apply to it
     on_cpu: bool = False
 
     @property
@@ -140,7 +140,7 @@ class Limits:
         if masks.is_own(case.mask) and not self.own_masks:
             return "no mask of one's own"
         unequal = case.shape.seqlen_q > 1 and not case.has_equal_lengths
-        if case.causal and unequal and not self.unequal_causal:  # where all queries are single, each sees every key
+        if case.causal and unequal and not self.unequal_causal:  # a single query sees every key, whatever the alignment
             return "its causal mask is not bottom-right aligned when seqlen_q != seqlen_k"
         if has_empty_rows(case) and not self.empty_rows:
             why = "a mask of one's own" if case.mask else "seqlen_q > seqlen_k"
@@ -162,8 +162,8 @@ TORCH_LIMITS = Limits(
 def has_empty_rows(case: Case) -> bool:
     """Return whether some query may see no key at all, so that its row of probabilities is empty.
 
-    With a limited right side and seqlen_q > seqlen_k the first queries stand before the first key. A person's own mask
-    may hide all keys from a query.
+    With a limited right side and seqlen_q > seqlen_k the first queries are at positions before the first key. A
+    person's own mask may hide all keys from a query.
     """
     if masks.is_own(case.mask):
         return True

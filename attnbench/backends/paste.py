@@ -36,17 +36,17 @@ class Paste:
     fields are these options, "" where the implementation lacks one.
     """
 
-    imports: tuple[str, ...]  # "from MODULE import NAME"; the text has those that the call uses
+    imports: tuple[str, ...]  # each is "from MODULE import NAME"; the text has only the imports that the call uses
     calls: Mapping[str, str]
     full: str = ""  # option of a case without a mask, if it needs one
     causal: str = ""
     unequal: str = ""  # causal where seqlen_q != seqlen_k, if it differs from `causal`
-    window: str = ""  # with {left} or {keys}, left + 1, and {right}, 0 where causal; without {right} causal only
+    window: str = ""  # has {left}, or {keys} = left + 1, and {right}, 0 where causal; without {right} causal only
     open_side: str = "-1"  # value of a side of a window without a limit
     grouped: str = ""  # for grouped heads, if they need an option
-    softcap: str = ""  # with {softcap}
-    dropout: str = ""  # with {dropout}
-    scale: str = ""  # with {scale}
+    softcap: str = ""  # contains {softcap}
+    dropout: str = ""  # contains {dropout}
+    scale: str = ""  # contains {scale}
     sink: str = ""
     alibi: str = ""  # with alibi_slopes, a tensor (nheads,) of float32
 
@@ -90,7 +90,7 @@ class Paste:
     def _mask(self, case: Case) -> str | None:
         left, right = case.window_size
         right = 0 if case.causal else right
-        alone = case.shape.seqlen_q == 1  # a single query stands at the last key
+        alone = case.shape.seqlen_q == 1  # a single query sees all keys
         if left is None and (right is None or alone):
             return self.full
         if left is None and case.causal:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 INSTALLED_FA3 = "@pip_pkg"  # part of the name of an operator that runs the installed flash-attn 3, not xFormers' copy
-MOST_CAUSAL = 16  # most queries of a sequence over pages under a causal mask
+MOST_CAUSAL = 16  # most queries of each sequence over pages with a causal mask
 SPLITK_HEADDIMS = tuple((d, d) for d in (16, 32, 64, 128, 256))
 
 
@@ -101,7 +101,7 @@ class XFormers(Library):
         module = f"xformers.ops.fmha.{self.operator}"
         try:
             forward = importlib.import_module(module).FwOp
-        except Exception as error:  # an operator imports its library
+        except Exception as error:  # importing an operator imports its library, which may raise any error
             return probe_of_failed_import(module, error, self.install, self.distributions)
         if not forward.is_available():
             said = ": ".join(filter(None, (f"its operator {forward.NAME} is not available", self._why_unavailable())))
@@ -200,7 +200,7 @@ class Fa3(XFormers):
     )
     forward_kernels = FlashAttention3.forward_kernels
     backward_kernels = FlashAttention3.backward_kernels
-    left_out: frozenset[str] = frozenset()  # as in FlashAttention3
+    left_out: frozenset[str] = frozenset()  # features that the build lacks, as in FlashAttention3
 
     def probe(self) -> Probe:
         found = super().probe()
@@ -228,6 +228,7 @@ class SplitK(XFormers):
     """xFormers' decode kernel, written in Triton. It takes any number of queries and is fast for few."""
 
     name = "xformers-splitk"
+    compiles = 0.8
     paste = xformers_paste("triton_splitk", backward=False)
     operator = "triton_splitk"
     limits: ClassVar = Limits(headdim_pairs=SPLITK_HEADDIMS, backward=False, ragged=True, page_sizes=(64,))
@@ -243,7 +244,7 @@ class SplitK(XFormers):
         return None
 
     def _bias(self, case: Case, device: torch.device) -> Any:
-        """Return the mask; for a ragged batch the only kind with packed keys that this operator takes."""
+        """Return the mask. For a ragged batch it is the only kind with packed keys that this operator takes."""
         if not case.is_ragged:
             return None
         from xformers.ops.fmha import attn_bias
@@ -314,7 +315,7 @@ def _page_refusal(case: Case) -> str | None:
 
 
 def _root_cause(error: Exception) -> Exception:
-    """Return the first error of a chain, which names the missing library."""
+    """Return the first error of a chain of errors, which names the missing library."""
     while isinstance(error.__cause__, Exception):
         error = error.__cause__
     return error

@@ -18,7 +18,7 @@ builds = options.Panel("The two builds", 1)
 
 @dataclass(frozen=True, kw_only=True)
 class Options(GateOutput, HowToJudge, options.WhatToMeasure):
-    """The options of the command."""
+    """The options of `attnbench ab`."""
 
     a: str = builds(
         "BUILD",
@@ -29,10 +29,10 @@ class Options(GateOutput, HowToJudge, options.WhatToMeasure):
     b: str = builds("BUILD", "What to judge: a Python or code, as --a.", dataclasses.MISSING)
     python: list[str] | None = builds("NAME=PATH", "The Python of --a or --b, where they are code.")
     device: str = options.device()
-    time_limit: str = options.how("TIME", "90s, 10m, 1h for all of it.", "10m")
+    time_limit: str = options.how("TIME", "Longest time of the whole measurement: 90s, 10m, 1h.", "10m")
     seed: int | None = options.seed()
     allow_busy: bool = options.allow_busy()
-    out: Path | None = options.out("For a.jsonl and b.jsonl; two new files in results/ by default.", "DIR")
+    out: Path | None = options.out("The folder of a.jsonl and b.jsonl. Default: two new files in results/.", "DIR")
 
 
 @options.command

@@ -21,17 +21,17 @@ supports = options.Panel("The support matrix", 4)
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output):
-    """The options of the command."""
+    """The options of `attnbench backends`."""
 
     python: list[str] | None = options.python()
-    matrix: bool = supports.flag("What each supports, on GPUs that need not be here.")
+    matrix: bool = supports.flag("Show what each supports, also on GPUs that are not here.")
     gpu: list[str] | None = supports(
         "NAMES",
-        "h100, a100, hopper, sm_90, cpu: feature by feature there.",
+        "Feature by feature on these: h100, a100, hopper, sm_90, cpu.",
         autocompletion=complete.several(complete.gpus),
     )
-    device: str | None = supports("DEVICE", "The same for a device here: auto, cuda:N.")
-    into: Path | None = supports("FILE", "Renew the matrix that a markdown file holds between its marks.")
+    device: str | None = supports("DEVICE", "Feature by feature on a device here: auto, cuda:N.")
+    into: Path | None = supports("FILE", "Replace the matrix between the marks of a markdown file.")
 
 
 @options.command
@@ -78,7 +78,7 @@ def _here(pythons: Sequence[str]) -> Document:
         Session("auto", chosen, with_torch=False, allow_busy=True) as session,
     ):
         line.say("looking at the device")
-        if has_nvidia_gpu():  # most can then be used, and import their libraries meanwhile
+        if has_nvidia_gpu():  # most backends can then be used, and import their libraries meanwhile
             session.pool.start_loading()
         device = session.describe().device
         line.say("asking each backend what it supports here")
@@ -93,7 +93,7 @@ def _here(pythons: Sequence[str]) -> Document:
 
 
 def _support(gpus: Sequence[str], device: str | None) -> Document:
-    """Return the document of what each backend supports on GPUs that need not be here, and on a device that is."""
+    """Return the document of what backends support on GPUs by name, here or not, and on a device of this machine."""
     from attnbench.analysis.backends import support_document
     from attnbench.run.support_matrix import named_device, support_matrix
 

@@ -32,7 +32,7 @@ class SaveOptions(Options):
     """The options of `attnbench baseline save`."""
 
     run: Path = options.argument("RUN", "The run file, of attnbench run --rounds 5.")
-    name: str = options.plain("NAME", "What it is the baseline of: a branch, a release.", MAIN)
+    name: str = options.plain("NAME", "The name of the baseline, as of a branch or a release.", MAIN)
     add: bool = options.plain.flag(
         "Add the run to the baseline: three show the spread between runs. Else it replaces all."
     )
@@ -48,7 +48,7 @@ class ShowOptions(Options):
 @app.command()
 @options.command
 def save(given: SaveOptions) -> None:
-    """Save a run as the baseline for its GPU model, in place of the last one. To be committed.
+    """Save a run as the baseline for its GPU model, in place of the last one; commit it to git.
 
     attnbench run --suite ci --rounds 5 --out main.jsonl && attnbench baseline save main.jsonl
     attnbench run --suite ci --rounds 5 --out again.jsonl && attnbench baseline save again.jsonl --add
@@ -79,7 +79,7 @@ def list_(given: Options) -> None:
 @app.command()
 @options.command
 def show(given: ShowOptions) -> None:
-    """Show a baseline on every GPU it has: how it was measured, its figures, and how far its rounds differ.
+    """Show a baseline on every GPU it has: how it was measured, its results, and how far its rounds differ.
 
     attnbench baseline show main
     """

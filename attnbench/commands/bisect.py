@@ -18,28 +18,28 @@ METRICS = ("latency", "cycles")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.WhatToMeasure):
-    """The options of the command."""
+    """The options of `attnbench bisect`."""
 
     commits: str = options.argument("GOOD..BAD", "The last commit that is known as fast, and one that is slow.")
     cell: str = builds("NAME", "The cell, as the gate prints it, or a glob that fits it alone: '* 4k d128 *'.", "*")
     build: str = builds(
-        "COMMAND", "For a shell, in a worktree of each commit; where it fails, the commit is skipped.", ""
+        "COMMAND", "A shell command that builds the worktree of a commit; where it fails, the commit is skipped.", ""
     )
-    python: str = builds("PATH", "The Python that it leaves in the worktree, v/bin/python; -b says what it runs.", "")
+    python: str = builds("PATH", "The Python that --build makes in the worktree, v/bin/python; -b names a backend.", "")
     code: str = builds("FILE.py:FUNCTION", "In place of --python: code in the worktree, which needs no build.", "")
     build_limit: str = builds("TIME", "Longest time of one build.", "1h")
     metric: str = options.how(
         "NAME", "latency, or cycles (latency times clock), free of the clock.", "latency", "--metric", "-m"
     )
-    margin: str = options.how("CHANGE", "BAD must be slower than GOOD by more.", "1%")
-    expect: str = options.how("NAMES", "Differences between the builds that are meant, as in gate: torch.", "")
+    margin: str = options.how("CHANGE", "How much slower BAD must be than GOOD.", "1%")
+    expect: str = options.how("NAMES", "Intended differences between the builds, as in gate: torch.", "")
     device: str = options.device()
     time_limit: str = options.how("TIME", "Longest time of all A/Bs together; builds do not count.", "1h")
     seed: int | None = options.seed()
     allow_busy: bool = options.allow_busy()
     out: Path | None = options.out(
-        "For the run files; a new folder in results/ by default. A/Bs that are there already are not measured again, "
-        "so the same command with it goes on after an interruption.",
+        "The folder of the run files. Default: a new one in results/. A/Bs that it has already are not measured again: "
+        "after an interruption the same command with this folder goes on.",
         "DIR",
     )
 
@@ -49,8 +49,8 @@ def bisect(given: Options) -> None:
     """Find the commit that made a cell slower: A/Bs of commits along first parents, halving from GOOD to BAD.
 
     Each commit is built by your command in a worktree of its own, and measured in turns with GOOD as ab does. A commit
-    that does not build, or of which nothing is decided, is skipped. The answer is checked by one more A/B, against the
-    commit before it.
+    that does not build, or about which nothing is decided, is skipped. The answer is checked by one more A/B, against
+    the commit before it.
 
     Exit code 0: found; 2: bad input; 3: not found: no slowdown, or commits are left; 1, 4, 5: as the gate of GOOD and
     BAD.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from attnbench.run.session import Recording
 
 OF = ("seqlen", "batch")
-HELPS = {  # of axes
+HELPS = {  # help texts of axes, where they differ from the table's
     "seqlen": "With --of batch: the sequence length. Default: 4k.",
     "batch": "With --of seqlen: the batch. Default: 1.",
     "headdim": "Head dimensions: 64,128. Default: 128; on a CPU 64.",
@@ -34,12 +34,12 @@ HELPS = {  # of axes
 }
 
 
-CASES = ("of", "axes", "model", "tp", "phase")  # fields of the options that choose what is searched
+CASES = ("of", "axes", "model", "tp", "phase")  # the fields of Options that choose the search
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.OnDevice, options.WhichModel):
-    """The options of the command."""
+    """The options of `attnbench capacity`."""
 
     results: list[Path] | None = options.argument(
         "RUN|DIR", "Files of earlier searches, to show; nothing is run.", None

@@ -14,7 +14,7 @@ from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
 
 cases = options.Panel("The cases (each option replaces what they have)")
-HELPS = {  # of axes
+HELPS = {  # help texts of axes, where they differ from the table's
     "dtype": "bf16,fp16 by default; on a CPU fp32,bf16.",
     "direction": "fwd,bwd by default; also fwd_bwd.",
     "headdim": "64,128 by default.",
@@ -24,7 +24,7 @@ HELPS = {  # of axes
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.OnDevice):
-    """The options of the command."""
+    """The options of `attnbench check`."""
 
     what: list[str] | None = options.argument(
         "BACKENDS",
@@ -58,7 +58,7 @@ def check(given: Options) -> None:
     from attnbench.run.check import check as checked
 
     seconds = parse_duration(given.timeout, "--timeout")
-    # Nothing is timed, so waiting threads may sleep; beside other work, spinning threads take four times as long.
+    # Nothing is timed, so waiting threads may sleep. Beside other work, spinning threads would take four times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     with live(ProgressLine, "the check was complete") as line:
         run, interrupt = checked(

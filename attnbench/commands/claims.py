@@ -16,7 +16,7 @@ which = options.Panel("Which claims")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.WholeRun):
-    """The options of the command."""
+    """The options of `attnbench claims`."""
 
     results: list[Path] | None = options.argument(
         "RUN|DIR", "Run files to judge by, of one GPU or several; without any it measures.", None
@@ -26,11 +26,11 @@ class Options(output.Output, options.WholeRun):
         "Sources: names or patterns (--list shows them), or YAML files of your own. Default: all.",
         autocompletion=complete.several(complete.papers),
     )
-    gpu: list[str] | None = which("NAMES", "Claims printed of GPUs with one of these in their names: h100.")
-    backend: list[str] | None = options.backend("Claims about these backends: names or patterns.", which)
+    gpu: list[str] | None = which("NAMES", "Only claims about GPUs with one of these in their names: h100.")
+    backend: list[str] | None = options.backend("Only claims about these backends: names or patterns.", which)
     listed: bool = which.flag("List the claims; measure nothing.", "--list")
     sustained: str = options.how(
-        "TIME", "Measure each cell this long without pauses too, as papers may have; 0: not.", "1s"
+        "TIME", "Measure each cell this long without pauses too, as papers may have done; 0: do not.", "1s"
     )
 
 

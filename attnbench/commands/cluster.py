@@ -25,12 +25,12 @@ app = typer.Typer(
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-ONE_FILE = ("out", "resume", "again")  # options of attnbench run that are of one run file
+ONE_FILE = ("out", "resume", "again")  # options of attnbench run that name a single run file
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(output.Output):
-    """The options of `attnbench cluster run` beside those of `attnbench run`."""
+    """The options of `attnbench cluster run`, in addition to those of `attnbench run`."""
 
     context: typer.Context
     address: str | None = options.plain(
@@ -103,7 +103,7 @@ def report(given: ReportOptions) -> None:
     """Judge each GPU against the median of its model: which are outliers, and which compute wrong results?
 
     The files are those of `attnbench run`, however they were made: by `cluster run`, srun, or a Kubernetes Job. A file
-    is named after its node and GPU. Three units of a model are the least. The statistics: docs/cluster.md.
+    is named after its node and GPU. A model needs at least three units. The statistics: docs/cluster.md.
 
     attnbench cluster report results/20260701-100000-cluster
     attnbench cluster report runs/*.jsonl --html acceptance.html
@@ -119,12 +119,12 @@ def report(given: ReportOptions) -> None:
     if all(run.search for _, run in runs):
         raise UserError("searches of what fits say nothing of a unit's speed; give files of attnbench run")
     if searches := sum(run.search is not None for _, run in runs):
-        tell(f"attnbench: left out: {count(searches, 'file')} of a search of what fits, which tells no unit's speed")
+        tell(f"attnbench: left out: {count(searches, 'file')} of a search of what fits, which measures no GPU's speed")
     raise typer.Exit(output.write(document(runs, damage), wanted))
 
 
 def _named(paths: Sequence[Path]) -> tuple[list[tuple[str, Run]], dict[str, str]]:
-    """Return the runs of files and folders, each with the name of its file, and what cannot be read, by such names."""
+    """Return the runs of files and folders, and what cannot be read of them, by the names of the files."""
     from attnbench.results import run_file
     from attnbench.results.run_setup import unique_labels
 
@@ -136,7 +136,7 @@ def _named(paths: Sequence[Path]) -> tuple[list[tuple[str, Run]], dict[str, str]
 
 
 def _plan(given: RunOptions) -> Plan:
-    """Return the checked plan: the words are read by the parser of `attnbench run`. Raises UserError."""
+    """Return the checked plan; the parser of `attnbench run` reads the options. Raises UserError."""
     from attnbench.commands.command_line import command_line
     from attnbench.commands.run import Options
     from attnbench.core.sizes import parse_duration
@@ -176,7 +176,7 @@ def _plan(given: RunOptions) -> Plan:
 
 
 def _facts(unit: Unit) -> tuple[str, str, str, str]:
-    """Return a device's row of a dry run: its file, node, what it is, and whether attnbench is there."""
+    """Return a device's row of a dry run: its file, its node, its model, and whether attnbench is installed there."""
     what = unit.node.model if unit.gpu is None else f"GPU {unit.gpu} of {unit.node.gpus}, {unit.node.model}"
     cpus = f"{unit.node.name}, {count(unit.node.cpus, 'CPU')}"
     return unit.path.name, cpus, what, unit.node.version or unit.node.why_not

@@ -1,4 +1,4 @@
-"""The program: its commands, one file each, put together."""
+"""The program: all commands, each in its own file, put together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from attnbench import __version__
 from attnbench.core.documents import with_addresses
 from attnbench.core.errors import UserError, did_you_mean, nearest
 
-# In the order of --help. A file of that name has a function of that name, or `app`, which has several.
+# Commands in the order of --help. The file of a command has a function of its name, or `app` for its subcommands.
 COMMANDS = (
     "run",
     "report",
@@ -44,19 +44,19 @@ COMMANDS = (
     "baseline",
     "env",
 )
-_HOME = re.compile(r"(?<=[=,])~(?=/)")  # a shell leaves it as it is in --out=~/x and in lists
-PATHS = {"RUN", "DIR", "FILE", "PATH", "BASELINE", "CURRENT", "MODEL"}  # metavars of paths, which a "|" joins
-# The parameters whose value is the file of a document, and their options. Another --out is that of a run file.
+_HOME = re.compile(r"(?<=[=,])~(?=/)")  # a ~ that a shell does not expand, as in --out=~/x and in lists
+PATHS = {"RUN", "DIR", "FILE", "PATH", "BASELINE", "CURRENT", "MODEL"}  # metavars of paths; several are joined by "|"
+# Parameters whose value is the file of a document, and their options. Any other --out names a run file.
 DOCUMENTS = {"html": "--html", "png": "--png", "svg": "--svg", "document_file": "--out"}
 
 
 class OneLineErrors:
-    """Mixin of commands: a mistake in options or arguments is a UserError, one line, and no usage in a box."""
+    """Mixin of commands: a mistake in options or arguments is a UserError of one line, without usage in a box."""
 
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         try:
             return super().make_context(info_name, args, parent, **extra)  # type: ignore[misc]
-        except Exception as error:  # of click, or of the copy of it that newer typers have
+        except Exception as error:  # an error of click, or of the copy of click that newer typers have
             if not hasattr(error, "format_message") or type(error).__name__ == "NoArgsIsHelpError":
                 raise
             command = f"{parent.command_path} {info_name}" if parent else info_name
@@ -83,7 +83,8 @@ class Command(OneLineErrors, TyperCommand):
         if not ctx.resilient_parsing:
             _check_given_once(self.get_params(ctx), args)
             home = os.path.expanduser("~")
-            args = [_HOME.sub(lambda _: home, word) for word in args]  # not a template: it may have backslashes
+            # A function as replacement, because sub() would interpret backslashes in a text.
+            args = [_HOME.sub(lambda _: home, word) for word in args]
         rest = super().parse_args(ctx, args)
         _check_names_once(self.get_params(ctx), ctx.params)
         _check_nothing_is_overwritten(ctx.params)
@@ -116,14 +117,14 @@ class Group(OneLineErrors, TyperGroup):
 
 
 def _no_such_option(name: str, command: Any) -> str:
-    """Return the error for an option that is not there, with those that are close to it."""
+    """Return the error for an unknown option, with the names that are close to it."""
     options = {word.lstrip("-"): word for param in command.params for word in (*param.opts, *param.secondary_opts)}
     close = [options[word] for word in nearest(name.lstrip("-"), options)]
     return f"no such option: {name}" + (f" (did you mean {' or '.join(close)}?)" if close else "")
 
 
 def _check_given_once(params: Iterable[Any], args: Sequence[str]) -> None:
-    """Raise UserError where an option of one value is given twice, or a switch both ways: as the last would win."""
+    """Raise UserError where an option of one value is given twice, or a switch both ways: the last would win."""
     words = [word.partition("=")[0] for word in itertools.takewhile(lambda word: word != "--", args)]
     for param in params:
         given = [word for word in words if word in (*param.opts, *param.secondary_opts) and word.startswith("-")]
@@ -135,7 +136,7 @@ def _check_given_once(params: Iterable[Any], args: Sequence[str]) -> None:
 
 
 def _check_names_once(params: Iterable[Any], values: Mapping[str, Any]) -> None:
-    """Raise UserError where a repeatable NAME=VALUE has one name twice: as the last value would win."""
+    """Raise UserError where a repeatable NAME=VALUE has a name twice: the last value would win."""
     for param in params:
         if getattr(param, "multiple", False) and re.search(r"\w=", param.metavar or ""):
             names = [str(text).rpartition("=")[0] for text in values[param.name] or ()]
@@ -146,7 +147,7 @@ def _check_names_once(params: Iterable[Any], values: Mapping[str, Any]) -> None:
 
 
 def _check_nothing_is_overwritten(values: Mapping[str, Any]) -> None:
-    """Raise UserError where a document is to be written to a file that another option names, under whatever name."""
+    """Raise UserError where a document would overwrite a file that another option names, by whatever path."""
     written = [(f"-f {text}", text.partition("=")[2]) for text in values.get("format") or ()]
     written += [(f"{option} {values[name]}", values[name]) for name, option in DOCUMENTS.items() if values.get(name)]
     inputs: list[Path] = []
@@ -154,7 +155,7 @@ def _check_nothing_is_overwritten(values: Mapping[str, Any]) -> None:
         if name not in ("format", *DOCUMENTS):
             each = value if isinstance(value, list | tuple) else [value]
             texts = [str(one) for one in each if one and isinstance(one, str | Path)]
-            texts += [text.partition("=")[2] for text in texts]  # of NAME=PATH
+            texts += [text.partition("=")[2] for text in texts]  # the path of NAME=PATH
             inputs += [Path(text) for text in texts if text]
     for option, file in written:
         if file and any(_is_one_file(Path(file), other) for other in inputs):
@@ -166,9 +167,9 @@ def _check_nothing_is_overwritten(values: Mapping[str, Any]) -> None:
 def _is_one_file(file: Path, other: Path) -> bool:
     try:
         return os.path.samefile(file, other)
-    except OSError:  # one is not there yet
+    except OSError:  # one of the files does not exist yet
         return os.path.realpath(file) == os.path.realpath(other)
-    except ValueError:  # no path
+    except ValueError:  # the text is no path
         return False
 
 
@@ -179,7 +180,7 @@ def _in_whole_paragraphs(text: str) -> str:
 
 
 def _adapted(params: list[Any], ctx: Any) -> list[Any]:
-    """Return the parameters of a command, without what typer would add to them, and where no value is empty.
+    """Return the parameters of a command, without what typer would add to them, and with a check for empty values.
 
     A flag has no type, and an argument's name says what it is: no `<bool>`, no `<list[Path]>`. To convert values typer
     imports pydantic, which takes longer than the rest of a completion.
@@ -212,7 +213,7 @@ def _process_value(param: Any, process: Callable[[Any, Any], Any], ctx: Any, val
 def command_line(*names: str) -> typer.Typer:
     """Return the program with these commands, or with all.
 
-    With all it is written for --help: as plain text, because rich takes a tenth of a second to import.
+    The program with all commands shows --help as plain text, because rich takes a tenth of a second to import.
     """
     app = typer.Typer(
         cls=Group,
@@ -247,7 +248,7 @@ def _version(asked: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and its place."),
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and where it is."),
     ] = False,
 ) -> None:
     pass

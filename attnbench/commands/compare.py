@@ -18,7 +18,7 @@ what = options.Panel("What to compare")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Output):
-    """The options of the command."""
+    """The options of `attnbench compare`."""
 
     results: list[Path] = options.argument("RUN|DIR", "Run files, two or more, or folders of them.")
     to: str | None = what("NAME", "The machine that the others are compared with; else the first.")
@@ -32,9 +32,9 @@ class Options(Output):
     )
     energy_price: float | None = what(
         "PRICE",
-        "Of a kWh: adds the measured power of bought devices to their cost (needs run --sustained 10s).",
+        "Price of a kWh: adds the measured power of bought devices to their cost (needs run --sustained 10s).",
     )
-    pue: float | None = what("RATIO", "Power of the building over that of its devices, such as 1.3. Default: 1.")
+    pue: float | None = what("RATIO", "Power of the building over the power of its devices, such as 1.3. Default: 1.")
     workload: str | None = what(
         "FILE|WORDS",
         "A YAML file of weighted cases, combined into one figure; or words such as 'chat: 2k in, 300 out, "
@@ -48,7 +48,7 @@ class Options(Output):
     )
 
     def wanted(self, known: Sequence[str] = FORMATS) -> list[tuple[str, Path | None]]:
-        """Return what is written; with --out the one format given, the table by default, goes to that file alone."""
+        """Return the outputs to write; with --out the one format given, by default a table, goes to that file alone."""
         if not self.document_file:
             return super().wanted(known)
         formats = [*(self.format or ()), *(["json"] if self.json else ())]

@@ -1,4 +1,4 @@
-"""Completes the values of options at a Tab, from tables that are read without importing a library.
+"""Completion of option values at a Tab, from tables that are read without importing a library.
 
 A completer is for typer's `autocompletion`. Where it returns nothing, the shell offers files.
 """

@@ -12,10 +12,10 @@ from attnbench.commands.shared import live
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output):
-    """The options of the command."""
+    """The options of `attnbench doctor`."""
 
     device: str = options.device()
-    quick: bool = options.how.flag("A test of 20 s in place of two minutes, and a coarser figure.")
+    quick: bool = options.how.flag("A test of 20 s in place of two minutes, and a coarser result.")
 
 
 @options.command

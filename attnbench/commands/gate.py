@@ -45,7 +45,7 @@ class HowToJudge:
         "-m help lists them all.",
     )
     expect: list[str] | None = what(
-        "NAMES", "Differences that are meant: torch, driver, gpu, a backend or library (fa2, triton)."
+        "NAMES", "Intended differences: torch, driver, gpu, a backend or library (fa2, triton)."
     )
     margin: list[str] | None = matters(
         "[METRIC=]MARGIN", "The change that matters: 3% (of latency, the default), relative_error=20%."
@@ -77,7 +77,7 @@ class HowToJudge:
         )
 
     def again(self) -> list[str]:
-        """Return the options that were given, for a command line."""
+        """Return the options that were given, as words of a command line."""
         given = options.changed(self, [field.name for field in fields(HowToJudge)])
         each = (
             (option, one) for option, value in given.items() for one in (value if isinstance(value, list) else [value])
@@ -104,7 +104,7 @@ class GateOutput(output.Output):
         others = [text for text in formats if text != "github"]
         wanted = output.Output(format=others, html=self.html, json=self.json).wanted(known)
         if "github" in formats:
-            if ("table", None) in wanted and "table" not in formats:  # nobody asked for the table
+            if ("table", None) in wanted and "table" not in formats:  # the table is only there by default
                 wanted.remove(("table", None))
             wanted.append(("github", None))
         elif ("table", None) in wanted and "github" not in dict(wanted) and os.environ.get("GITHUB_ACTIONS") == "true":
@@ -114,7 +114,7 @@ class GateOutput(output.Output):
 
 @dataclass(frozen=True, kw_only=True)
 class Options(GateOutput, HowToJudge):
-    """The options of `attnbench gate`: those of judging and output, and those of settling open cells."""
+    """The options of `attnbench gate`: how to judge, what to write, and how to settle open cells."""
 
     baseline: list[Path] = options.argument(
         "BASELINE...",
@@ -181,7 +181,7 @@ def gate(given: Options) -> None:
         path, what = next(iter(of_baseline.items()))
         raise UserError(f"{path}: {what}, and the baseline lacks what is lost; restore the file, or measure again")
     judgement = judge(runs[0][1], now, request, [run for _, run in runs[1:]])
-    gone = judgement.only_missing() if damage != CUT_OFF else []  # a run that is cut off fails by them anyway
+    gone = judgement.only_missing() if damage != CUT_OFF else []  # a run that is cut off fails anyway
     if damage and request.missing == "fail" and (gone or judgement.exit_code in (EXIT_PASS, EXIT_INCONCLUSIVE)):
         lost = some(gone) or "a wrong result"
         raise UserError(f"{current}: {damage}, and {lost} may be in what is lost; restore the file, or measure again")
@@ -211,7 +211,7 @@ def write(
     command: str = "gate",
     damage: Mapping[Path, str] | None = None,
 ) -> int:
-    """Write a command's judgement in the formats `wanted`, with the damage of its files. Return the exit code."""
+    """Write a judgement, with the damage of its files, in the formats `wanted`, and return the exit code."""
     from attnbench.analysis.gate import github, junit
     from attnbench.analysis.gate.document import document_of
 

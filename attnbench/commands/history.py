@@ -18,7 +18,7 @@ matters = options.Panel("What counts as a change")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Output):
-    """The options of the command."""
+    """The options of `attnbench history`."""
 
     results: list[Path] = options.argument("RUN|DIR", "Run files, or folders: all run files in them.")
     metric: list[str] | None = options.metrics(
@@ -28,11 +28,11 @@ class Options(Output):
     )
     branch: str | None = which("NAME", "Only runs of this branch.")
     since: str | None = which("DATE|COMMIT", "Only runs from this date, or from this commit's first run, on.")
-    join_units: bool = which.flag("All units of a model are one; by default each stands apart.")
+    join_units: bool = which.flag("Follow all units of a model as one; by default each on its own.")
     fail_on: str | None = matters(
         "PERCENT", "Exit code 1 where a cell's latest level is worse than its first by more: 3%."
     )
-    acknowledged: Path | None = matters("FILE", "YAML: changes that are meant; from there on the new level counts.")
+    acknowledged: Path | None = matters("FILE", "YAML: intended changes; from each on, the new level is the reference.")
     every: bool = options.files.flag("Also the cells that did not change.", "--all")
 
 

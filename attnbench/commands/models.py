@@ -11,7 +11,7 @@ from attnbench.commands import complete, options, output
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output):
-    """The options of the command."""
+    """The options of `attnbench models`."""
 
     name: str | None = options.argument(
         "NAME", "Show this model in full.", None, autocompletion=complete.one(complete.models)

@@ -1,8 +1,8 @@
 """The options of commands: fields of a dataclass, from which `command` makes parameters for typer.
 
 A field is declared by the panel of --help that shows it: `seed: int | None = how("N", "The seed of the inputs.")`.
-Options that several commands have are in dataclasses that theirs inherit, or in functions that return a field. The
-options of axes are those of the table, core/axes.py.
+Options of several commands are in base dataclasses, or in functions that return a field. The options of axes come from
+the table in core/axes.py.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class Panel:
     """A panel of --help. Called, it declares an option in it."""
 
     title: str | None
-    place: int = 2  # the panel of the lowest comes first; those of one place are in the order of fields
+    order: int = 2  # panels with a lower order come first; equal ones keep the order of fields
 
     def __call__(self, metavar: str, help: str, default: Any = None, *names: str, **more: Any) -> Any:
-        """Return the field of an option. `names` are its flags, where the field's name is not the only one."""
+        """Return the field of an option. `names` are its flags; without them its flag is made of the field's name."""
 
         def info(name: str) -> Any:
             flags = names or (f"--{name.replace('_', '-')}",)
             return typer.Option(*flags, metavar=metavar, help=help, rich_help_panel=self.title, **more)
 
-        return dataclasses.field(default=default, metadata={"place": self.place, "info": info})
+        return dataclasses.field(default=default, metadata={"order": self.order, "info": info})
 
     def flag(self, help: str, *names: str, default: bool = False, **more: Any) -> Any:
         """Return the field of an option without a value."""
@@ -53,7 +53,7 @@ class Panel:
 def argument(metavar: str, help: str, default: Any = dataclasses.MISSING, **more: Any) -> Any:
     """Return the field of an argument, which a person must give where it has no default."""
     info = typer.Argument(metavar=metavar, help=help, **more)
-    return dataclasses.field(default=default, metadata={"place": 0, "info": lambda _: info})
+    return dataclasses.field(default=default, metadata={"order": 0, "info": lambda _: info})
 
 
 plain = Panel(None, 1)
@@ -63,10 +63,10 @@ files = Panel("Files and output", 4)
 
 
 def axes(panel: Panel = shape, helps: Mapping[str, str] | None = None, *, one: bool = False) -> Any:
-    """Return the field of the options of axes, which maps the axes that are given to their values.
+    """Return the field of the options of axes, which maps each given axis to its values.
 
-    `helps` are the axes and their help where it is not the table's; without any they are all that have an option. With
-    `one` an option takes one value, and no list.
+    `helps` maps the axes to their help where it is not the table's; without any, all axes with an option are included.
+    With `one` an option takes one value, and no list.
     """
     helps, parameters = helps or {name: "" for name, axis in AXES.items() if axis.has_option}, []
     for name, help in helps.items():
@@ -78,13 +78,13 @@ def axes(panel: Panel = shape, helps: Mapping[str, str] | None = None, *, one: b
             settings["autocompletion"] = (complete.one if one else complete.several)(axis.words)
         kind: Any = bool | None if axis.switch else str | None
         parameters.append(_parameter(name, kind, typer.Option(axis.switch or f"--{axis.option}", **settings), None))
-    return dataclasses.field(default_factory=dict, metadata={"place": panel.place, "axes": parameters})
+    return dataclasses.field(default_factory=dict, metadata={"order": panel.order, "axes": parameters})
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a command for typer, whose parameters are the fields of the dataclass that the function takes as `given`.
 
-    Those of one panel are together, in the order of the fields.
+    The parameters of one panel are together, in the order of the fields.
     """
     options = inspect.get_annotations(function, eval_str=True)["given"]
 
@@ -101,12 +101,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
 
 @functools.cache
 def _kinds(options: Any) -> Mapping[str, Any]:
-    """Return the types of a dataclass's own fields: many inherit it, and to evaluate them takes a while."""
+    """Return the types of a dataclass's own fields. Evaluating them is slow, and many dataclasses inherit them."""
     return inspect.get_annotations(options, eval_str=True)
 
 
 def _fields(options: Any) -> list[dataclasses.Field[Any]]:
-    return sorted(dataclasses.fields(options), key=lambda field: int(field.metadata.get("place", 0)))
+    return sorted(dataclasses.fields(options), key=lambda field: int(field.metadata.get("order", 0)))
 
 
 def _parameters(field: dataclasses.Field[Any], kind: Any) -> list[inspect.Parameter]:
@@ -132,19 +132,19 @@ def made(options: type[G], values: Mapping[str, Any]) -> G:
 
 
 def changed(given: Any, names: Iterable[str]) -> dict[str, Any]:
-    """Return option -> its value, of those fields with these names that have another value than by default."""
+    """Return option -> value, for the fields with these names whose value is not the default."""
     found: dict[str, Any] = {}
     for field in (field for field in dataclasses.fields(given) if field.name in {*names}):
         value = getattr(given, field.name)
         if "axes" in field.metadata:
             found |= {f"--{AXES[name].option}": inner for name, inner in value.items()}
         elif value not in (field.default, [], (), None):
-            found[str(field.metadata["info"](field.name).default)] = value  # where typer keeps the first flag
+            found[str(field.metadata["info"](field.name).default)] = value  # typer stores the first flag there
     return found
 
 
 def request(kind: type[G], given: Any, **more: Any) -> G:
-    """Return a request to measure, with the values of the options of its fields' names; `more` are other fields."""
+    """Return a request to measure, with the options whose names are fields of it; `more` are other fields."""
     own = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
     own = {**own, "pythons": own.get("python"), "argv": command_line(), **more}
     values = {field.name: own.get(field.name) for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -169,7 +169,7 @@ def metrics(panel: Panel, known: Callable[[], Iterable[str]], help: str) -> Any:
         return [one_of("--metric", name, tuple(metrics)) for name in dict.fromkeys(asked)]
 
     completion = complete.several(lambda: (*known(), "help"))
-    # eager: before a missing argument is said
+    # eager: handled before a missing argument is reported
     return panel("NAMES", help, None, "--metric", "-m", callback=names, is_eager=True, autocompletion=completion)
 
 
@@ -300,13 +300,13 @@ class WholeRun(ShortRun):
     dry_run: bool = dry_run()
 
 
-SETTINGS = {"backend": "backends", "model": "models"} | {  # fields of options -> of a suite's settings
+SETTINGS = {"backend": "backends", "model": "models"} | {  # field of the options -> setting of a suite
     name: name for name in ("tokens", "axes", "tp", "phase", "time_limit")
 }
 
 
 def settings(given: Any, **replaced: Any) -> Settings:
-    """Return the part of a suite that options replace; `replaced` are settings that are not as the options say."""
+    """Return the settings that options replace, for a suite; `replaced` has settings that replace these."""
     from attnbench.run.suite import parse_options
 
     return parse_options({to: getattr(given, of) for of, to in SETTINGS.items() if hasattr(given, of)} | replaced)

@@ -1,4 +1,4 @@
-"""The options that say in which formats and where a command writes its document, the same for every command."""
+"""The options that say in which formats and where a command writes its document, the same for all commands."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from attnbench.render.document import Document
 
 FORMATS = ("table", "md", "html", "json", "csv")
-PROGRAMS = (b"\x7fELF", b"#!")  # how an interpreter or another program begins
+PROGRAMS = (b"\x7fELF", b"#!")  # the first bytes of an interpreter or another program
 Wanted = Sequence[tuple[str, "Path | None"]]  # (format, its file; None for standard output)
-Writers = Mapping[str, "Callable[[], str | bytes]"]  # formats of a command's own
+Writers = Mapping[str, "Callable[[], str | bytes]"]  # format that only this command has -> function that makes its text
 
 
 def formats(help: str) -> Any:
@@ -44,7 +44,8 @@ class Output:
         """Return the outputs to write: (format, file, or None for standard output), one of them to standard output.
 
         Where only files were asked for, the table is printed too. Raises UserError for an unknown format, for a file
-        that cannot be written, and for two formats that would both be printed: said before anything is measured.
+        that cannot be written, and for two formats that would both be printed. These errors come before anything is
+        measured.
         """
         found: list[tuple[str, Path | None]] = []
         short = [*(["json"] if self.json else []), *([f"html={self.html}"] if self.html else [])]
@@ -54,7 +55,7 @@ class Output:
                 each = " ".join(f"-f {one.strip()}" for one in name.split(","))
                 raise UserError(f"--format: {name} are several; give {each}, all but one with a file: -f FORMAT=FILE")
             one_of("--format", name, known)
-            if not file and (name, None) in found:  # --json and -f json
+            if not file and (name, None) in found:  # both --json and -f json are given
                 continue
             found.append((name, Path(file) if file else None))
             if file:
@@ -72,9 +73,9 @@ class Output:
 def check_file(option: str, file: Path, others: Sequence[Path | None] = ()) -> None:
     """Raise UserError where an output cannot be written, or would overwrite one of the `others`, or an input.
 
-    An input is known by what it is: a document overwrites nothing that attnbench reads or runs (run files, code, YAML,
-    interpreters), and has no name of a run file, which this command's own may have. `option` is how the file was
-    given: "--svg x.svg".
+    An input is recognised by its content: a document never overwrites a file that attnbench reads or runs (run files,
+    code, YAML, interpreters). Its name is no run file's, because this command may write a run file of that name.
+    `option` is how the file was given: "--svg x.svg".
     """
     target = os.path.realpath(file)
     if target in [os.path.realpath(other) for other in others if other] and not file.is_char_device():
@@ -92,7 +93,7 @@ def _input_kind(file: Path) -> str:
     """Return the kind of a file that attnbench reads or runs: "a run file"; "" for any other file."""
     from attnbench.results import run_file
 
-    target = Path(os.path.realpath(file))  # of a link, which is written through
+    target = Path(os.path.realpath(file))  # writing follows a link
     if file.name.endswith(RUN_FILES) or target.name.endswith(RUN_FILES) or run_file.begins_as_one(file):
         return "a run file"
     with contextlib.suppress(OSError), file.open("rb") as opened:
@@ -130,7 +131,7 @@ def write(document: Document, wanted: Wanted, writers: Writers | None = None) ->
         try:
             _write(document, name, file, writers or {})
             sys.stdout.flush()
-        except BrokenPipeError:  # whoever reads standard output has seen enough
+        except BrokenPipeError:  # the reader of standard output has seen enough
             raise
         except (UserError, OSError) as error:
             failed.append(error if isinstance(error, UserError) else f"cannot write: {error.strerror}")
@@ -149,7 +150,7 @@ def _write(document: Document, name: str, file: Path | None, writers: Writers) -
 
         terminal.render(Console(highlight=False), document)
         return
-    if file and file.is_file() and (kind := _input_kind(file)):  # as it may have become one meanwhile
+    if file and file.is_file() and (kind := _input_kind(file)):  # it may have become one since the first check
         raise UserError(f"{file} is {kind}, which would be overwritten; it was not written")
     text = writers[name]() if name in writers else _text(document, name)
     if not file and name != "github" and not isinstance(text, bytes):

@@ -17,7 +17,7 @@ case = options.Panel("The case (one value each)")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.OnDevice):
-    """The options of the command."""
+    """The options of `attnbench profile`."""
 
     backend: list[str] | None = options.backend("One, or several side by side: eager,triton.", case)
     axes: Mapping[str, Any] = options.axes(case, one=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.ShortRun, options.WhichModel, options.WhatToMeasure):
-    """The options of the command: those of a short run, of which some also choose among the cells of run files."""
+    """The options of `attnbench recommend`: those of a short run, some of which also choose cells of run files."""
 
     results: list[Path] | None = options.argument(
         "RUN|DIR", "Run files, or folders; without any a short run is measured.", None
@@ -80,7 +80,7 @@ def recommend(given: Options) -> None:
 
 
 def _with_latencies(runs: Sequence[Run]) -> Sequence[Run]:
-    """Return the runs without searches for what fits and steps of models. Raises UserError where none is left."""
+    """Return the runs of measured cases, without searches and steps of models. Raises UserError where none is left."""
     found = [run for run in runs if run.search is None]
     found = [run for run in found if not run.records or not all(record.case.step for record in run.records)]
     if runs and not found:

@@ -33,7 +33,7 @@ def _metrics() -> Iterable[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output):
-    """The options of the command."""
+    """The options of `attnbench report`."""
 
     results: list[Path] | None = options.argument("RUN|DIR", "Run files, or folders: all run files in them.", None)
     metric: list[str] | None = options.metrics(options.plain, _metrics, "tflops, latency, ...; -m help lists them all.")
@@ -48,7 +48,7 @@ class Options(output.Output):
         "The attention of all layers of a model in one step, of cells that `run --model` measured.",
         autocompletion=complete.one(complete.models),
     )
-    tp: int | None = options.plain("N", "With --model: on one of N devices.")
+    tp: int | None = options.plain("N", "With --model: the share of one of N devices.")
     flops_convention: str = options.plain(
         "NAME", "exact (unmasked pairs) or fa (as papers print: half for causal).", "exact"
     )
@@ -61,9 +61,9 @@ class Options(output.Output):
     png: Path | None = options.files("FILE", "One figure, for slides.")
     svg: Path | None = options.files("FILE", "One figure, for papers.")
     figure: str | None = options.files(
-        "NAME", "Of --png and --svg: throughput (default), utilization, speedup, latency, memory, ..."
+        "NAME", "The figure of --png and --svg: throughput (default), utilization, speedup, latency, memory, ..."
     )
-    panel: str | None = options.files("WORDS", 'Of --png and --svg: "d128 causal", those panels alone.')
+    panel: str | None = options.files("WORDS", 'Only these panels of --png and --svg: "d128 causal".')
 
     @property
     def pictures(self) -> dict[str, Path]:
@@ -155,7 +155,7 @@ def report(given: Options) -> None:
     from attnbench.analysis.report.document import complete, document
     from attnbench.render.document import Document
 
-    shown = Document("report", "")  # of rows and of other tools' formats alone: they need no tables
+    shown = Document("report", "")  # only rows or other tools' formats are wanted, which need no tables
     if formats & {"table", "md", "html"}:
         lines = math.inf if given.every else LINES
         grids = bool(formats & {"table", "md"})
@@ -167,7 +167,7 @@ def report(given: Options) -> None:
     raise typer.Exit(output.write(shown, wanted, _trackers(formats, cells)))
 
 
-_MEASURED = {  # command -> runs that it shows with more than a table of cells
+_MEASURED = {  # command -> the runs of which it shows more than a table of cells
     "capacity": "that searched what fits",
     "step": "of whole steps of models",
     "claims": "of published claims",
@@ -175,7 +175,7 @@ _MEASURED = {  # command -> runs that it shows with more than a table of cells
 
 
 def _command(run: Run) -> str:
-    """Return the command of _MEASURED that shows a run, "" where that is `report`."""
+    """Return the command of _MEASURED that shows more of a run; "" where `report` shows all."""
     from attnbench.analysis.claims import SUITE
 
     if run.search:
@@ -206,7 +206,7 @@ def own_document(runs: Sequence[Run], claims: Sequence[Setting] | None = None) -
 
         shown = of_claims(load() if claims is None else claims, runs)
         if all(row["value"] is None for row in shown.rows):
-            return None  # claims of one's own
+            return None  # a person's own claims
         names = listed(dict.fromkeys(record.backend for run in runs for record in run.records))
         every = f"Cells of {names}, also where no claim could be judged: attnbench report --all."
         return replace(shown, notes=(*shown.notes, (Span(every, "quiet"),)))
@@ -226,7 +226,7 @@ def _with_cells(read: list[tuple[Path, Run]], *, tell_all: bool) -> list[tuple[P
 
 
 def _trackers(formats: Set[str], cells: Sequence[Cell]) -> output.Writers:
-    """Return the writers of the formats for other tools; doubts that those tools would not notice go to stderr."""
+    """Return the writers of formats for other tools; warnings that those tools would not show go to stderr."""
     wanted = [format for format in TRACKERS if format in formats]
     if not wanted:
         return {}
@@ -238,7 +238,7 @@ def _trackers(formats: Set[str], cells: Sequence[Cell]) -> output.Writers:
 
 
 def _draw(cells: Sequence[Cell], pictures: Mapping[str, Path], figure: str | None, panel: str) -> None:
-    """Write one figure as PNG and SVG, whichever have a file; by default the rate over the length."""
+    """Write one chart as PNG or SVG, whichever have a file; by default throughput over the length."""
     from attnbench.render.html import image
     from attnbench.render.html.charts import charts
 

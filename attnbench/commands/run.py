@@ -21,7 +21,7 @@ instruments = options.Panel("Instruments", 3)
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatToMeasure):
-    """The options of the command."""
+    """The options of `attnbench run`."""
 
     time_limit: str | None = options.how(
         "TIME",
@@ -135,7 +135,7 @@ def run(given: Options) -> None:
 
 
 def _epilogue(console: Console, outcome: Outcome) -> None:
-    """Print the forecast's error, the place of the results, how to measure the jobs left, and the wrong results."""
+    """Print the forecast's error, where the results are, how to measure the jobs left, and the wrong results."""
     from attnbench.analysis.report.planned import forecast_line
     from attnbench.core.text import count, printable, some
     from attnbench.results.case_names import case_name

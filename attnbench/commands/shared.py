@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", bound="ProgressLine")
 W = TypeVar("W", bound=str)
-MOST_PROBLEMS = 20  # of a file that are printed, each on a line
+MOST_PROBLEMS = 20  # most problems of a file that are printed, one on a line
 CUT_OFF = "its last line is cut off"
 
 
 def command_line() -> tuple[str, ...]:
-    """Return this command's words as a run file keeps them: without --out, which names a place on this machine."""
+    """Return this command's words as a run file keeps them: without --out, a path of this machine."""
     kept, words = [], iter(sys.argv[1:])
     for word in words:
         if word == "--out":
@@ -43,7 +43,7 @@ def words(given: Iterable[str] | None) -> list[str]:
 
 
 def tell(line: str) -> None:
-    """Print a line on stderr, whatever the names in it are, if that can be.
+    """Print a line on stderr, where it can be printed, even if names in it have odd characters.
 
     A message, which begins with "attnbench: " and may quote a file, is shortened; a command to copy is not.
     """
@@ -56,7 +56,7 @@ def tell(line: str) -> None:
 
 
 def results_line(path: Path | None) -> str:
-    """Return where the results of a run are; without a file there was nothing to measure."""
+    """Return a line that says where the results of a run are; without a file there was nothing to measure."""
     return f"Results: {path}" if path else "No run file was written: there was nothing to measure."
 
 
@@ -73,7 +73,8 @@ def jobs_left(run: Run) -> str:
 def measured(request: Request, command: str = "") -> Outcome:
     """Measure a suite; stderr shows the progress and names the run file.
 
-    `command`: one that shows such runs; stderr then says how to measure what is left, and to show it with that.
+    `command` is the command that shows such runs; stderr then says how to measure the jobs left, and to show them by
+    it.
     """
     from attnbench.render.progress.run_progress import RunProgress
     from attnbench.run import run_suite as runs
@@ -91,8 +92,9 @@ def measured(request: Request, command: str = "") -> Outcome:
 def read_with_damage(path: Path, *, cut: bool = False) -> tuple[Run, str]:
     """Return the run of a file, and what is lost of it: "2 lines of it cannot be read"; "" for a whole file.
 
-    Faults of single lines go to stderr. A file whose last write was interrupted counts as whole and its run as shorter,
-    unless `cut`. Raises UserError for a file that is no run file, and for one of which no record can be read.
+    Faults of single lines go to stderr. A file whose last write was interrupted counts as whole, with a shorter run;
+    with `cut` it counts as damaged. Raises UserError for a file that is no run file, and for one of which no record can
+    be read.
     """
     from attnbench.results import run_file
 
@@ -115,9 +117,9 @@ def read_with_damage(path: Path, *, cut: bool = False) -> tuple[Run, str]:
 def read_runs(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]], dict[Path, str]]:
     """Return the runs of files, and of all run files below folders, each once (results/given_again.py).
 
-    The second value has, for each damaged file, what cannot be read of it; it also has the files and folders of a given
-    folder that were left out for that. stderr names everything left out. Raises UserError for a folder without run
-    files.
+    The second value has, for each damaged file, what cannot be read of it; it includes files and folders below a given
+    folder that were left out because they cannot be read. stderr names everything left out. Raises UserError for a
+    folder without run files.
     """
     from attnbench.results.given_again import went_on_apart, without_copies
     from attnbench.results.run_file import without_collector
@@ -131,7 +133,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]], dict[Path,
             else:
                 run, damage[path] = read_with_damage(path)
                 given.append((path, run))
-        gc.freeze()  # the cyclic collector need not look at records
+        gc.freeze()  # the cyclic garbage collector need not visit records
     found = without_copies(given)
     if again := len(given) - len(found):
         tell(f"attnbench: left out: {count(again, 'file')} of a run that was given already")
@@ -151,7 +153,8 @@ def _of_folder(folder: Path, damage: dict[Path, str]) -> list[tuple[Path, Run]]:
     denied: list[OSError] = []
     there = (Path(at, name) for at, _, names in os.walk(folder, onerror=denied.append) for name in names)
     named = sorted(path for path in there if RUN_FILES[0] in path.name.lower())
-    named = [path for path in named if path.is_file() or not path.exists()]  # a link to nothing is left out by name
+    # A link to a missing file is left out, and stderr names it.
+    named = [path for path in named if path.is_file() or not path.exists()]
     files = [path for path in named if path.name.lower().endswith(RUN_FILES)]
     found, others = [], {Path(error.filename): f"{error.filename}: {error.strerror}" for error in denied}
     foreign = set()
@@ -179,7 +182,7 @@ def _of_folder(folder: Path, damage: dict[Path, str]) -> list[tuple[Path, Run]]:
 
 @contextmanager
 def live(kind: type[L], goal: str) -> Iterator[L]:
-    """Give a progress line on stderr. At an interrupt, print what was kept and end with the exit code of the signal."""
+    """Show a progress line on stderr. At an interrupt, print where the results are, and end with its exit code."""
     from attnbench.render.console import Console
 
     line = kind(Console(stderr=True, highlight=False))
@@ -196,7 +199,7 @@ def live(kind: type[L], goal: str) -> Iterator[L]:
 
 
 def put(content: bytes | Iterable[str], file: Path | None = None) -> None:
-    """Write text, as a whole or in pieces, or bytes to a file, whole or not at all, or to stdout.
+    """Write text (as a whole or in pieces) or bytes to stdout, or to a file, which is written completely or not at all.
 
     Raises UserError for a file that cannot be written, and for bytes on a terminal.
     """

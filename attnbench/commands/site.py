@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from attnbench.analysis.site.findings import RunFile
     from attnbench.render.document import Document
 
-LIST = "site.json"  # the names of the files of a site: what a later one may replace and remove
-ASSETS = "assets"  # its folder of style sheet and scripts
+LIST = "site.json"  # the file with the names of a site's files, which a later site may replace and remove
+ASSETS = "assets"  # the folder of style sheets and scripts
 _OURS = re.compile(rf"[a-z0-9.-]+\.html|{ASSETS}/[A-Za-z0-9.-]+")
-_PAGE = b"<title>attnbench: "  # is near the beginning of each page
+_PAGE = b"<title>attnbench: "  # stands near the beginning of each page
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of the command."""
+    """The options of `attnbench site`."""
 
     results: list[Path] = options.argument("RUN|DIR", "Run files, or folders: all run files in them.")
     out: Path = options.files(
@@ -131,11 +131,11 @@ def _is_ours(path: Path) -> bool:
 def _write(folder: Path, texts: Sequence[tuple[str, str]], before: Iterable[str]) -> int:
     """Write the files of a site, the index last and each whole, then remove those of the earlier one; return its bytes.
 
-    The list of files comes first, so that what was interrupted can be written again.
+    The list of files is written first, so that an interrupted site can be written again.
     """
     names = [name for name, _ in texts]
     for name in (ASSETS, LIST, *names):
-        if (folder / name).is_symlink():  # a checkout may bring it, to have a file elsewhere overwritten
+        if (folder / name).is_symlink():  # a link in a checkout would make this overwrite a file elsewhere
             raise UserError(f"--out: {folder / name} is a link; remove it, or give a new folder")
     stale = [name for name in before if name not in names and _is_ours(folder / name)]
     listed = {"attnbench": __version__, "files": sorted({*names, *stale})}

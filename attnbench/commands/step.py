@@ -20,7 +20,7 @@ which = options.Panel("Which step")
 
 @dataclass(frozen=True, kw_only=True)
 class Options(output.Output, options.WholeRun):
-    """The options of the command."""
+    """The options of `attnbench step`."""
 
     models: list[str] = options.argument(
         "MODEL|RUN|DIR",
@@ -35,7 +35,7 @@ class Options(output.Output, options.WholeRun):
         "prefill",
         autocompletion=complete.several(PHASES),
     )
-    seqlen: str = which("SIZES", "Tokens of a sequence: 4k or 1k,8k; in decode those seen.", "4k")
+    seqlen: str = which("SIZES", "Tokens of a sequence: 4k or 1k,8k; in decode the tokens seen.", "4k")
     batch: str = which("SIZES", "Sequences.", "1")
     layers: int | None = which(
         "N", "Layers to keep. Default: as many as 8 GB of weights have, at least one of each kind."
@@ -98,14 +98,14 @@ def step(given: Options) -> None:
 
 
 def _is_of_runs(name: str) -> bool:
-    """Return whether an argument is a run file or a folder, and no model."""
+    """Return whether an argument is a run file or a folder, not a model."""
     from attnbench.core.models import MODELS, TINY
 
     return name.endswith(RUN_FILES) or (Path(name).is_dir() and name.lower() not in (*MODELS, TINY.name))
 
 
 def _backends(given: Sequence[str]) -> list[str]:
-    """Return the backends of some names and patterns of implementations; own code and `fake` as they are."""
+    """Return the backends of names and patterns of implementations; own code and `fake` stay as they are."""
     from attnbench.backends import STEPS
 
     found: list[str] = []

@@ -41,6 +41,7 @@ EXIT_INTERRUPTED = 130
 
 _CLOSE, _AS_CLOSE = 0.65, 0.04  # difflib's ratio: the least, and the most below the closest word
 _BEGINNING = 0.95  # the weight of a ratio to the beginning of a word
+_LONG = 1000  # characters of an error that quotes a long input
 _NO_DIGITS = dict.fromkeys(map(ord, "0123456789"))
 
 
@@ -51,6 +52,13 @@ class UserError(Exception):
     """
 
     exit_code = EXIT_BAD_INPUT
+
+    def __init__(self, *said: object) -> None:
+        if said and len(str(said[0])) > _LONG:
+            from attnbench.core.text import without_long_words
+
+            said = (without_long_words(str(said[0])), *said[1:])
+        super().__init__(*said)
 
 
 class OtherStateError(UserError):
@@ -84,8 +92,10 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def one_of(option: str, word: str, known: Iterable[W]) -> W:
-    """Return the word given to an option or an argument, if it is known. Raises UserError for any other."""
+    """Return the word given to an option or an argument, if it is known. Raises UserError for any other value."""
     there = list(known)
+    if not isinstance(word, str):
+        raise UserError(f"{option}: {word!r} is not a text{did_you_mean('', there)}")
     for one in there:
         if one == word:
             return one

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from attnbench.core.errors import UserError
 
+_LONGEST_NAME = 255  # bytes of the name of a file or folder
 _MOST_LINKS = 40  # the longest chain of links, as in Linux
 _DESCRIPTORS = re.compile(r"/proc/\d+(/task/\d+)?/fd")
 RUN_FILES = (".jsonl", ".jsonl.gz")  # endings of the names of run files
@@ -74,9 +75,10 @@ def working_folder() -> str:
 
 
 def can_name_a_file(text: str) -> bool:
-    """Return whether a text can name a file: it has no null character and no half of a surrogate pair."""
+    """Return whether a text can name a file, without a null character, half of a surrogate pair or an overlong name."""
     with contextlib.suppress(UnicodeEncodeError):
-        return b"\0" not in os.fsencode(text)
+        name = os.fsencode(text)
+        return b"\0" not in name and all(len(part) <= _LONGEST_NAME for part in name.split(os.sep.encode()))
     return False
 
 

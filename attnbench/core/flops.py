@@ -175,16 +175,18 @@ def products(case: Case) -> int:
     assert step
     tokens = case.shape.batch * case.shape.seqlen_q
     logits = tokens if step.phase == "train" else case.shape.batch
-    return 2 * (step.weights(heads_of(case), active=True) * tokens + step.hidden * step.vocab * logits)
+    return int(step.products(heads_of(case), tokens, logits))
 
 
 def weight_bytes(case: Case) -> int:
-    """Return the bytes of the weights that a step of a model reads, each one time; of experts only the taken ones."""
+    """Return the bytes of the weights that a step of a model reads, each one time; of experts those that are taken.
+
+    The number of experts is the expected one of `Step.experts_of`.
+    """
     step = case.model_step
     assert step
-    taken = min(step.experts, step.taken * case.shape.batch * case.shape.seqlen_q)
-    weights = replace(step, experts=taken).weights(heads_of(case)) if step.experts else step.weights(heads_of(case))
-    return (weights + step.hidden * step.vocab) * ITEMSIZE[case.dtype]
+    experts = step.experts_of(case.shape.batch * case.shape.seqlen_q)
+    return round(step.weights(heads_of(case), experts=experts) + step.hidden * step.vocab) * ITEMSIZE[case.dtype]
 
 
 def _step_flops(case: Case, step: Step, convention: Convention) -> float:
@@ -199,7 +201,7 @@ def _step_bytes(case: Case, step: Step) -> int:
 
 def _step_input_bytes(case: Case, step: Step) -> int:
     s = case.shape
-    found = step.weights(heads_of(case)) + step.outside
+    found = int(step.weights(heads_of(case))) + step.outside
     if step.phase == "decode":
         widths = step.k_rank + step.rope if step.k_rank else s.nheads_k * (s.headdim + s.headdim_v)
         lefts = ((n, of.window_size[0]) for n, of in _attention_layers(case, step))

@@ -33,6 +33,8 @@ The table is gpus.json. "gpus" has one object per product:
     capability       major and minor; absent for AMD's
     tflops           dtype -> TFLOP/s
     bandwidth        GB/s
+    nvlink           GB/s in one direction, from network/README.md of stas00/ml-engineering (commit 0030e63), where SXM
+                     GPUs have one link to all others; absent for others
     memory           nominal GiB; absent where no other product and no MIG slice reports the same name
     multiprocessors  enabled SMs (compute units on AMD); absent where the clock of the peak is unknown
     flop_per_clock   dtype -> FLOP of one multiprocessor in one clock cycle, dense, with fp32 accumulation
@@ -58,6 +60,7 @@ class Gpu:
     pattern: str  # regular expression for the whole name that the driver reports
     peak_flops: Mapping[str, float]  # dtype -> dense FLOP/s with fp32 accumulation
     bandwidth: float  # bytes/s
+    nvlink: float  # bytes/s in one direction; 0 where unknown
     source: str
     memory: tuple[int, int] | None  # bytes, least and most: distinguishes variants of one name, and MIG slices
     multiprocessors: int  # enabled SMs (compute units on AMD); 0 where unknown
@@ -109,6 +112,7 @@ def _gpu(entry: Mapping[str, Any], sources: Mapping[str, str]) -> Gpu:
         pattern=entry["pattern"],
         peak_flops={dtype: rate * 1e12 for dtype, rate in entry["tflops"].items()},
         bandwidth=entry["bandwidth"] * 1e9,
+        nvlink=entry.get("nvlink", 0) * 1e9,
         source=entry["source"].format_map(sources),
         memory=_memory_range(entry["memory"]) if "memory" in entry else None,
         multiprocessors=entry.get("multiprocessors", 0),

@@ -16,6 +16,7 @@ The table is models.json, with the values of each model's published configuratio
     context              tokens (max_position_embeddings)
     seqlen               tokens of one call, where the model has a fixed length; "note" says of which input
     step                 for a model that `attnbench step` builds: the sizes of core/step.py without phase and layers
+    bits, expert_bits    of a published weight in the layers' products, and of one in an expert; 16 where absent
     source               the address of the published configuration
     read, date           the form in which it was read, and the date: pages that ask for a login were read as copies
 
@@ -93,6 +94,8 @@ class Model:
     context: int | None = None
     seqlen: int | None = None
     note: str = ""
+    bits: float = 16
+    expert_bits: float = 16
     step: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @cached_property

@@ -31,7 +31,7 @@ from attnbench.core.text import shortened
 
 Phase = Literal["prefill", "decode", "train"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-Architecture = Literal["llama", "mistral", "qwen3", "gemma2", "gpt_oss", "deepseek_v3"]
+Architecture = Literal["llama", "mistral", "mixtral", "qwen3", "qwen3_moe", "gemma2", "gpt_oss", "deepseek_v3"]
 ARCHITECTURES: tuple[Architecture, ...] = get_args(Architecture)
 MOST_LAYERS, LARGEST = 10_000, 2**48  # the most layers of a model; the largest value of any size
 WEIGHTS = 8 * 10**9  # bytes; without --layers, layers are left out until the weights fit
@@ -92,8 +92,15 @@ class Step:
         """Return the keys that a query of a layer sees, by `windows`; 0 for all."""
         return self.windows[layer % len(self.windows)] if self.windows else 0
 
-    def layer_weights(self, layer: int, of: Heads, *, active: bool) -> int:
-        """Return the parameters in the products of a layer; with `active`, only the ones that one token uses."""
+    def experts_of(self, tokens: int) -> float:
+        """Return the expected number of a layer's experts that `tokens` tokens take, if each takes experts at random.
+
+        A token leaves out an expert with probability 1 - taken / experts.
+        """
+        return self.experts * (1 - (1 - self.taken / self.experts) ** tokens) if self.experts else 0.0
+
+    def layer_weights(self, layer: int, of: Heads, experts: float) -> float:
+        """Return the parameters in the products of a layer, of which this number of experts beside the shared ones."""
         heads = of.nheads * of.headdim
         if self.k_rank:
             found = self.hidden * (self.q_rank + self.k_rank + self.rope) + self.q_rank * heads
@@ -104,14 +111,22 @@ class Step:
         if not self.experts or layer < self.dense:
             return found + 3 * self.hidden * self.intermediate
         each = 3 * self.hidden * (self.expert or self.intermediate)
-        return found + self.hidden * self.experts + each * (self.shared + (self.taken if active else self.experts))
+        return found + self.hidden * self.experts + each * (self.shared + experts)
 
-    def weights(self, of: Heads, *, layers: int | None = None, active: bool = False) -> int:
-        """Return the parameters of the first `layers` layers (default: the kept ones), without norms and biases."""
+    def weights(self, of: Heads, *, layers: int | None = None, experts: float | None = None) -> float:
+        """Return the parameters of the first `layers` layers (default: the kept ones), without norms and biases.
+
+        `experts` is the number of experts of a layer that count beside the shared ones; None for all.
+        """
         layers = self.layers if layers is None else layers
+        experts = self.experts if experts is None else experts
         first = min(self.dense, layers)
-        rest = (layers - first) * self.layer_weights(self.dense, of, active=active)
-        return rest + first * self.layer_weights(0, of, active=active)
+        rest = (layers - first) * self.layer_weights(self.dense, of, experts)
+        return rest + first * self.layer_weights(0, of, experts)
+
+    def products(self, of: Heads, tokens: int, logits: int) -> float:
+        """Return the FLOPs, forward, of the products with weights of `tokens` tokens, with the logits of some."""
+        return 2 * (self.weights(of, experts=self.taken) * tokens + self.hidden * self.vocab * logits)
 
     @property
     def outside(self) -> int:

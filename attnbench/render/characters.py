@@ -1,4 +1,4 @@
-"""Drawings made of characters, for terminal and markdown: marks beside figures, bars and step functions."""
+"""Drawings made of characters, for terminal and markdown: marks beside values, bars and step functions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 
 from attnbench.render.document import Bar, Drawing, Figure, Steps
 
-BEST, HELD_DOWN, MEMORY_BOUND, HARDLY_KNOWN = "*", "~", "m", "?"  # marks of figures
+BEST, HELD_DOWN, MEMORY_BOUND, HARDLY_KNOWN = "*", "~", "m", "?"  # marks beside values
 NO_FIGURES = "No cell has a figure for this."
 _UTF_HEIGHTS, _ASCII_HEIGHTS = " ▁▂▃▄▅▆▇█", " .:-=+*#"
 
 
 def marks(figure: Figure) -> str:
-    """Return the marks behind the digits of a figure: its clock was held down, it is hardly known."""
+    """Return the marks that follow a value's digits: for a clock that was held down, for a large uncertainty."""
     return (HELD_DOWN if figure.held_down else "") + (HARDLY_KNOWN if figure.hardly_known else "")
 
 
@@ -26,7 +26,7 @@ def drawing(entry: Drawing, width: int, *, utf: bool) -> str:
 def bar(entry: Bar, width: int, *, utf: bool) -> str:
     """Return a bar on an axis of `width` characters. Its ends are exact to half a character, or to one in ASCII.
 
-    Those of a hatched bar are exact to one character.
+    The ends of a hatched bar are exact to one character.
     """
     first = min(2 * width - 1, round(2 * width * entry.start))
     last = max(first + 1, min(2 * width, round(2 * width * entry.end)))
@@ -39,7 +39,7 @@ def bar(entry: Bar, width: int, *, utf: bool) -> str:
 
 
 def heights(entry: Steps, width: int, *, utf: bool) -> str:
-    """Return a character for each of `width` parts of a step function, by the largest height in it; only 0 is blank."""
+    """Return `width` characters for a step function, each for the largest height in its part; only 0 is blank."""
     levels = _UTF_HEIGHTS if utf else _ASCII_HEIGHTS
     text = ""
     for column in range(width):

@@ -1,4 +1,4 @@
-"""The console of all that is printed by rich."""
+"""The console through which rich prints all output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import rich.console
 class Console(rich.console.Console):
     """A console that raises BrokenPipeError where its reader is gone, and writes text in a notebook too.
 
-    Rich ends the process with 1, the exit code of a regression, and makes an output of each line in a notebook.
+    Rich itself would end the process with 1, the exit code of a regression, and make an output of each line in a
+    notebook.
     """
 
     def __init__(self, **options: Any) -> None:

@@ -1,8 +1,7 @@
-"""A document: what a command shows, whatever the format. Each question builds one; each format has one renderer.
+"""A document: what a command shows, in any format. Each command builds one, and each format has one renderer.
 
-Everything in it is plain text and typed marks. Escaping, wrapping, colours and signs are the renderers' (terminal.py,
-markdown.py, html/, json_and_csv.py); nothing here is written for one format alone but `page`, `charts`,
-`sheet` and `appendix`, which only a page has room for.
+Everything in it is plain text and typed marks. Renderers (terminal.py, markdown.py, html/, json_and_csv.py) do the
+escaping, wrapping, colours and signs. Only an HTML page shows `page`, `charts`, `sheet` and `appendix`.
 """
 
 from __future__ import annotations
@@ -26,11 +25,15 @@ NOTHING_MEASURED = "Nothing was measured: there are no records."
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of text in one style, and the address that it links to, if any: of another page of the same site."""
+    """A stretch of text in one style, and the address that it links to, if any: of another page of the same site.
+
+    A page shows `folded`, more text, when a reader opens it.
+    """
 
     text: str
     style: Style = ""
     link: str = ""
+    folded: tuple[Span, ...] = ()
 
 
 Line = Sequence[Span]  # one line, or one paragraph, of text
@@ -38,24 +41,24 @@ Line = Sequence[Span]  # one line, or one paragraph, of text
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured value in a table: its digits, an aside (utilisation, or the unit), and marks."""
+    """A measured value in a table: its digits, an aside (utilisation or the unit), and marks."""
 
     digits: str
     aside: str = ""
-    best: bool = False  # whether it is the best of those that it competes with
+    best: bool = False  # whether it is the best of its row or column (Grids.competing)
     held_down: bool = False  # the clock was below its best
     memory_bound: bool = False  # the aside is the share of the roofline
     hardly_known: bool = False  # its uncertainty is too large to show which is best
 
     @property
     def text(self) -> str:
-        """The figure without marks."""
+        """The value without marks."""
         return f"{self.digits} {self.aside}".strip()
 
 
 @dataclass(frozen=True)
 class Ending:
-    """Stands where a figure would: the word for how the cell ended ("skip", "OOM"), "-" or nothing."""
+    """The entry of a cell without a value: the word for how it ended ("skip", "OOM"), "-" or nothing."""
 
     word: str = ""
 
@@ -77,30 +80,30 @@ class Bar:
     start: float
     end: float
     group: int = 0
-    interval: tuple[float, float] | None = None  # uncertainty of its end: a page draws it as a thin line
-    hatched: bool = False  # what was not measured
-    label: str = ""  # the text for readers who do not see the bar; else its ends in percent of the axis
+    interval: tuple[float, float] | None = None  # uncertainty of its end, which a page draws as a thin line
+    hatched: bool = False  # drawn hatched, because it was not measured
+    label: str = ""  # text for readers who do not see the bar; "" gives its ends in percent of the axis
 
 
 @dataclass(frozen=True)
 class Steps:
-    """A step function over an axis from 0 to 1: (from where on, its height from 0 to 1)."""
+    """A step function over an axis from 0 to 1, as pairs of a step's start and its height, from 0 to 1."""
 
     steps: tuple[tuple[float, float], ...]
 
 
 Drawing = Bar | Steps
-Entry = str | Span | tuple[Span, ...] | Drawing  # of a Table
+Entry = str | Span | tuple[Span, ...] | Drawing  # an entry of a Table
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: its heading, and on which side its entries stand."""
+    """A column of a table: its heading, and the side to which its entries are aligned."""
 
     heading: str
     align: Align = "left"
-    wrap: bool = True  # whether entries may go on in the next line, where the table is too wide
-    optional: int = 0  # above 0: a terminal that is too narrow leaves it out, of several the highest first
+    wrap: bool = True  # whether entries may wrap where the table is too wide
+    optional: int = 0  # above 0: a terminal that is too narrow leaves the column out, the highest number first
 
 
 @dataclass(frozen=True)
@@ -113,13 +116,13 @@ class Table:
     title: str = ""
     note: str = ""
     footnotes: tuple[str, ...] = ()  # numbered from 1, as entries refer to them
-    narrow: Table | Paragraphs | None = None  # in place of it, where the terminal is too narrow for it
-    labels: int = 1  # columns on the left that name a row; each part of a table that is split repeats them
+    narrow: Table | Paragraphs | None = None  # shown in its place where the terminal is too narrow
+    labels: int = 1  # number of columns on the left that name a row; a table that is split repeats them in each part
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Figures by row and column; `corner` names what the rows are."""
+    """Values by row and column; `corner` names the axis of the rows."""
 
     title: str
     details: str
@@ -130,16 +133,16 @@ class Grid:
 
 @dataclass(frozen=True)
 class Grids:
-    """The grids of one metric. A reader compares them, so equal columns of all stand in line."""
+    """The grids of one metric. Their columns of one name are aligned, so that a reader can compare the grids."""
 
     heading: str
     grids: tuple[Grid, ...]
-    competing: Literal["row", "column"] = "row"  # along which a best figure is the best
+    competing: Literal["row", "column"] = "row"  # where a value marked as best is the best: in its row or in its column
     more: str = ""  # what is not shown, and how to see it
 
     @property
     def figures(self) -> list[Figure]:
-        """All figures of all grids."""
+        """All values of all grids."""
         return [f for grid in self.grids for _, row in grid.rows for f in row if isinstance(f, Figure)]
 
     def legend(self, best: str, held_down: str, hardly_known: str) -> str:
@@ -156,12 +159,12 @@ class Paragraphs:
 
     lines: tuple[Line, ...]
     title: str = ""
-    indent: int = 0  # characters by which a terminal shows every second line further in
+    indent: int = 0  # characters by which a terminal indents every second line
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Labels, what each stands for, and what that means (or nothing): (label, value, meaning)."""
+    """Rows of (label, value, meaning); the meaning may be empty."""
 
     rows: tuple[tuple[str, str, str], ...]
     title: str = ""
@@ -169,24 +172,24 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Dot:
-    """A point of a plot, with its interval if it has one. `x` and the three heights are from 0 to 1."""
+    """A point of a plot, with its interval if it has one: `x` and up to three heights, all from 0 to 1."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
     group: int = 0
-    tip: str = ""  # what it is, as a page shows it below the pointer
+    tip: str = ""  # description that a page shows at the pointer
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Points and levels over one axis: a small figure of a page."""
+    """Points and levels over one axis: a small drawing in a page."""
 
     title: str
     dots: tuple[Dot, ...]
     levels: tuple[tuple[float, float, float], ...] = ()  # lines: (from x, to x, y)
-    x_labels: tuple[tuple[float, str], ...] = ()  # (place, text)
+    x_labels: tuple[tuple[float, str], ...] = ()  # (x, text)
     y_labels: tuple[tuple[float, str], ...] = ()
 
 
@@ -204,7 +207,7 @@ class BandLine:
 
 @dataclass(frozen=True)
 class LineChart:
-    """Lines with bands over one axis: a chart of a page. A table of the document has the same figures."""
+    """A chart of a page: lines with bands over one axis. A table of the document has the same values."""
 
     name: str
     title: str
@@ -213,7 +216,7 @@ class LineChart:
     y_title: str
     lines: tuple[BandLine, ...]
     marks: tuple[tuple[float, float, str], ...] = ()  # points: (x, y, label)
-    level: float | None = None  # a dashed line upwards from here
+    level: float | None = None  # x of a dashed vertical line
 
 
 @dataclass(frozen=True)
@@ -229,7 +232,7 @@ Block = Table | Grids | Paragraphs | Pairs | Code
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine that figures are of: its label, what it is, and how it was measured (or nothing)."""
+    """A machine on which values were measured: its label, its description, and how it was measured, or ""."""
 
     label: str
     description: str
@@ -250,7 +253,7 @@ class Caution:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why some cells have no figure: the word that stands in their place, which cells, the reason."""
+    """Why some cells have no value: the word in their entries, the names of the cells, the reason."""
 
     word: str
     who: str
@@ -267,7 +270,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Command:
-    """A command for a shell, and which row of a table it measures again."""
+    """A shell command that measures a row of a table again, and the name of the row."""
 
     of: str
     text: str
@@ -280,7 +283,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a page alone, such as the environment or the commands that make it again."""
+    """A part that only a page has, such as the environment or the commands that reproduce it."""
 
     name: str
     title: str
@@ -292,8 +295,8 @@ class Section:
 class Document:
     """What a command shows, in the order in which it is read; a terminal shows the verdict last, others first."""
 
-    command: str  # the command that made it, such as "report"
-    title: str  # of a page, and of a comment
+    command: str  # name of the command that made it, such as "report"
+    title: str  # title of a page, and of a comment on GitHub
     answer: tuple[str, ...] = ()  # the result in a few sentences
     machines: tuple[Machine, ...] = ()
     lead: tuple[Block, ...] = ()  # before the tables: how it was measured, what was refused
@@ -301,14 +304,14 @@ class Document:
     reasons: tuple[Reason, ...] = ()
     cautions: tuple[Caution, ...] = ()
     facts: tuple[Caution, ...] = ()  # what a reader should know where nothing is wrong
-    reproduce: tuple[Command, ...] = ()  # that measure rows again, the worst row first; a terminal shows one
+    reproduce: tuple[Command, ...] = ()  # commands that measure rows again, the worst row first; a terminal shows one
     notes: tuple[Line, ...] = ()  # the last lines
     verdict: Verdict | None = None
-    page: Charts | None = None  # figures, and a table to sort and filter, for a page
+    page: Charts | None = None  # charts of a page, and its table to sort and filter
     charts: tuple[LineChart, ...] = ()  # charts of a page
-    sheet: Document | None = None  # what paper shows in place of the page, on one side of A4
+    sheet: Document | None = None  # the page as printed, on one side of A4
     appendix: tuple[Section, ...] = ()
-    data: Any = None  # the same for programs, as JSON has it
-    rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # of CSV: mappings with equal keys
+    data: Any = None  # the data of the JSON format, for programs
+    rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # rows of the CSV format
     columns: Collection[str] = ()  # the keys of `rows`, needed where there may be no rows
-    exit_code: int = EXIT_DONE  # of the command that shows it (core/errors.py)
+    exit_code: int = EXIT_DONE  # exit code of the command that shows it (core/errors.py)

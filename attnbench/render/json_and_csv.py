@@ -20,7 +20,7 @@ def json_text(document: Document) -> str:
 
 
 def json_pieces(document: Document) -> Iterator[str]:
-    """Yield the parts of `json_text`, of a list one for each mapping."""
+    """Yield the parts of `json_text`: of a list, one for each mapping."""
     data = document.data
     if not isinstance(data, Sequence) or isinstance(data, str):
         yield json.dumps(to_json(data), indent=1, allow_nan=False) + "\n"
@@ -33,10 +33,10 @@ def json_pieces(document: Document) -> Iterator[str]:
 
 
 def _line(row: Any) -> str:
-    """Return a row as JSON; most hold plain values, which need not be looked at one by one."""
+    """Return a row as JSON. Most rows hold plain values and are encoded at once."""
     try:
         return json.dumps(row, allow_nan=False)
-    except (TypeError, ValueError):  # a dataclass; no number
+    except (TypeError, ValueError):  # it holds a dataclass, or NaN
         return json.dumps(to_json(row), allow_nan=False)
 
 
@@ -59,8 +59,8 @@ def csv_pieces(document: Document) -> Iterator[str]:
 
 
 def _field(value: Any) -> Any:
-    """Return a value that a terminal and a spreadsheet show as it is: text without commands and formulas."""
+    """Return a value that a terminal and a spreadsheet show as text: without commands and formulas."""
     if not isinstance(value, str):
         return value
-    text = "\n".join(map(printable, value.split("\n")))  # code has lines
+    text = "\n".join(map(printable, value.split("\n")))  # code has several lines
     return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

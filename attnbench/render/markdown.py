@@ -31,19 +31,19 @@ from attnbench.render.document import (
 SIGNS = {"good": "✅", "warning": "❔", "bad": "❌"}
 BAR = 32  # characters
 MOST_COMMANDS = 10
-LIMIT = 60_000  # bytes; a comment on GitHub holds 65,536 characters, and other text may stand beside the document
+LIMIT = 60_000  # bytes; a comment on GitHub holds 65,536 characters, and may have other text besides the document
 LEFT_OUT = "left out, as a comment on GitHub holds no more; the whole is in -f html=FILE and -f json=FILE"
-_RULE = re.compile(r"\| :?---")  # begins the line below the headings of a table
+_RULE = re.compile(r"\| :?---")  # matches the line below the headings of a table
 _MARKUP = {"strong": "**", "bad": "**"}
-# Where a space without width keeps text from being live: @name, #12, GH-12, https://, www., :emoji:. The address of a
-# document of ours is a link.
+# Where a zero-width space keeps GitHub from making links and mentions: @name, #12, GH-12, https://, www., :emoji:. The
+# address of attnbench's own documents stays a link.
 _LIVE = re.compile(
     r"(?<=@)(?=\S)|(?<=#)(?=\d)|(?<=\bGH-)(?=\d)|(?<=:)(?=//)(?!"
     + re.escape(SITE.removeprefix("https:"))
     + r"[\w-]+/)|(?<=www)(?=\.)|(?<=:)(?=[a-z+-][^\s:]*:)",
     re.I,
 )
-# What begins a heading, an item of a list or a line under a heading.
+# The beginning of a heading, of an item of a list, or of a line that underlines a heading.
 _BLOCK = re.compile(r"^(\d{0,9})(?=[-+.)] |#+( |$)|=+$|--+$)")
 
 
@@ -67,12 +67,12 @@ def render(document: Document) -> str:
         text = _joined(*parts, commands, *ending) + "\n"
         if _nbytes(text) <= LIMIT:
             return text
-    last = _cut(_joined(*ending), LIMIT // 4)  # rows are cut first, as cautions hold for those that stay
+    last = _cut(_joined(*ending), LIMIT // 4)  # rows are cut first, because cautions hold for the rows that stay
     return _joined(_cut(_joined(*parts), LIMIT - _nbytes(last) - 3), last) + "\n"
 
 
 def _folded(commands: Sequence[Command]) -> str:
-    """Return the first commands in a block that a click opens; "" for none."""
+    """Return the first commands in a block that a click opens; "" where there are none."""
     shown = commands[:MOST_COMMANDS]
     more = f" (the first {len(shown)} of {len(commands)})" if len(shown) < len(commands) else ""
     title = f"<details><summary>To measure these again{more}</summary>"
@@ -91,7 +91,7 @@ def _cut(text: str, limit: int) -> str:
     ends = [*accumulate(_nbytes(line) + 1 for line in lines)]
     kept = bisect_right(ends, limit - len(LEFT_OUT) - 20)
     fences = [i for i, line in enumerate(lines[:kept]) if line.startswith("```")]
-    if len(fences) % 2:  # in the midst of code
+    if len(fences) % 2:  # the cut is within code
         kept = fences[-1]
     if _RULE.match(lines[kept]):  # without it the headings above are no table
         kept -= 1
@@ -107,7 +107,7 @@ def _nbytes(text: str) -> int:
 def safe(text: str) -> str:
     """Return text that markdown shows as it is, on one line, and in which nothing is live: no link, nobody mentioned.
 
-    GitHub links and mentions what a backslash stands before too (github.com/github/cmark-gfm/issues/181).
+    GitHub makes links and mentions also after a backslash (github.com/github/cmark-gfm/issues/181).
     """
     text = one_line(text)
     for character in "\\`*_[]<>|~&$":  # "&" begins an entity, "$" a formula
@@ -116,7 +116,7 @@ def safe(text: str) -> str:
 
 
 def row(*entries: str) -> str:
-    """Return one row of a table; the second one says how each column is aligned."""
+    """Return one line of a table: its headings, their alignments (":---"), or a row."""
     return f"| {' | '.join(entries)} |"
 
 
@@ -133,7 +133,7 @@ def _spans(line: Line) -> str:
 
 
 def _span(span: Span) -> str:
-    """Return a span in its style, with a space at either end where it had one; markup must not stand beside a space."""
+    """Return a span in its style; spaces at its ends stay outside of the markup, which cannot stand beside a space."""
     inner = safe(span.text)
     mark = _MARKUP.get(span.style, "") if inner else ""
     before, after = (" " if end == " " else "" for end in (span.text[:1], span.text[-1:] if inner else ""))
@@ -195,7 +195,7 @@ def _grid(grid: Grid) -> str:
 
 
 def _lines(columns: Sequence[tuple[str, bool]], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table. A column is its heading, and whether its entries stand at the right."""
+    """Return a table. A column is its heading, and whether its entries are aligned to the right."""
     headings = row(*(safe(heading) for heading, _ in columns))
     sides = row(*("---:" if right else ":---" for _, right in columns))
     return "\n".join([headings, sides, *(row(*entries) for entries in rows)])

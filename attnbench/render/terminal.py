@@ -1,4 +1,4 @@
-"""A document for a terminal, or for a pipe: nothing is lost without colour, and no figure is ever cut."""
+"""A document for a terminal or a pipe: it is complete without colour, and no value is ever cut."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from attnbench.render.document import (
     Table,
 )
 
-PROSE = 110  # characters; longer lines are hard to read
+PROSE = 110  # most characters of a line of text, because longer lines are hard to read
 FILE_WIDTH = 160  # characters of a table that goes to a file
-LEAST_WRAPPED = 30  # characters of a column whose entries go on in the next line, to be read with ease
-LEAST_FOLDED = 8  # characters of such a column, before figures too go on in the next line
-LONGEST_WORD = 16  # characters; longer ones, as paths, may go on in the next line
-BARS = (16, 64)  # characters of a bar chart, at least and at most
+LEAST_WRAPPED = 30  # characters of a column with wrapped entries that can still be read with ease
+LEAST_FOLDED = 8  # least characters of such a column; below it values wrap too
+LONGEST_WORD = 16  # characters; longer words, such as paths, may be broken
+BARS = (16, 64)  # least and most characters of a bar chart
 
 _STYLES = {"": "", "strong": "bold", "quiet": "dim", "good": "green", "warning": "yellow", "bad": "bold red"}
 _BAR_COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red")
 
 
 def render(console: Console, document: Document) -> None:
-    """Print a document: machines, tables, why figures are missing, cautions, and the verdict last."""
+    """Print a document: machines, tables, why values are missing, cautions, and the verdict last."""
     out = _Writer(console)
     for sentence in document.answer:
         out.paragraph((sentence, "bold"))
@@ -85,11 +85,11 @@ class _Writer:
         self._began = self._part_begins = False
 
     def begin_part(self) -> None:
-        """Leave a line free before the next one, unless that is the first."""
+        """Print an empty line before the next line, unless that is the first."""
         self._part_begins = self._began
 
     def line(self, *lines: Text) -> None:
-        """Print lines, after a free line where a part begins. Everything that is printed comes through here."""
+        """Print lines, after an empty line where a part begins. Everything that is printed comes through here."""
         if self._part_begins:
             self.console.print()
         self._began, self._part_begins = True, False
@@ -101,7 +101,7 @@ class _Writer:
         return Text(self.safe(text), style)
 
     def safe(self, text: str) -> str:
-        """Return text that a terminal shows as it is, without what its encoding lacks: a reason may quote anything."""
+        """Return text that a terminal can show: no control characters, and none that its encoding lacks."""
         return printable(text).encode(self.console.encoding, "replace").decode(self.console.encoding)
 
     def paragraph(self, *parts: tuple[str, str], indent: int = 0) -> None:
@@ -114,7 +114,7 @@ class _Writer:
         return Text().join(self.styled(span.text, _STYLES[span.style]) for span in line)
 
     def wrapped(self, text: Text, indent: int = 0, start: Text | None = None) -> None:
-        """Print text wrapped between words; `start` stands before the first line, and spaces before the others."""
+        """Print text wrapped between words; the first line begins with `start`, the others with as many spaces."""
         start = start or Text()
         indent += len(start)
         for i, line in enumerate(text.wrap(self.console, max(20, min(self.width, PROSE) - indent))):
@@ -169,7 +169,7 @@ class _Writer:
     # Tables of text, laid out by rich.
 
     def table(self, table: Table) -> None:
-        """Print a table, or what it has for a narrow terminal; one that is too wide goes on below, column by column."""
+        """Print a table, or its replacement for a narrow terminal; one that is too wide is split into parts."""
         table, left_out = self.without_optional(table)
         entries = [[self.entry(entry) for entry in row] for row in table.rows]
         columns = [[self.styled(column.heading), *own] for column, *own in zip(table.columns, *entries, strict=True)]
@@ -224,7 +224,7 @@ class _Writer:
     def without_optional(self, table: Table) -> tuple[Table, list[str]]:
         """Return a table with the optional columns that fit beside the others, and the headings of those that do not.
 
-        The most needed are tried first.
+        The most important ones are tried first.
         """
         needed = [self.wanted_width(column, [row[i] for row in table.rows]) for i, column in enumerate(table.columns)]
         kept = [i for i, column in enumerate(table.columns) if not column.optional]
@@ -241,7 +241,7 @@ class _Writer:
         return shown, [column.heading for i, column in enumerate(table.columns) if i not in kept]
 
     def wanted_width(self, column: Column, entries: Sequence[Entry]) -> int:
-        """Return the characters in which a column is read with ease, and without wrapping where it is always shown."""
+        """Return the characters that a column needs to be read with ease; without wrapping where it must be shown."""
         texts = [self.styled(column.heading), *map(self.entry, entries)]
         width = max(text.cell_len if isinstance(text, Text) else BARS[0] for text in texts)
         return min(width, LEAST_WRAPPED) if column.wrap and column.optional else width
@@ -271,7 +271,7 @@ class _Writer:
         group = entry.group if isinstance(entry, Bar) else 0
         return Text(drawing(entry, width, utf=self.utf), _BAR_COLOURS[group % len(_BAR_COLOURS)])
 
-    # Grids of figures, whose columns stand in line over all grids of a metric.
+    # Grids of values, whose columns are aligned over all grids of a metric.
 
     def titled(self, title: str, style: str, details: str, details_style: str) -> None:
         """Print a title and its details on one line where they fit, else below each other."""
@@ -315,9 +315,9 @@ class _Writer:
         return replace(grid, corner=self.safe(grid.corner), columns=tuple(map(self.safe, grid.columns)), rows=rows)
 
     def aligned(self, entries: Sequence[Figure | Ending]) -> dict[Figure | Ending, Text]:
-        """Return each entry of a column as text whose point, unit and marks are in line where its end is."""
+        """Return each entry of a column as text, padded so that decimal points, units and marks are aligned."""
         figures = [entry for entry in entries if isinstance(entry, Figure)]
-        units = any(f.aside and not f.aside.endswith("%") for f in figures)  # points do not line up across units
+        units = any(f.aside and not f.aside.endswith("%") for f in figures)  # points are not aligned where units differ
         fractions = {f: 0 if units else len(f.digits) - len(f.digits.partition(".")[0]) for f in figures}
         fraction, aside = max(fractions.values(), default=0), max((len(f.aside) for f in figures), default=0)
         marked = max((len(marks(f)) for f in figures), default=0)
@@ -360,9 +360,9 @@ class _Writer:
 
 @dataclass(frozen=True)
 class _GridColumn:
-    """A column of every grid in which its name appears, so that grids stand in line."""
+    """A column of every grid in which its name appears, so that grids are aligned."""
 
-    heading: tuple[str, ...]  # its lines
+    heading: tuple[str, ...]  # lines of its heading
     texts: Mapping[Figure | Ending, Text]
 
     @property
@@ -370,7 +370,7 @@ class _GridColumn:
         return max(*map(len, self.heading), *map(len, self.texts.values()))
 
     def stacked(self) -> _GridColumn:
-        """Return the column with its name on two lines, where that has a space or a hyphen: sdpa- / efficient."""
+        """Return the column with its name on two lines, if the name has a space or a hyphen: sdpa- / efficient."""
         separator = " " if " " in self.heading[0] else "-"
         first, found, rest = self.heading[0].partition(separator)
         return replace(self, heading=(first + separator.strip(), rest)) if found else self
@@ -382,14 +382,14 @@ def _no_command(line: Text) -> Text:
 
 
 def _span(corner: int, widths: Sequence[int], gap: int) -> int:
-    """Return the characters of a first column and of others, with gaps between them."""
+    """Return the characters of a first column and of others, including the gaps between them."""
     return corner + sum(gap + width for width in widths)
 
 
 def _widened(needed: Sequence[int], wanted: Sequence[int], spare: int) -> list[int]:
-    """Return the widths of columns that need some characters, want more, and share those that are to spare.
+    """Return the widths of columns that each need some characters and want more; spare characters are shared.
 
-    Where characters are lacking, the widest columns give them up.
+    Where characters are lacking, the widest columns get fewer.
     """
     room, widest = sum(needed) + spare, max(1, *wanted)
     for most in range(widest, 0, -1):
@@ -400,9 +400,9 @@ def _widened(needed: Sequence[int], wanted: Sequence[int], spare: int) -> list[i
 
 
 def _parts(corner: int, widths: Sequence[int], gap: int, width: int) -> list[slice]:
-    """Return as few parts of columns as fit a width, each beside the columns that name rows, of about equal numbers.
+    """Return as few parts of columns as fit a width, each beside the columns that name rows, of about equal size.
 
-    A column that fits nowhere is alone.
+    A column that is too wide for any part is alone.
     """
     for number in range(1, max(2, len(widths) + 1)):
         each, more = divmod(len(widths), number)

@@ -1,7 +1,7 @@
 """Bounds of the numbers and texts in a run file: a line with a value that is impossible to plan or measure is damaged.
 
 Beyond these bounds figures overflow formulas, counts fill the memory, and texts fill pictures and pages. NaN and
-infinity are allowed only among the errors of a result, which may hold them; no instrument reads them.
+infinity are allowed only among the errors of a result; no instrument reads them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Record, Run
 
-LARGEST, SHORTEST = 1e30, 1e-15  # in any unit; in seconds, less than any clock's step
-MOST = 2**48  # of counts: bytes, tokens, rounds
-UNITS = (  # units of attnbench's measurements, by name; further measurements, of a newer attnbench, have any unit
+LARGEST, SHORTEST = 1e30, 1e-15  # bounds in any unit; in seconds, SHORTEST is less than any clock's step
+MOST = 2**48  # bound of counts: bytes, tokens, rounds
+UNITS = (  # the unit of each measurement by name; measurements of a newer attnbench may have any unit
     ("s", r"time(_rank\d+)?|attention|call|compute|enqueue|first_call|plan|span(_events)?|step_traced|sustained"),
     ("s", r"turns_\w+|(new|same)_inputs"),
     ("B", r"memory_\w+|moved|plan_memory"),
@@ -33,22 +33,23 @@ UNITS = (  # units of attnbench's measurements, by name; further measurements, o
     ("C", "temperature"),
     ("", "busy|cores_left|pairs|pairs_computed|sustained_power_error"),
 )
-MOST_OF_TEXT = 10_000  # characters of a name, a reason or a word of a command line; a stored stderr has at most 4000
-# The most samples that "runs" of value and times may stand for: a damaged file must not fill the memory.
+MOST_OF_TEXT = 10_000  # characters of a name, a reason or an argument; a stored stderr has at most 4000
+# Most samples that the [value, times] pairs of "runs" may represent, so that a damaged file cannot fill the memory.
 MOST_OF_RECORD = 1_000_000
-MOST_OF_FILE = 5_000_000  # more samples than the file's bytes
-MOST_BLOCKS = 2**28  # blocks of all different random masks of a run, which are drawn to count pairs
-MOST_SEQUENCES = 2**20  # in all different lengths of a run, each of which is compared with patterns for its name
-ANY = ("seed",)  # fields with arbitrary numbers
+MOST_OF_FILE = 5_000_000  # and more samples than the file has bytes
+MOST_BLOCKS = 2**28  # blocks in all random masks of a run together, which are drawn to count pairs
+MOST_SEQUENCES = 2**20  # sequences in all lengths of a run together, which are compared with patterns to name them
+ANY = ("seed",)  # fields that may hold any number
 POSITIVE = ("s", "B/s", "FLOP/s", "1/s")  # units of durations and rates
-# Below 0 where a call frees memory that was held before it, or the clocks of other processes are read late.
+# Measurements that may be below 0: a call frees memory that was held before it, or clocks of other processes are read
+# late.
 DIFFERENCES = ("memory_saved", "cores_left")
 
 
 def check_record(record: Record) -> None:
-    """Raise ValueError, which names the place, for a number in a record that cannot have been measured.
+    """Raise ValueError, which names the field, for a number in a record that cannot have been measured.
 
-    A measurement without samples raises it too, and the status `ok` with errors above their tolerance.
+    Also raises it for a measurement without samples, and for the status `ok` with errors above their tolerance.
     """
     for name, found in record.measurements.items():
         lowest = least(name, found.unit)
@@ -61,7 +62,7 @@ def check_record(record: Record) -> None:
 
 
 def check_without_samples(record: Record) -> None:
-    """Check a record as `check_record` does, without its samples."""
+    """Check a record, without its samples, as `check_record` does."""
     _check_case(record.case)
     if record.status == "ok" and record.accuracy and not record.accuracy.ok:
         raise ValueError(f"its status is ok, but its result is wrong: {record.accuracy.problem()}")
@@ -98,7 +99,7 @@ def check_without_samples(record: Record) -> None:
 
 
 def check_run(run: Run) -> None:
-    """Raise ValueError, which names the place, for an impossible number in a run without its records."""
+    """Raise ValueError, which names the field, for an impossible number in a run, whose records are not checked."""
     _check("", {f.name: getattr(run, f.name) for f in fields(run) if f.name not in ("plan", "records", "replaced")})
     for job in run.plan:
         _check_case(job.case)
@@ -108,12 +109,12 @@ def check_run(run: Run) -> None:
 
 
 def _are_counts(numbers: Sequence[float]) -> bool:
-    """Return whether all numbers are within the bounds of counts; checking them together is fast."""
+    """Return whether all numbers are within the bounds of counts. One test of all is faster than one test of each."""
     return min(numbers) >= 0 and max(numbers) <= MOST and math.isfinite(sum(numbers))
 
 
 def check_cases(cases: Collection[Case]) -> None:
-    """Raise UserError where counting or naming the random masks or lengths of a run's cases would take minutes."""
+    """Raise UserError where a run has so many random masks or lengths that counting or naming them takes minutes."""
     drawn = {
         (c.mask, c.shape.seqlen_q, c.shape.seqlen_k, c.causal, c.window_size)
         for c in cases
@@ -130,7 +131,7 @@ def check_cases(cases: Collection[Case]) -> None:
             raise UserError(f"{number:,} {what}, more than the {most:,} that a run may have; give fewer of them")
 
 
-@lru_cache(maxsize=10_000)  # many records have one case
+@lru_cache(maxsize=10_000)  # many records share a case
 def _check_case(case: Case) -> None:
     _check("case", case)
 
@@ -153,7 +154,7 @@ def least(name: str, of_unit: str) -> float:
 
 
 def _check_pairs(case: Case, most: float) -> None:
-    """Raise ValueError for counted pairs of a case without a person's own mask, and for more than the case can have."""
+    """Raise ValueError for counted pairs where the case has no mask of a person, or can have fewer pairs."""
     if not masks.is_own(case.mask):
         raise ValueError("pairs: counted only for a person's own mask, which the case lacks")
     if most > case.shape.batch * case.shape.seqlen_q * case.shape.seqlen_k:

@@ -1,4 +1,4 @@
-"""Names for cases, sizes and endings, the same in every report: "triton 16k d128 causal fwd"."""
+"""Names of cases, sizes and endings, the same in every report: "triton 16k d128 causal fwd"."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from attnbench.core.lengths import is_pattern
 from attnbench.core.record import Status
 from attnbench.core.sizes import format_size
 
-BACKEND_ORDER = (  # backends with a fixed colour in all figures; there are 32 colours
+BACKEND_ORDER = (  # backends with a fixed colour in all charts; there are 32 colours
     *("eager", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "sdpa-fa3", "sdpa-fa4", "triton"),
     *("flex", "compile", "fa1", "fa2", "fa3", "fa4"),
     *("xformers", "xformers-cutlass", "xformers-fa2", "xformers-fa3", "xformers-splitk"),
@@ -43,7 +43,7 @@ ENDINGS: Mapping[Status, str] = {
 }
 NOTHING = "-"  # measured, without a value of this metric
 
-AXES: Mapping[str, Axis] = {  # all differences of two cases, in the order of titles and tables
+AXES: Mapping[str, Axis] = {  # the properties in which two cases may differ, in the order of titles and tables
     name: axes.AXES[name]
     for name in (
         *("dtype", "headdim", "causal", *EXTRAS, "lengths"),
@@ -62,9 +62,9 @@ def with_versions(versions: Mapping[str, str], unusual: Collection[tuple[str, st
     """Return backend -> its name in a table: with a library's version where other backends of the run have another.
 
     `versions` has each backend's own text: "torch 2.11.0, flash-attn-4 4.0.0b18". The version that most of a library's
-    backends have is not named. A difference of versions is then not mistaken for one of backends: "sdpa-fa4 (4.0.0b18)"
-    beside "fa4 (4.0.0b36)". `unusual` has the versions named in other runs of a report (unusual_versions), which are
-    named here too.
+    backends have is not named. So a difference of versions is not taken for a difference of backends: "sdpa-fa4
+    (4.0.0b18)" beside "fa4 (4.0.0b36)". `unusual` has the versions named in other runs of a report (unusual_versions),
+    which are named here too.
     """
     told = {*unusual, *unusual_versions(versions)}
     named: dict[str, list[str]] = {backend: [] for backend in versions}
@@ -83,7 +83,7 @@ def unusual_versions(versions: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _by_library(versions: Mapping[str, str]) -> dict[str, dict[str, str]]:
-    """Return library -> backend -> version."""
+    """Return library -> backend -> version of the library."""
     found: dict[str, dict[str, str]] = {}
     for backend, said in versions.items():
         for library, version in re.findall(r"(?<!\S)(\S+) (\d+\.[^\s,]+)", said):
@@ -110,7 +110,7 @@ def by_version(versions: Iterable[tuple[str, str]]) -> dict[tuple[str, str], str
 
 @cache
 def extras(case: Case) -> tuple[str, ...]:
-    """Return the fields with unusual values that no other part of a name shows: ("softcap 30", "dropout 0.1")."""
+    """Return the fields with unusual values that a name does not show otherwise: ("softcap 30", "dropout 0.1")."""
     return tuple(filter(None, (AXES[name].label(case) for name in EXTRAS)))
 
 
@@ -125,7 +125,7 @@ def case_rank(case: Case) -> tuple[Any, ...]:
 def lengths(case: Case) -> str:
     """Return the length as "16k", as "1x16k" for one query on 16k keys, or as "longtail 16x1k" for a ragged batch.
 
-    Where a pattern has fewer queries than keys, their largest number is named too: "longtail 16x1k q1".
+    Where a pattern has fewer queries than keys, the largest number of queries is named too: "longtail 16x1k q1".
     """
     if case.is_ragged:
         queries = f" q{format_size(case.shape.seqlen_q)}" if lengths_differ(case) and is_pattern(pattern(case)) else ""
@@ -138,7 +138,7 @@ def case_name(backend: str, case: Case, dtype: bool = False, batch: bool = False
     """Return a case on a backend in a few words, with its dtype if asked: triton 16k d128 causal fwd softcap 30.
 
     Batch and heads are named (triton 1x16k d128 causal fwd b64 h32/8) on request, and where the numbers of queries and
-    keys differ, since no budget of tokens determines them there.
+    keys differ, because there the length does not imply them.
     """
     said = [f"{backend} {lengths(case)} d{headdim(case)} {mask(case)} {case.direction}", *extras(case)]
     if dtype:
@@ -149,7 +149,7 @@ def case_name(backend: str, case: Case, dtype: bool = False, batch: bool = False
 
 
 def span(values: Sequence[int], known: Sequence[int]) -> str:
-    """Return lengths in short: "1k", "1k, 4k", or "1k-64k" where no known length between is missing."""
+    """Return lengths in short: "1k", "1k, 4k", or "1k-64k" where all known lengths between the two are among them."""
     values, known = sorted(set(values)), sorted(set(known))
     runs: list[list[int]] = []
     for v in values:
@@ -167,8 +167,8 @@ def span(values: Sequence[int], known: Sequence[int]) -> str:
 
 
 def where(ours: Sequence[Case], every: Sequence[Case]) -> str:
-    """Return how some cases differ from all: their values on the axes where they lack a value; "" where none."""
-    axes: tuple[tuple[Callable[[Case], Any], Callable[[Case], str]], ...] = (  # (sort key, name)
+    """Return how some cases differ from all: their values on each axis where they lack a value; "" where none."""
+    axes: tuple[tuple[Callable[[Case], Any], Callable[[Case], str]], ...] = (  # (sort key of a value, name of a value)
         (lambda c: DTYPES.index(c.dtype), lambda c: c.dtype),
         (lambda c: (c.shape.headdim, c.shape.headdim_v), lambda c: f"d{headdim(c)}"),
         (has_grouped_heads, lambda c: "grouped heads" if has_grouped_heads(c) else ""),

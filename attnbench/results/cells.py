@@ -21,21 +21,22 @@ from attnbench.results.rows import Rates, Row, Source
 from attnbench.results.run_setup import setup, setup_texts, unique_labels
 from attnbench.results.together import Together, together, versioned
 from attnbench.results.uncertainty import (
+    NORMAL,
     Contest,
     Uncertainty,
     apart,
-    between_units,
     contest,
     doubt,
     hardly_known,
+    load,
     of_energy,
     of_sustained,
     uncertainty,
 )
 
-IMPOSSIBLE = 2.0  # times the rate of a large matmul; measured cells stay below 1.1
-CLOCK_HELD = 0.985  # share of the best clock; smaller differences are the gauge's and the boost's own
-# Where rounds ended differently, a wrong result or kernel outweighs a measured one, and an attempt outweighs a skip.
+IMPOSSIBLE = 2.0  # times the rate of a large matmul; cells that compute reach less than 1.1
+CLOCK_HELD = 0.985  # share of the best clock; the gauge and the GPU's boost cause smaller differences
+# By importance: the status of a cell whose rounds ended differently is the first of theirs.
 _HEAVIEST_FIRST: Sequence[Status] = (*WRONG, "ok", "failed", "timeout", "oom", "skipped")
 assert {*_HEAVIEST_FIRST} == {*STATUSES}
 
@@ -54,14 +55,14 @@ def machine_of(run: Run) -> Machine:
 
 
 def is_of_earlier_check(run: Run, record: Record) -> bool:
-    """Return whether an earlier check called a record wrong in a way that the present check may not."""
+    """Return whether an earlier version of the check called a record wrong, and the present one may not."""
     changed = record.status == "wrong-kernel" or (record.status == "wrong" and record.case.dtype == "fp8")
     return changed and run.check < CHECK
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """All rounds of one case on one backend in one run. Two cells are equal only if they are one object."""
+    """All rounds of one case on one backend in one run. Cells are compared by identity."""
 
     case: Case
     backend: str
@@ -92,13 +93,13 @@ class Cell:
 
     @property
     def is_ranked(self) -> bool:
-        """Whether the cell takes part in contests: it computes exact attention, and did so during the measured time."""
+        """Whether the cell can be the best: it computes exact attention, and did so while it was timed."""
         return self.is_exact and not self.not_computed
 
     @property
     def usual(self) -> tuple[str, ...]:
         """The most telling metrics of its case; only the latency where some backend approximates the case."""
-        return ("latency",) if self.case in self.source.approximated else metrics.usual(self.case)
+        return ("latency",) if self.case in self.source.approximated else metrics.usual(self.case, self.rates)
 
     @property
     def device(self) -> str:
@@ -115,7 +116,7 @@ class Cell:
 
     @property
     def flops(self) -> float:
-        """FLOPs of one call by the run's convention; with a person's own mask, of the counted pairs."""
+        """FLOPs of one call by the run's convention; with a person's own mask, FLOPs of the counted pairs."""
         return metrics.work((self.ok or self.rows)[0])
 
     @cached_property
@@ -141,7 +142,7 @@ class Cell:
 
     @property
     def of_earlier_check(self) -> bool:
-        """Whether an earlier check called a round wrong that the present check may call right."""
+        """Whether an earlier version of the check called a round wrong that the present one may call right."""
         return any(is_of_earlier_check(row.source.run, row.record) for row in self.rows)
 
     @property
@@ -169,7 +170,7 @@ class Cell:
 
         For `ci` it is the uncertainty of the latency's median over the rounds. Raises UserError for an unknown metric.
         """
-        if metric not in self._values:
+        if not isinstance(metric, str) or metric not in self._values:
             self._values[metric] = self._value(metric)
         return self._values[metric]
 
@@ -188,7 +189,7 @@ class Cell:
 
     @cached_property
     def is_disturbed(self) -> bool:
-        """Whether other processes used the GPU meanwhile, so that its figures have no uncertainty and win nothing."""
+        """Whether other processes used the GPU meanwhile: the cell then has no uncertainty and is never the best."""
         return any(row.disturbance for row in self.ok)
 
     @cached_property
@@ -199,7 +200,8 @@ class Cell:
             where = f"a call on new inputs takes {times(longer)} as long as the next" if longer else ""
             return f"{where or 'in another run it was slower on new inputs'}: results are probably stored"
         share = (self.value("utilization_ceiling") or 0.0) if self.source.convention == "exact" else 0.0
-        ships = self.run.specs.get(self.backend, "").startswith("attnbench.")  # stores no results: the matmul was slow
+        # These store no results: the matmul was slow.
+        ships = self.run.specs.get(self.backend, "").startswith("attnbench.")
         if share <= IMPOSSIBLE or ships:
             return ""
         return f"{times(share)} as fast as a large matmul: results are stored, or other work slowed the matmul"
@@ -228,19 +230,19 @@ class Cell:
     def half_interval(self, metric: str) -> float | None:
         """Return the relative uncertainty of `latency`, `sustained_latency` or `joules`; None where it is unknown.
 
-        A metric that is a constant times or over one of them has the same uncertainty (Metric.sure_as).
+        A metric that is proportional to one of them, or to its inverse, has the same uncertainty (Metric.sure_as).
         """
         found = self.uncertainty_of(metric)
         return found.total if found else None
 
     def is_hardly_known(self, metric: str = "latency") -> bool:
-        """Whether a figure's uncertainty is unknown, or too large to say which cell is best."""
+        """Whether the latency's uncertainty is unknown, or too large to say which cell is best."""
         return hardly_known(self.half_interval(metric))
 
     def is_host_bound(self, metric: str = "latency") -> bool:
-        """Whether a figure contains time in which the device waited for the host.
+        """Whether a latency contains time in which the device waited for the host.
 
-        A figure without pauses also does where the host takes longer to launch a call than the device to run it.
+        A latency without pauses also does where the host takes longer to launch a call than the device to run it.
         """
         waits = metric != "latency" and self.is_launch_bound
         return waits or any(row.host_bound for row in self.ok)
@@ -251,7 +253,7 @@ class Cell:
         return (self.value("latency") or 0.0) < (self.value("enqueue") or 0.0)
 
     def alike(self, other: Cell, metric: str = "latency") -> bool:
-        """Return whether the uncertainties of two measured cells explain their difference (half_interval)."""
+        """Return whether the uncertainties of two measured cells (half_interval) explain the difference of a metric."""
         ours, theirs = self.value(metric), other.value(metric)
         if not ours or not theirs:
             return False
@@ -260,18 +262,28 @@ class Cell:
 
     @property
     def cards(self) -> frozenset[str]:
-        """The known UUIDs of the devices that computed it, one for each rank."""
+        """The known UUIDs of the devices that computed the cell, one for each rank."""
         environment = self.run.environment
         devices = (environment.device, *environment.peers)[: self.case.ranks]
         return frozenset(device.uuid for device in devices if device.uuid)
 
     def between_cards(self, other: Cell) -> float:
-        """Return the difference between the cards of two cells (uncertainty.between_units); 0 where they share a card.
+        """Return half the 95 % interval that their cards add to the ratio of two cells; 0 where they share a card.
 
         Runs that do not name their cards count as runs on different cards.
         """
         shared = self.run is other.run or self.cards & other.cards
-        return 0.0 if shared else between_units(self.source.spread)
+        return 0.0 if shared else NORMAL * math.hypot(self.units, other.units)
+
+    @cached_property
+    def load(self) -> float:
+        """The load in bursts, 0 to 1; 1 where it is unknown, as in decode (pool.py)."""
+        return load(None if self.case.is_decode else self.value("utilization"))
+
+    @property
+    def units(self) -> float:
+        """The standard deviation of the latency's logarithm between cards of the model."""
+        return self.source.spread.cards.units(self.load)
 
     @property
     def latency_interval(self) -> tuple[float, float] | None:
@@ -283,15 +295,15 @@ class Cell:
 def _held_down(row: Row) -> bool:
     """Whether the clock of a row was below its best by more than CLOCK_HELD allows.
 
-    While next to nothing runs, the clock is the one that the power controller allows, and is compared with the worker's
-    best reading: before the calls, and also after them where a call is longer than a burst, so that pauses cannot help.
-    While the calls run, the kernel's power lowers the clock, which is compared with the cell's own best. Without a
-    gauge, NVML's limits decide.
+    A kernel that hardly loads the GPU leaves the clock to the power controller, so its clock is compared with the
+    worker's best reading before the calls (and after them where a call is longer than a burst, so that pauses cannot
+    help). A kernel that loads the GPU lowers the clock by its power, so its clock is compared with the best of the
+    cell. Without a clock gauge, NVML's limits decide.
     """
     held = row.one_value("clock_held")
     if held is None:
         return bool(row.record.limits)
-    if row.source.run.method == 1:  # there `held` is the clock after the calls
+    if row.source.run.method == 1:  # in method 1, `held` is the clock after the calls
         top = row.source.run.environment.clock_max_hz
         short = top is None or held < CLOCK_HELD * top
         return held < CLOCK_HELD * row.source.best_clock or (bool(row.record.limits) and short)
@@ -314,8 +326,8 @@ def cells(
     `beside` has the facts of all runs that they are compared with: by default these runs, or, with `by_machine`, the
     runs among them on the same model of device with the same power limit.
 
-    Runs share a device label when their figures can stand in one table: their environment, timer and cache state are
-    the same, and they measured no cell twice. Otherwise each gets a label of its own.
+    Runs whose results can share a table have one device label: their environment, timer and cache state are equal, and
+    no cell is in two of them. Otherwise each has a label of its own.
     """
     joined = [(Source(run, convention), _records_by_key(run)) for run in runs]
     whole = together(runs) if beside is None and not by_machine else beside
@@ -347,7 +359,7 @@ def cells(
 def contest_of(
     cells: Iterable[Cell], metric: str = "latency", *, sure_as: str = "latency", higher: bool = False
 ) -> Contest[Cell]:
-    """Return which measured cells have the best value of a metric, which has the uncertainty of `sure_as`."""
+    """Return the cells with the best value of a metric whose uncertainty is `sure_as`'s."""
     return contest(
         cells, lambda c: c.value(metric), lambda c: c.half_interval(sure_as), Cell.between_cards, higher=higher
     )
@@ -356,7 +368,7 @@ def contest_of(
 def why_no_winner(
     contests: Sequence[Contest[Cell]], name: Callable[[Cell], str] = lambda cell: cell.backend_name
 ) -> str:
-    """Return why contests of latencies have no winner, with the backends' names; "" where all have one."""
+    """Return why no cell has the best latency, with the backends' names; "" where one has in each comparison."""
     return doubt(contests, name, lambda cell: cell.half_interval("latency"))
 
 
@@ -369,7 +381,7 @@ def by_key(cells: Iterable[Cell]) -> dict[Key, Cell]:
     return {cell.key: cell for cell in cells}
 
 
-# Words before the start of a run, or of the first and last run, in labels of devices of one name
+# Words that precede the start of a run, or of the first and last run, in the labels of devices of one name
 STARTS = ("run of ", "runs of ")
 _Records = Mapping[Key, Mapping[int, Record]]  # cell -> round -> its last record
 
@@ -382,7 +394,7 @@ def _records_by_key(run: Run) -> dict[Key, dict[int, Record]]:
 
 
 def _cells_of(source: Source, keys: _Records) -> list[Cell]:
-    """Return the cells of one run, and set facts of their source that follow from all: ceilings, best clock."""
+    """Return the cells of one run, and set the fields of their source that depend on all: ceilings, best clock."""
     found = [
         Cell(case, backend, tuple(Row(rounds[n], source) for n in sorted(rounds)), source)
         for (case, backend), rounds in keys.items()
@@ -405,7 +417,7 @@ def _cells_of(source: Source, keys: _Records) -> list[Cell]:
 
 
 def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[tuple[Source, _Records]]]]:
-    """Return (device label, the runs whose figures can stand in one table)."""
+    """Return (device label, runs whose results can share a table) for each such group."""
     groups: list[tuple[list[tuple[Source, _Records]], set[Key], dict[str, Any]]] = []
     for source, keys in joined:
         own = {name: value for name, value in setup(source.run).items() if value is not None}
@@ -419,14 +431,14 @@ def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[t
     runs = [members[0][0].run for members, *_ in groups]
     names = [run.environment.device.name for run in runs]
     started = [sorted(source.run.started.replace("T", " ") for source, _ in members) for members, *_ in groups]
-    told = [[_started(starts, 16), _started(starts, 19)] for starts in started]  # to the minute, or to the second
+    told = [[_started(starts, 16), _started(starts, 19)] for starts in started]  # to the minute, and to the second
     texts = [[*setup_texts(run).values(), *own] for run, own in zip(runs, told, strict=True)]
     labels = unique_labels(names, texts, "{} ({})")
     return [(label, members) for label, (members, *_) in zip(labels, groups, strict=True)]
 
 
 def _started(starts: Sequence[str], length: int) -> str:
-    """Return the starts of a group's runs, cut to `length`: "runs of 2026-11-23 17:05 to 2026-11-26 09:19"."""
+    """Return when a group's runs began, each time cut to `length`: "runs of 2026-11-23 17:05 to 2026-11-26 09:19"."""
     one, several = STARTS
     first, last = starts[0][:length], starts[-1][:length]
     return f"{several}{first} to {last}" if len(starts) > 1 else f"{one}{first}"

@@ -1,7 +1,7 @@
-"""Decode the lines of a run file: msgspec for regular lines, core.json for the rest.
+"""Decode the lines of a run file: msgspec for regular lines, core.json for all others.
 
-msgspec is ten times as fast. Lines that it refuses (with a number that JSON cannot express, or a field of another type)
-are left to core.json, which reads them or names the fault.
+msgspec is ten times as fast. A line that it refuses (a number that JSON cannot express, a field of another type) goes
+to core.json, which reads it or says what is wrong.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from attnbench.results import bounds
 class Repeated(Sequence[float]):
     """A sequence of samples, stored as (value, times) pairs.
 
-    Where neighbours are equal, as in NVML's readings, it takes a quarter of the memory.
+    Where neighbours are equal, as in NVML's readings, this takes a quarter of the memory.
     """
 
     __slots__ = ("_runs",)
 
     def __init__(self, runs: array[float]) -> None:
-        """Take the pairs one after the other, each with 1 time or more."""
+        """Take the (value, times) pairs in order, each with `times` of 1 or more."""
         self._runs = runs
 
     def __reduce__(self) -> tuple[type[Repeated], tuple[array[float]]]:
@@ -55,7 +55,7 @@ class Repeated(Sequence[float]):
         return (*self,)[index]
 
 
-Places = Mapping[str, tuple[int, str, bool]]  # name -> its place, its unit and whether it has (value, times) pairs
+Places = Mapping[str, tuple[int, str, bool]]  # name -> its index, its unit, whether it is (value, times) pairs
 
 
 class Samples(Mapping[str, Measurement]):
@@ -64,7 +64,7 @@ class Samples(Mapping[str, Measurement]):
     __slots__ = ("_numbers", "_places")
 
     def __init__(self, places: Places, numbers: array[float]) -> None:
-        """Take all numbers: the count of samples, the beginning and end of each measurement, then the samples."""
+        """Take one array: the count of samples, the beginning and end of each measurement, then the samples."""
         self._places, self._numbers = places, numbers
 
     def __reduce__(self) -> tuple[type[Samples], tuple[Places, array[float]]]:
@@ -95,7 +95,7 @@ class Samples(Mapping[str, Measurement]):
         return len(self._places)
 
 
-DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # errors for a value of another format
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised by a value of a wrong format
 
 
 def record(line: bytes) -> Record | None:
@@ -123,7 +123,7 @@ def record(line: bytes) -> Record | None:
 
 
 def _check_text(line: bytes) -> None:
-    """Raise ValueError for bytes that are not UTF-8, which msgspec skips in unknown fields."""
+    """Raise ValueError for bytes that are not UTF-8: msgspec skips them in unknown fields."""
     if not line.isascii():
         line.decode("utf-8", "surrogatepass")
 
@@ -136,7 +136,7 @@ def samples(record: Record) -> int:
 
 
 def fields(line: bytes) -> dict[str, bytes]:
-    """Return the fields of a JSON object by name, each as JSON. Raises one of DAMAGE for another line."""
+    """Return the fields of a JSON object by name, each as JSON. Raises one of DAMAGE where it is no object."""
     try:
         return {name: bytes(value) for name, value in _OBJECT.decode(line).items()}
     except msgspec.MsgspecError:
@@ -149,7 +149,7 @@ def type_of(line: bytes) -> Any:
 
 
 def run(header: Mapping[str, bytes]) -> Run:
-    """Return the run, without records, that the fields of a first line describe. Raises one of DAMAGE."""
+    """Return a run, without records, from the fields of its first line. Raises one of DAMAGE."""
     plain = {name: json.loads(value) for name, value in header.items() if name not in ("type", "schema", "plan")}
     found = from_json(Run, {"policy": {}, "plan": (), **plain})
     whole = replace(found, plan=_jobs(header["plan"])) if "plan" in header else found
@@ -168,24 +168,24 @@ def _in_utc(started: str) -> str:
 
 @cache
 def case(text: bytes) -> Case:
-    """Return the case of a JSON text: one object for all records that have it. Raises one of DAMAGE."""
+    """Return the case in a JSON text. All records of the case share one object. Raises one of DAMAGE."""
     return from_json(Case, json.loads(text))
 
 
 @lru_cache(maxsize=4096)
 def _kernels(text: bytes) -> Mapping[str, int]:
-    """Return the kernels of a JSON text: one mapping for all records that have it. Raises MsgspecError."""
+    """Return the kernels in a JSON text. Equal texts share one mapping. Raises MsgspecError."""
     return {intern(name): calls for name, calls in _KERNELS.decode(text).items()}
 
 
 @lru_cache(maxsize=4096)
 def _forecast(text: bytes) -> Forecast:
-    """Return the forecast of a JSON text: one object for a job and its record. Raises MsgspecError."""
+    """Return the forecast in a JSON text. A job and its record share one object. Raises MsgspecError."""
     return _FORECAST.decode(text)  # type: ignore[no-any-return]
 
 
 def packed(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record's JSON with samples as [value, times] for each run of equal ones, where that is shorter.
+    """Return a record's JSON with each series of equal samples as [value, times], where that is shorter.
 
     NVML's readings change more slowly than they are taken, so that half of a record would be repetition.
     """
@@ -212,7 +212,7 @@ def expanded(runs: Any) -> list[float]:
 
 
 def _times(found: Iterable[Any]) -> Iterator[int]:
-    """Yield the number of samples of each pair in the runs of measurements, which are unchecked."""
+    """Yield the number of samples of each [value, times] pair of some measurements, unchecked."""
     for runs in found:
         for pair in runs if isinstance(runs, list | tuple) else ():
             if isinstance(pair, list | tuple) and len(pair) == 2 and type(pair[1]) is int:
@@ -220,7 +220,7 @@ def _times(found: Iterable[Any]) -> Iterator[int]:
 
 
 def _check_room(times: Iterable[int]) -> None:
-    """Raise ValueError where the runs of all measurements together stand for too many samples."""
+    """Raise ValueError where the [value, times] pairs of all measurements together represent too many samples."""
     if (number := sum(times)) > bounds.MOST_OF_RECORD:
         raise ValueError(f"runs: {json.dumps(number)} is not a number of samples")
 
@@ -228,14 +228,14 @@ def _check_room(times: Iterable[int]) -> None:
 _Sample = Annotated[float, msgspec.Meta(ge=-bounds.LARGEST, le=bounds.LARGEST)]
 
 
-class _Taken(msgspec.Struct, gc=False):  # not for the collector, as it cannot be in a cycle
+class _Taken(msgspec.Struct, gc=False):  # gc=False: it cannot be in a cycle
     unit: str
     values: list[_Sample] | None = None
     runs: list[tuple[_Sample, Annotated[int, msgspec.Meta(ge=1)]]] | None = None
 
 
 def _samples(found: Mapping[str, _Taken]) -> Samples:
-    """Return the measurements of a record. Raises ValueError for no samples, and for values that cannot be measured."""
+    """Return the measurements of a record. Raises ValueError for one without samples, and for impossible values."""
     taken = [*found.values()]
     values = [*map(attrgetter("values"), taken)]
     pairs = tuple([i for i, of in enumerate(values) if of is None])
@@ -253,16 +253,16 @@ def _samples(found: Mapping[str, _Taken]) -> Samples:
 
 @lru_cache(maxsize=4096)
 def _places(names: Sequence[str], units: Sequence[str], pairs: Sequence[int]) -> tuple[Places, Sequence[float]]:
-    """Return the places of measurements, one mapping for all records with the same names, and each one's least value.
+    """Return the indices of measurements, one mapping for all records with the same names, and the least value of each.
 
-    `pairs` are the places of measurements with (value, times) pairs. Raises ValueError for a wrong unit of a name.
+    `pairs` are the indices of measurements with (value, times) pairs. Raises ValueError where a name has a wrong unit.
     """
     each = enumerate(zip(names, units, strict=True))
     places = {intern(name): (place, intern(unit), place in pairs) for place, (name, unit) in each}
     return places, [*map(bounds.least, names, units)]
 
 
-_Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # the range of tables; core.json names the fault
+_Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]  # the range of integers in tables
 
 
 class _Job(msgspec.Struct):
@@ -291,7 +291,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 _LINE: list[Any] = [
     *((name, hint, _DEFAULTS.get(name, msgspec.NODEFAULT)) for name, hint in _TYPES.items()),
-    ("type", str),  # last, so that the others are in the order of Record's fields
+    ("type", str),  # last: the others are in the order of Record's fields
 ]
 _RECORD: Any = msgspec.json.Decoder(msgspec.defstruct("RecordLine", _LINE, kw_only=True, gc=False))
 _OBJECT: Any = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -335,7 +335,7 @@ def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _unpacked(found: Any) -> Any:
-    """Return a measurement's JSON with all its samples; another value is returned as it is."""
+    """Return a measurement's JSON with all its samples written out; another value is returned unchanged."""
     if not isinstance(found, Mapping) or "values" in found or "runs" not in found:
         return found
     return {**{k: v for k, v in found.items() if k != "runs"}, "values": expanded(found["runs"])}

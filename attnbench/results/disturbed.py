@@ -1,8 +1,9 @@
 """Signs in a run file that other processes used the device during the measurement.
 
-On a GPU no figure of such a run can be believed: kernels took turns with other processes, so that a latency may be any
-multiple of its value on a free GPU, and the fastest backend is the one with more turns. Such figures have no
-uncertainty (Cell.uncertainty), so that none of them wins, and all output with them begins with this doubt (`doubt`).
+No latency of such a run on a GPU can be believed: kernels shared the GPU with other processes by time slices, so a
+latency may be any multiple of its value on a free GPU, and the fastest backend is the one that got more slices. Such
+latencies have no uncertainty (Cell.uncertainty), so none of them is called fastest, and all output with them begins
+with this caution (`doubt`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from attnbench.core.other_work import BUSY, is_short_of_cores, is_too_busy, othe
 from attnbench.core.record import Record, Run
 from attnbench.core.text import count, some
 
-# In runs on free H100s and H200s a large matmul reads at least 1.02 times the quick reading before the run, and 0.72 of
-# the datasheet's peak; beside another process, 0.26 of the peak.
+# On free H100s and H200s a large matmul reads at least 1.02 times the quick reading before the run, and 0.72 of the
+# datasheet's peak; beside another process, 0.26 of the peak.
 SLOWED, FAR_BELOW = 0.7, 0.4
 AGAIN = "Measure again on a free GPU."
-HELD = {"hardware slowdown", "thermal", "hardware thermal", "power brake"}  # limits that explain a slow matmul
+HELD = {"hardware slowdown", "thermal", "hardware thermal", "power brake"}  # throttling that explains a slow matmul
 
 
 def doubt(runs: Sequence[Run]) -> tuple[str, ...]:
@@ -44,9 +45,9 @@ def doubt(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def _doubt_of_cores(runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return the first line where other work on a CPU may have slowed figures by any factor; else ()."""
+    """Return the first line where other work on a CPU may have slowed calls by any factor; () elsewhere."""
     measured = [(run, record) for run in runs for record in run.records if record.measurements]
-    figures = {(run.started, record.case, record.backend) for run, record in measured}  # one figure for all rounds
+    figures = {(run.started, record.case, record.backend) for run, record in measured}  # one for all rounds
     slowed = {
         (run.started, record.case, record.backend)
         for run, record in measured
@@ -61,10 +62,7 @@ def _doubt_of_cores(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def load(record: Record, device: Device) -> float:
-    """Return the logarithm of the factor by which other work on a CPU may have slowed calls; infinite for any factor.
-
-    The factor is the threads over the cores that were left to them.
-    """
+    """Return the logarithm of the factor by which other work on a CPU may have slowed calls; infinite for no bound."""
     read = record.measurements.get("cores_left")
     left = read.values[0] if read and read.values else None
     if left is None or not device.threads:
@@ -73,7 +71,7 @@ def load(record: Record, device: Device) -> float:
 
 
 def doubt_at_start(environment: Environment) -> tuple[str, ...]:
-    """Return the first line of output about a measurement in this environment: () where the devices were free."""
+    """Return the first line of output about a measurement that starts here and now; () where the devices are free."""
     if why := _used_at_start(environment):
         return (f"Nothing here can be believed: {why}. {AGAIN}",)
     device = environment.device
@@ -83,17 +81,17 @@ def doubt_at_start(environment: Environment) -> tuple[str, ...]:
 
 
 def doubt_of_check(device: Device) -> tuple[str, ...]:
-    """Return the first line of a check, which times nothing: () where the device was free at its start."""
+    """Return the first line of a check of results, which times nothing; () where the device was free at its start."""
     if not is_too_busy(device):
         return ()
     return (
-        f"Other work loaded {device.name} when this began ({other_work(device)}): results are right or wrong all "
-        "the same, but a time-out, or too little memory, may be no fault of a kernel.",
+        f"Other work loaded {device.name} when this began ({other_work(device)}): it does not change which results "
+        "are right, but it may cause a time-out or a lack of memory.",
     )
 
 
 def disturbance(run: Run) -> str:
-    """Return the sign that others used the GPU during a run, or an unknown part of it; "" where there is none."""
+    """Return the sign that others used the GPU during all of a run, or for an unknown part of it; "" without a sign."""
     if run.environment.device.kind == "cpu":
         return ""
     if why := _used_at_start(run.environment):
@@ -118,9 +116,9 @@ def _used_at_start(environment: Environment) -> str:
 
 
 def beside_others(run: Run) -> list[Record]:
-    """Return the measured records beside which another process computed on the GPU.
+    """Return the measured records during which another process computed on the GPU.
 
-    Where the driver does not tell which processes computed, records name all that hold memory. These do not count as
+    Where the driver does not say which processes computed, a record names all that hold memory. They do not count as
     load where each record names some, and the GPU was idle before the run and at every reading.
     """
     measured = [record for record in run.records if record.measurements]
@@ -136,7 +134,7 @@ def _looks(run: Run) -> list[float]:
 def _slow_matmuls(run: Run) -> Iterator[str]:
     """Yield the readings of a large matmul that are far below the reading at the start, or the datasheet's peak.
 
-    The peak decides only where other processes at the start are unknown.
+    The peak is used only where it is unknown whether other processes were there at the start.
     """
     device = run.environment.device
     gpu = gpus.find(device.name, device.memory, device.multiprocessors) if device.kind == "cuda" else None

@@ -1,7 +1,7 @@
-"""Cells as a table for other programs: one row for each cell and round; columns are the case's fields and all metrics.
+"""Cells as a table for other programs: one row for each cell and round; columns are case fields and all metrics.
 
-Seconds, bytes, hertz, watts, joules and fractions are not scaled; tflops is TFLOP/s and gbps GB/s. Unknown values are
-None.
+Seconds, bytes, hertz, watts, joules and fractions are not scaled; tflops is in TFLOP/s and gbps in GB/s. Unknown values
+are None.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def case_columns(case: Case) -> dict[str, Any]:
 
 
 class MadeRows(Sequence[Mapping[str, Any]]):
-    """Rows that are made again in each iteration: few formats need them, and together they would fill the memory."""
+    """Rows that each iteration makes again: few formats need them, and together they would fill the memory."""
 
     def __init__(self, made: Callable[[], Iterator[Mapping[str, Any]]]) -> None:
         self._made = made
@@ -76,12 +76,12 @@ def table_rows(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
                 "l2": record.l2,
                 "limits": "; ".join(record.limits),
                 "disturbed": row.disturbance,
-                "kernels": intern("; ".join(record.kernels)),  # one object for equal texts
+                "kernels": intern("; ".join(record.kernels)),  # equal texts share one object
                 "bound": cell.bound,
                 "flops_convention": cell.source.convention,
                 **(_figures(row) if row.ok else dict.fromkeys(METRICS)),
             }
-            row.values.clear()  # or the rows would keep every figure a second time
+            row.values.clear()  # otherwise the rows would hold every value a second time
 
 
 def dataframe(cells: Iterable[Cell]) -> pandas.DataFrame:
@@ -101,7 +101,7 @@ def dataframe(cells: Iterable[Cell]) -> pandas.DataFrame:
 
 
 def _figures(row: Row) -> dict[str, float | int | None]:
-    """Return all metrics of a row, counts as int; None for a number beyond 64 bits, which no table holds."""
+    """Return all metrics of a row, counts as int; None for a number beyond 64 bits, which no table format holds."""
     found: dict[str, float | int | None] = {name: metric.formula(row) for name, metric in METRICS.items()}
     for name in _WHOLE_METRICS:
         if (value := found[name]) is not None:

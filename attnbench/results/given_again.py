@@ -15,15 +15,15 @@ from attnbench.core.record import Run
 from attnbench.core.text import count
 
 K = TypeVar("K")
-DIGITS = 1e-6  # a baseline's figures have seven digits
+DIGITS = 1e-6  # relative; a baseline stores its numbers with seven digits
 NOT_TIMED = 3  # the number of fields before the times in `_recorded`
 
 
 def without_copies(given: Iterable[tuple[K, Run]]) -> list[tuple[K, Run]]:
     """Return the (key, run) pairs with each run once; of a run and its baseline the run, which has the samples.
 
-    A run given twice, as a copy, a part of itself, its own baseline or beside its folder, would look like a second
-    machine or like rounds without noise. The whole run takes the place of the first of its parts.
+    A run given twice (as a copy, an earlier part, its baseline, or as a file and in a folder) would look like a second
+    machine, or like rounds without noise. The whole run takes the position of the first of its parts.
     """
     found: list[tuple[K, Run]] = []
     for beside, run in given:
@@ -57,7 +57,7 @@ def went_on_apart(given: Iterable[tuple[K, Run]]) -> Iterator[str]:
 
 
 def _is_part(run: Run, whole: Run) -> bool:
-    """Return whether a run is the other, an earlier state of it, or its baseline."""
+    """Return whether a run is the same as `other`, an earlier state of it, or its baseline."""
     if run.started != whole.started or (whole.reduced and not run.reduced):
         return False
     if not run.reduced:
@@ -76,7 +76,7 @@ def _planned(run: Run) -> Run:
 
 
 def _is_within(run: Run, whole: Run) -> bool:
-    """Return whether `whole` has all records of a run; false for a run without records, if `whole` has some."""
+    """Return whether `whole` has all records of a run; false where only the run has no records."""
     some, every = _recorded(run), _recorded(whole)
     return some <= every and bool(some or not every)
 
@@ -84,7 +84,7 @@ def _is_within(run: Run, whole: Run) -> bool:
 def _recorded(run: Run) -> Set[tuple[object, ...]]:
     """Return the identity of each record of a run: NOT_TIMED fields, then the samples of its time.
 
-    Errors are left out, as NaN equals nothing.
+    Errors are left out, because NaN does not equal itself.
     """
     records = [(r, r.measurements.get("time")) for r in (*run.records, *run.replaced)]
     return {(r.id, r.status, r.seconds, *(time.values if time else ())) for r, time in records}

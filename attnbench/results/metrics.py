@@ -10,6 +10,9 @@ that the power limit does not count against the kernel; and the rate of a large 
 max(FLOPs / peak, bytes / bandwidth), by the datasheet, with exact FLOPs and ideal traffic for any convention of FLOPs.
 The larger term bounds the case. With a warm L2 the traffic need not cross the bus, and a share may exceed 1.
 
+**The unit** of a case's speed follows from its limit on the machine (`limit`): TFLOP/s where compute bounds it, GB/s
+where memory does, and the time alone where the roofline allows less than LAUNCH, so that launching takes most of it.
+
 **Cross-check.** The instruments take turns, so that the readings of one turn have the same clock: they are compared
 turn by turn, and the median of the ratios counts. CUPTI's spans are compared with the events' readings of the same
 calls, because tracing itself slows some kernels; its toll is the events' reading of traced calls over their reading of
@@ -34,6 +37,7 @@ from attnbench.results.rows import Rates, Row
 from attnbench.results.uncertainty import uncertainty, within_process
 
 MIN_SAMPLES_P99 = 100
+LAUNCH = 2e-6  # seconds; the cells in results/ with a shorter roofline take over ten times as long as it
 
 Formula = Callable[[Row], "float | None"]
 Sure = Literal["latency", "sustained_latency", "joules"]  # the metrics whose uncertainty is known (Cell.half_interval)
@@ -100,8 +104,8 @@ def metric(
 
 def named(name: str) -> Metric:
     """Return the metric of a name. Raises UserError where there is none."""
-    if name not in METRICS:
-        raise UserError(f"no metric {name!r}{did_you_mean(name, METRICS)}")
+    if not isinstance(name, str) or name not in METRICS:
+        raise UserError(f"no metric {name!r}{did_you_mean(str(name), METRICS)}")
     return METRICS[name]
 
 
@@ -133,11 +137,22 @@ def bound(case: Case, rates: Rates) -> Bound | None:
 USUAL = ("tflops", "gbps", "tokens_per_second", "latency", "attention_share")  # in the order of a report
 
 
-def usual(case: Case) -> tuple[str, ...]:
-    """Return the most telling metrics of a case, such as bandwidth and latency for a step of generation."""
+@cache
+def limit(case: Case, rates: Rates) -> Literal["compute", "memory", "launch"]:
+    """Return what limits the speed of a case on a machine; by the kind of the case where the roofline is unknown."""
+    least = _roofline_of(case, rates)
+    if least is None:
+        return "memory" if case.is_decode else "compute"
+    if least.seconds / case.ranks < LAUNCH:
+        return "launch"
+    return "memory" if least.bound == "memory" else "compute"
+
+
+def usual(case: Case, rates: Rates) -> tuple[str, ...]:
+    """Return the most telling metrics of a case on a machine, in the order of their weight: its unit first."""
     if case.step:
         return ("tokens_per_second", "latency", "attention_share")
-    return ("gbps", "latency") if case.is_decode else ("tflops",)
+    return {"compute": ("tflops",), "memory": ("gbps", "latency"), "launch": ("latency",)}[limit(case, rates)]
 
 
 def share_of_limit(name: str, value_of: Callable[[str], float | None], *, memory_bound: bool) -> float | None:

@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 
     Floats = NDArray[numpy.float64]
 
-MIN_CELLS = 20  # a fit of the common variance needs as many cells
-MAX_FREEDOM = 50.0  # degrees of freedom of the prior: samples of this size support no more
+MIN_CELLS = 20  # least number of cells to which a common variance is fitted
+MAX_FREEDOM = 50.0  # most degrees of freedom of the prior: samples of this size support no more
 SPREAD_FREEDOM = 3.0  # degrees of freedom of prior_from_changes
-MIN_SCATTER = 10  # the least cells whose changes show the difference of runs
-SHORTEST = 1.2  # over the root of the cells: the shortest interval's relative bias (normal values, simulated)
-CELL_FREEDOM = 0.28  # degrees of freedom of between_runs per cell (simulated)
+MIN_SCATTER = 10  # least number of cells whose changes show the difference of runs
+SHORTEST = 1.2  # the shortest interval's relative bias times the root of the number of cells (simulated)
+CELL_FREEDOM = 0.28  # degrees of freedom of between_runs for each cell (simulated)
 TIE = 1e-20  # a variance of logarithms below this is rounding, not noise
 
 
@@ -60,7 +60,7 @@ TIE = 1e-20  # a variance of logarithms below this is rounding, not noise
 class Prior:
     """The common variance of one round's logarithm in the cells of a metric, with its degrees of freedom.
 
-    With 0 degrees of freedom nothing is known.
+    0 degrees of freedom mean that nothing is known.
     """
 
     variance: float = 0.0
@@ -93,7 +93,7 @@ def prior_from_variances(variances: ArrayLike, freedoms: ArrayLike, most: float 
 def prior_from_changes(changes: Sequence[float], weights: Sequence[float]) -> Prior:
     """Return the prior of cells with one round a side, from the spread of their log ratios.
 
-    `weights`: 1 / n + 1 / m for each cell, with its n and m rounds on the two sides.
+    `weights` are 1 / n + 1 / m for each cell, with n and m rounds on its two sides.
     """
     if len(changes) < MIN_CELLS:
         return Prior()
@@ -107,9 +107,9 @@ def prior_from_changes(changes: Sequence[float], weights: Sequence[float]) -> Pr
 
 
 def between_runs(changes: Floats, variances: Floats) -> tuple[float, float]:
-    """Return the variance between two runs beyond the rounds' own, for slower cells and for faster cells.
+    """Return the variance between two runs beyond the variance of rounds, for slower cells and for faster cells.
 
-    `changes` are logarithms, one per cell; `variances` are the variances of these changes by rounds.
+    `changes` are logarithms, one per cell; `variances` are the variances of these changes from rounds.
     """
     import numpy as np
     from scipy import special
@@ -135,7 +135,7 @@ N = TypeVar("N", float, "Floats")
 def moderated(variance: N, freedom: N, prior: Prior) -> tuple[N, N]:
     """Return a cell's variance joined with the prior, and its degrees of freedom; 0 where nothing is known.
 
-    Both arguments may be arrays with an entry per cell.
+    The first two arguments may be arrays with an entry for each cell.
     """
     total = prior.freedom + freedom
     return (prior.freedom * prior.variance + freedom * variance) / (total + (total == 0)), total

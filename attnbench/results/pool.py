@@ -7,9 +7,10 @@ With y the logarithm of card k's value of cell c, the median over its n rounds (
 - **cell** is the wanted value: a case on one backend, of one version and measuring method.
 - **card** and **loaded_card** are normal with mean 0, and shared by all cells of a card on any backend: the card's
   difference in all work, and its further difference in work that the power limit slows, where a chip that draws less
-  power runs faster. The **load** of a cell is 0 up to LOADED_FROM of the datasheet's rate, 1 from LOADED_TO on, and
-  linear between. The H200s and H100s in results/ differ by 0.2 % in all work and by 0.8 % more under full load. Cells
-  without a known rate count as full load, and so does decode, as no two cards in results/ measured it. Decode
+  power runs faster. The **load** of a cell (uncertainty.py) is 0 up to LOADED_FROM of the datasheet's rate, 1 from
+  LOADED_TO on, and linear between. The H200s and H100s in results/ differ by 0.2 % in all work and by 0.8 % more under
+  full load. Cells without a known rate count as full load, and so does decode, as no two cards in results/ measured it.
+  Decode
   is bound by memory, so its load is a kind of its own, about which a card's other cells say nothing.
 - **rest** is the card's difference in this cell alone, which is larger under load, and the noise of n processes: the
   variance of one over n, times pi / 2 for a median of more than two.
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     Floats = NDArray[numpy.float64]
     Integers = NDArray[numpy.int64]
 
-LOADED_FROM, LOADED_TO = 0.3, 0.6  # shares of the datasheet's rate
 LEAST_CARDS = 10  # with common cells, to estimate variances; with 6 cards intervals hold the truth in 92 %
 KINDS = ("any work", "under load", "under load by memory")  # kinds of a card's effects
 LEAST = 1e-4  # deviation of processes, so that alike cards, as of a simulated device, have weights
@@ -310,12 +310,6 @@ def of_cards(*sides: tuple[Pool[K], Mapping[K, float]]) -> float:
             for i in np.flatnonzero(of_cells).tolist():
                 own[pool.pairs[i]] += float(of_cells[i])
     return math.hypot(*shared.values(), *own.values())
-
-
-def load(utilization: float | None) -> float:
-    """Return the load, 0 to 1, of a cell that reaches a share of the datasheet's rate; 1 where the share is unknown."""
-    share = 1.0 if utilization is None else (utilization - LOADED_FROM) / (LOADED_TO - LOADED_FROM)
-    return min(1.0, max(0.0, share))
 
 
 def of_median(rounds: int) -> float:

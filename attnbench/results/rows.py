@@ -1,4 +1,4 @@
-"""A row: one record with the facts of its machine; metrics.py derives its figures."""
+"""A row: one record with the facts of its machine, from which metrics.py derives metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from attnbench.results.uncertainty import Spread
 
 @dataclass(frozen=True)
 class Rates:
-    """The rates with which throughput is compared, for one dtype on one machine; None for an unknown rate."""
+    """The rates with which throughput is compared, for one dtype on one machine; None where a rate is unknown."""
 
     peak: float | None = None  # FLOP/s of the dtype: given with --peak, else the datasheet's
     clock: float | None = None  # Hz at which the datasheet's peak holds; None for a given peak
@@ -38,17 +38,17 @@ class Source:
     """A run with the facts that all its rows share. cells.py fills the fields with a default."""
 
     run: Run
-    convention: Convention = "exact"  # of counting FLOPs
-    device: str = ""  # the label of its device, unique among devices and settings that are not comparable
-    unusual_versions: frozenset[tuple[str, str]] = frozenset()  # (library, backend) with a version to be named
-    several_dtypes: bool = False  # the cells of a report have several dtypes
-    alike: frozenset[Case] = frozenset()  # cases that differ from another only in batch or heads
+    convention: Convention = "exact"  # how FLOPs are counted
+    device: str = ""  # label of its device; devices and settings that cannot be compared have different labels
+    unusual_versions: frozenset[tuple[str, str]] = frozenset()  # (library, backend) whose version is named
+    several_dtypes: bool = False  # whether the cells of a report have several dtypes
+    alike: frozenset[Case] = frozenset()  # cases of which another differs only in batch or heads
     matmul_ceilings: Mapping[str, float] = field(default_factory=dict)  # dtype -> FLOP/s, median over the run
     copy_ceiling: float | None = None  # bytes/s, median over the run
     exp_ceiling: float | None = None  # exponentials per second, median over the run
-    best_clock: float = 0.0  # Hz, the highest held for a cell
+    best_clock: float = 0.0  # Hz, the highest clock held in any cell
     rows: Sequence[Sequence[Row]] = ()  # the rounds of each cell
-    beside: Together | None = None  # facts of all runs compared; None for a single record
+    beside: Together | None = None  # facts of all runs that are compared; None for a single record
     eager: Mapping[Case, Mapping[int, float]] = field(default_factory=dict)  # case -> round -> seconds of eager
     _rates: dict[str, Rates] = field(default_factory=dict)
 
@@ -86,12 +86,12 @@ class Source:
 
     @cached_property
     def disturbance(self) -> str:
-        """The sign that others used the GPU during the run, so that no figure counts; "" where there is none."""
+        """The sign that others used the GPU during the run, so that no latency can be believed; "" without a sign."""
         return disturbed.disturbance(self.run)
 
     @cached_property
     def beside_others(self) -> frozenset[str]:
-        """The identities of the records beside which others used the GPU."""
+        """The identities of the records during which others used the GPU."""
         return frozenset(record.id for record in disturbed.beside_others(self.run))
 
     @cached_property
@@ -101,14 +101,14 @@ class Source:
 
     @cached_property
     def prior(self) -> Prior:
-        """The common noise of its cells' latencies between rounds; the table's where there are too few cells."""
+        """The prior of the noise between rounds in its cells' latencies; the table's where there are too few cells."""
         rounds = ([stats.median(row.samples) for row in rows if row.ok and row.samples] for rows in self.rows)
         logs = [[*map(math.log, seconds)] for seconds in rounds if len(seconds) > 1 and min(seconds) > 0]
         found = prior_from_variances([*map(stats.variance, logs)], [len(of) - 1 for of in logs]) if logs else None
         return found if found and found.freedom else self.spread.prior
 
     def eager_seconds(self, case: Case, number: int) -> float | None:
-        """Return eager's latency on a case in round `number`, else the median of all rounds; None without any.
+        """Return eager's latency on a case in round `number`, else its median over rounds; None where not measured.
 
         Within one round, a drift of the clock between rounds cancels.
         """
@@ -116,10 +116,10 @@ class Source:
         return rounds.get(number, stats.median([*rounds.values()])) if rounds else None
 
 
-SLOWED, GAP_GROWS = 0.02, 0.3e-6  # tolerated toll of tracing: a share of the call, and seconds of its launch gap
-IDLE = 0.03  # idle share of a latency below which the device did not wait for the host
+SLOWED, GAP_GROWS = 0.02, 0.3e-6  # tolerated cost of tracing: a share of the call, seconds of its launch gap
+IDLE = 0.03  # idle share of a latency up to which the device did not wait for the host
 
-# How the samples of a measurement become one value: by the median where it is not named here.
+# How the samples of a measurement become one value; by the median where it is not in this table.
 ONE_VALUE: Mapping[str, Callable[[Sequence[float]], float]] = {
     "memory_peak": max,
     "memory_driver": max,
@@ -129,13 +129,13 @@ ONE_VALUE: Mapping[str, Callable[[Sequence[float]], float]] = {
 
 
 def launch_matters(enqueue: Sequence[float], seconds: float | None) -> bool:
-    """Return whether, in a call of `seconds`, the device can have waited for the host's launch."""
+    """Return whether, in a call that takes `seconds`, the device may have waited for the host's launch."""
     return not enqueue or not seconds or max(enqueue) > IDLE * seconds
 
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One record and its source. `values` holds, by name, the metrics from which others were derived."""
+    """One record and its source. `values` caches metrics by name, for other metrics that use them."""
 
     record: Record
     source: Source
@@ -158,7 +158,7 @@ class Row:
 
     @property
     def disturbance(self) -> str:
-        """Why its figures cannot be believed: another process used the GPU; "" where there is no sign of it."""
+        """Why its latency cannot be believed: another process used the GPU; "" without a sign of it."""
         if self.source.disturbance or self.record.id not in self.source.beside_others:
             return self.source.disturbance
         return f"another process used the GPU meanwhile: {', '.join(self.record.others)}"
@@ -167,7 +167,7 @@ class Row:
     def host_bound(self) -> bool:
         """Whether its latency contains time in which the device waited for the host.
 
-        A long time of launching is not enough, as the host also waits where the queue of launches is full. A step in
+        A long launch alone does not show it, because the host also waits where the queue of launches is full. A step in
         which kernels ran nearly all the time did not wait, and a call waits at most as long as its launch takes.
         """
         if not self.record.host_bound:
@@ -178,7 +178,7 @@ class Row:
 
     @property
     def toll(self) -> float:
-        """The relative increase of its latency, a traced span, by tracing; 0 within the tolerated toll."""
+        """The relative increase of its latency, a traced span, by tracing; 0 where it is tolerated."""
         if not self.uses_span or self.host_bound:
             return 0.0
         traced, plain = self.one_value("span_events"), self.one_value("time")
@@ -188,12 +188,12 @@ class Row:
 
     @property
     def load(self) -> float:
-        """The part of its latency's uncertainty from other work on a CPU (disturbed.load)."""
+        """The part of its latency's uncertainty that comes from other work on a CPU (disturbed.load)."""
         return disturbed.load(self.record, self.source.run.environment.device)
 
     @property
     def added(self) -> float:
-        """The part of its latency's uncertainty from other work on a CPU, or from tracing."""
+        """The part of its latency's uncertainty that comes from other work on a CPU, or from tracing."""
         return math.hypot(self.load, self.toll)
 
     @property
@@ -207,7 +207,7 @@ class Row:
         return found.values if found else ()
 
     def one_value(self, name: str) -> float | None:
-        """Return the one value of a measurement's samples (ONE_VALUE); None where it was not taken."""
+        """Return the samples of a measurement as one value, by ONE_VALUE; None where it was not taken."""
         found = self.measured(name)
         return found[0] if len(found) == 1 else ONE_VALUE.get(name, stats.median)(found) if found else None
 
@@ -227,5 +227,5 @@ class Row:
 
     @property
     def samples(self) -> Sequence[float]:
-        """Seconds of each timed call: by the run's instrument, or the kernels' spans in a short case."""
+        """Seconds of each timed call: by the run's instrument, or as the kernels' spans where `uses_span`."""
         return self.measured("span" if self.uses_span else "time")

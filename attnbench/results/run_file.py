@@ -2,7 +2,8 @@
 
 An interrupted run is therefore a shorter run. A truncated last line, as a crash leaves it, is dropped; a damaged line
 elsewhere is reported with its number, and the rest is read. A gzipped file, recognised by its first bytes and not by
-its name, is read as the file in it; a run is written plain, since gzip cannot be appended and flushed record by record.
+its name, is read as its content. A run is written plain, because records cannot be appended and flushed one by one in
+gzip.
 
 Schema 1 (attnbench 0.1): {"type": "run", "schema": 1, ...the fields of Run but its records}, {"type": "record", ...}.
 Schema 2: a measurement may have "runs", [value, times] each, in place of "values". A file of schema 1 keeps its schema
@@ -41,20 +42,20 @@ from attnbench.core.text import count, without_long_words
 from attnbench.results import bounds, decode
 
 SCHEMA = 2
-_OF_RECORDS = ("records", "replaced")  # fields of a run that its first line lacks
-_FIRST = b'{"type":"run",'  # the beginning of a first line
-MOST_JOBS = 50_000  # jobs of a plan; making and storing them takes five seconds
-_RUN = re.compile(rb'"type"\s*:\s*"run"')  # in any spelling of a first line; within strings the quotes are escaped
-MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # bytes of an unpacked file; of a line
+_OF_RECORDS = ("records", "replaced")  # fields of Run that the first line lacks
+_FIRST = b'{"type":"run",'  # how a first line begins
+MOST_JOBS = 50_000  # most jobs of a plan; making and storing them takes five seconds
+_RUN = re.compile(rb'"type"\s*:\s*"run"')  # in any spelling; inside a string the quotes would be escaped
+MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # most bytes of an unpacked file, and of a line
 _PIECE = 2**18  # bytes read at once
-LONGEST_STEM = 60  # characters of a file's name in a copy's name, each of up to four bytes
+LONGEST_STEM = 60  # most characters of a file's name that the name of its copy has; each has up to four bytes
 DAMAGED = "damaged line left out"
-INTERRUPTED = "truncated last line dropped (an interrupted write)"  # not counted as damage: the run is shorter
-MOST_OF_WHY = 400  # characters of a damaged line's reason
-MOST_DAMAGED = 1000  # damaged lines of a file that is still read
-MOST_OTHERS = 100_000  # lines of rounds, and of types that a newer attnbench may write
+INTERRUPTED = "truncated last line dropped (an interrupted write)"  # not counted as damage: the run is only shorter
+MOST_OF_WHY = 400  # most characters of the reason for a damaged line
+MOST_DAMAGED = 1000  # most damaged lines of a file that is still read
+MOST_OTHERS = 100_000  # most lines that set rounds, or have types that a newer attnbench may write
 _GZIP = b"\x1f\x8b"  # the beginning of a gzip file
-_CONFLICT = (b"<<<<<<< ", b"=======\n", b">>>>>>> ", b"||||||| ")  # git's markers of a conflict
+_CONFLICT = (b"<<<<<<< ", b"=======\n", b">>>>>>> ", b"||||||| ")  # lines around a conflict in git
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -74,7 +75,7 @@ class RunFile:
 
     @classmethod
     def create(cls, path: Path, run: Run) -> RunFile:
-        """Create a run file, which has its first line from the start.
+        """Create a run file with its first line.
 
         Raises UserError where this fails, where the file exists, and for a run that `read` would refuse.
         """
@@ -118,7 +119,7 @@ class RunFile:
 
     @classmethod
     def reopen(cls, path: Path) -> RunFile:
-        """Open a run file for appending, without a truncated last line. Raises UserError where it is not one."""
+        """Open a run file for appending, without a truncated last line. Raises UserError where it is no run file."""
         try:
             file = open(path, "r+b", buffering=0, opener=_appending)  # noqa: SIM115  (it stays open)
         except OSError as error:
@@ -150,11 +151,11 @@ class RunFile:
         self.add_lines(_record(record, self._schema))
 
     def add_rounds(self, rounds: int) -> None:
-        """Append the number of all planned rounds. Raises UserError as `append` does."""
+        """Append a new number of planned rounds. Raises UserError as `append` does."""
         self.add_lines(_line({"type": "rounds", "rounds": rounds}))
 
     def add_lines(self, lines: bytes) -> None:
-        """Append lines as they are. Raises UserError as `append` does."""
+        """Append lines unchanged. Raises UserError as `append` does."""
         self._check_place()
         try:
             self._put(lines)
@@ -191,7 +192,7 @@ class RunFile:
         raise UserError(f"another program {what} {self.path} during the measurement; {self._copied()}")
 
     def _copied(self) -> str:
-        """Write the content to a file of another name, and return a phrase that names it."""
+        """Write the content to a new file, and return a phrase that names it."""
         for folder in (self.path.parent, Path(tempfile.gettempdir())):
             with contextlib.suppress(OSError):
                 handle, name = tempfile.mkstemp(".jsonl", f"{self.path.stem[:LONGEST_STEM]}-kept-", folder)
@@ -201,20 +202,20 @@ class RunFile:
         return "its content could not be kept"
 
     def _going_on(self, path: Path) -> str:
-        """Return the command that continues with a file of this content."""
+        """Return the command that continues a run with a file of this content."""
         try:
             run = _header(path, bytes(self._content.partition(b"\n")[0]))
-        except UserError:  # written by a newer attnbench
+        except UserError:  # the first line is of a newer attnbench
             return f"attnbench run --resume {shlex.quote(str(path))}"
         return "start attnbench ab anew" if run.turns else resume_command(run, path)
 
     def _put(self, line: bytes) -> None:
-        """Append one line, or nothing. Raises OSError where the file takes no more; it then keeps its whole lines."""
+        """Append one line, or nothing. Raises OSError where the file takes no more; it then has whole lines only."""
         rest = line
         try:
             while rest:
                 written = self._file.write(rest)
-                if not written:  # 0, or None from a file that does not block
+                if not written:  # 0, or None where the file does not block
                     raise OSError(errno.EAGAIN, "the file takes no more bytes")
                 rest = rest[written:]
         except OSError:
@@ -234,12 +235,12 @@ def _appending(path: str, flags: int) -> int:
 
 
 def _name(aside: Path, path: Path) -> None:
-    """Give a file its name, which no other file may have. Raises OSError."""
+    """Give a new file its name. Raises OSError where another file has it."""
     try:
         os.link(aside, path)
     except FileExistsError:
         raise
-    except OSError as error:  # a file system without links
+    except OSError as error:  # the file system has no links
         if os.path.lexists(path) or error.errno == errno.ENAMETOOLONG:
             raise
         os.rename(aside, path)
@@ -294,12 +295,12 @@ def _lock(path: Path, file: IO[bytes]) -> None:
         file.close()
         raise UserError(f"{path} is being written by another attnbench; wait for it, or stop it") from None
     except OSError:
-        pass  # a file system without locks
+        pass  # the file system has no locks
 
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Keep Python's cyclic collector off, which would visit all records repeatedly, though none is in a cycle."""
+    """Keep Python's cyclic garbage collector off: it would visit all records repeatedly, and none is in a cycle."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -313,7 +314,7 @@ def without_collector() -> Iterator[None]:
 def read(path: Path) -> tuple[Run, list[str]]:
     """Return a run and the faults of its file, one phrase for each damaged line.
 
-    Raises UserError where it is not a run file, and for several files joined into one.
+    Raises UserError where it is not a run file, or is several run files joined.
     """
     problems, gzip_cut_off = list[str](), list[str]()
     found = lines(path, gzip_cut_off)
@@ -321,7 +322,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
     if not first.endswith(b"\n"):
         raise _cut_off(path, first)
     run, records, repeated, others, rounds = _header(path, first), list[Record](), 0, 0, 0
-    jobs = max(1, jobs_with(run, 1))  # jobs of a round
+    jobs = max(1, jobs_with(run, 1))  # jobs of one round
     planned = {} if run.search else {(job.case, job.backend): job.forecast for job in run.plan}
     for number, line in enumerate(found, start=2):
         is_empty = not line.strip()  # editors leave empty lines
@@ -342,7 +343,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
             elif decode.type_of(line) == "rounds":
                 rounds = max(rounds, _rounds(line, MOST_JOBS // jobs))
         except decode.DAMAGE as error:
-            why = without_long_words(str(error))[:MOST_OF_WHY]  # the error may quote a line of any length
+            why = without_long_words(str(error))[:MOST_OF_WHY]  # the error may quote a long line
             problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {why})")
             if len(problems) > MOST_DAMAGED:
                 raise UserError(f"{path}: over {MOST_DAMAGED:,} of its lines are damaged; restore the file") from None
@@ -352,7 +353,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
                 raise _too_many_others(path)
     problems = [*gzip_cut_off, *problems]
     run = with_rounds(run, rounds)
-    if planned and not run.turns:  # a plan with turns holds only the first round
+    if planned and not run.turns:  # the plan of an ab run has only the first round
         most = run.planned_rounds
         if beyond := sum(record.round >= most for record in records):
             problems.append(f"{path}: {count(beyond, 'record')} of unplanned rounds left out")
@@ -365,7 +366,7 @@ def read(path: Path) -> tuple[Run, list[str]]:
 
 
 def is_whole(line: bytes) -> bool:
-    """Return whether a line lacks only its end: it is a whole JSON object, which no part of an object is."""
+    """Return whether a line lacks only its end, which means that it is a whole JSON object."""
     try:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
@@ -373,7 +374,7 @@ def is_whole(line: bytes) -> bool:
 
 
 def with_records(run: Run, records: Sequence[Record]) -> Run:
-    """Return the run with these records; the last record of a job counts, except in a search, which repeats steps."""
+    """Return the run with these records. Of a job the last record counts, except in a search, which repeats jobs."""
     if run.search:
         return replace(run, records=tuple(records))
     last = {*{record.id: i for i, record in enumerate(records)}.values()}
@@ -385,8 +386,8 @@ def with_records(run: Run, records: Sequence[Record]) -> Run:
 def _check_of_run(record: Record, run: Run, planned: Mapping[tuple[Case, str], Forecast]) -> None:
     """Raise ValueError for a record without its time, and for a record of another run.
 
-    Another run has other cells, or other forecasts, as the rates of its device differ. The forecast seconds of a job
-    are not compared, because the first job of a round takes longer.
+    Another run has other cells, or other forecasts, because the rates of its device differ. The forecast seconds of a
+    job are not compared, because the first job of a round takes longer.
     """
     if record.status == "ok" and "time" not in record.measurements and not run.search:
         raise ValueError("its status is ok, but it has no time")
@@ -409,7 +410,7 @@ def _rounds(line: bytes, most: int) -> int:
 def with_rounds(run: Run, rounds: int) -> Run:
     """Return the run with `rounds` planned rounds, if it has fewer.
 
-    Each further round has the jobs of the first, with the cases, and the backends of a case, in another random order.
+    Each further round has the jobs of the first in another random order: the cases, and the backends within a case.
     """
     plan, first = list(run.plan), dict[Case, list[Job]]()
     for job in plan:
@@ -428,7 +429,7 @@ def jobs_with(run: Run, rounds: int) -> int:
 
 
 def _check_not_joined(path: Path, number: int, line: bytes) -> None:
-    """Raise UserError for a later line that begins another run, or that a merge left there."""
+    """Raise UserError for a later line that begins another run, or that git's merge left in the file."""
     if line.startswith(_CONFLICT):
         raise UserError(f"{path}:{number}: an unresolved conflict of a merge; restore one of its two files")
     if b'"run"' not in line or not _RUN.search(line) or (is_whole(line) and decode.type_of(line) != "run"):
@@ -468,14 +469,14 @@ def lines(path: Path, cut_off: list[str] | None = None) -> Iterator[bytes]:
     total, held = 0, io.BytesIO()  # bytes so far; the incomplete line
     is_first = True
     try:
-        if path.is_char_device():  # /dev/zero has no end
+        if path.is_char_device():  # a device such as /dev/zero has no end
             raise _not_ours(path, "it is a device")
         with path.open("rb") as plain:
             file = gzip.GzipFile(fileobj=plain) if plain.peek(2).startswith(_GZIP) else plain
-            while piece := file.read1(_PIECE):  # piece by piece, so that a file that is cut off yields its rest
+            while piece := file.read1(_PIECE):  # in pieces, so that a file that is cut off yields the rest
                 piece = piece if total else piece.removeprefix(codecs.BOM_UTF8)
                 if not total and piece.lstrip()[:1] not in (b"", b"{"):
-                    raise _not_ours(path, content=piece)  # before it fills the memory, as it may be any file
+                    raise _not_ours(path, content=piece)  # raised before it fills the memory, as it may be any file
                 total += len(piece)
                 for part in io.BytesIO(piece):
                     held.write(part)
@@ -487,14 +488,14 @@ def lines(path: Path, cut_off: list[str] | None = None) -> Iterator[bytes]:
     except EOFError:
         if cut_off is not None:
             cut_off.append(f"{path}: the gzip file is cut off; the whole lines before the cut were read")
-        if is_first and not held.tell():  # the cut is in gzip's header
+        if is_first and not held.tell():  # the file is cut off in gzip's header
             held.write(_FIRST)
     except (gzip.BadGzipFile, zlib.error) as error:
         raise UserError(
             f"{path} is a damaged gzip file ({error}), whose figures cannot be trusted; restore it"
         ) from None
     except (OSError, ValueError) as error:  # ValueError: a null character in the name
-        if os.path.isdir(path):  # Path.is_dir raises for a name that is too long
+        if os.path.isdir(path):  # not Path.is_dir, which raises for a name that is too long
             raise UserError(f"{path} is a folder; give its run files: {path / '*.jsonl*'}") from None
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if is_first or held.tell():
@@ -542,7 +543,7 @@ def _fields(path: Path, line: bytes) -> dict[str, bytes]:
 def _schema(path: Path, header: Mapping[str, bytes]) -> int:
     """Return the schema that a first line names.
 
-    Raises ForeignFileError where it is not of a run, and UserError for a newer schema than SCHEMA.
+    Raises ForeignFileError where the line is not a run's, and UserError where the schema is newer than SCHEMA.
     """
     try:
         kind, schema = json.loads(header["type"]), int(json.loads(header["schema"]))
@@ -583,7 +584,7 @@ def resume_command(run: Run, path: Path | str | None) -> str:
 
 
 def trust(*runs: Run) -> list[str]:
-    """Return the option that allows a command to run own code and interpreters named by runs, if they name any."""
+    """Return the option that allows the own code and interpreters that runs name; [] where they name none."""
     for run in runs:
         own = any(not of.startswith("attnbench.") for of in run.specs.values())
         if own or run.interpreters or masks.own_of(job.case.mask for job in run.plan):
@@ -592,12 +593,12 @@ def trust(*runs: Run) -> list[str]:
 
 
 def missing(run: Run) -> list[Job]:
-    """Return the planned jobs without a final record: without any, or with a skip for lack of time as the last."""
+    """Return the planned jobs without a final record: without any, or with a skip for lack of time as the last one."""
     return [job for job, _ in unfinished(run)]
 
 
 def unfinished(run: Run) -> list[tuple[Job, bool]]:
-    """Return the jobs of `missing`, each with whether it has a record at all."""
+    """Return the jobs of `missing`, each with whether it has a record."""
     last = {(r.case, r.backend, r.round): r for r in run.records}
     found = [(job, last.get((job.case, job.backend, job.round))) for job in run.plan]
     return [(job, record is not None) for job, record in found if record is None or record.resumable]

@@ -1,4 +1,4 @@
-"""The setup of a run (device, software, method of measuring), differences of two setups, and labels."""
+"""The setup of a run (device, software, measuring method), the differences of two setups, and labels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from attnbench.core.formats import size
 from attnbench.core.record import Run
 from attnbench.core.text import shortened
 
-# The parts of `setup` that must be equal in run files that a person names as one machine.
+# Parts of `setup` that must be equal in run files that a person gives as runs of one machine.
 OF_ONE_MACHINE = ("device kind", "device name", "device memory", "power_limit_w", "timer", "l2", "method")
-VARIABLE = "variable "  # before the names of environment variables
+VARIABLE = "variable "  # prefix of the names of environment variables in a setup
 
 
 def seconds_started(run: Run) -> float | None:
@@ -20,7 +20,7 @@ def seconds_started(run: Run) -> float | None:
     try:
         started = datetime.fromisoformat(run.started)
         started = started if started.tzinfo else started.replace(tzinfo=timezone.utc)
-        return started.astimezone(timezone.utc).timestamp()  # raises outside of the years of a date
+        return started.astimezone(timezone.utc).timestamp()  # raises for a year out of range
     except (ValueError, OverflowError):
         return None
 
@@ -28,8 +28,8 @@ def seconds_started(run: Run) -> float | None:
 def setup(run: Run) -> dict[str, Any]:
     """Return the parts that must be equal in runs that share a table, by name; None for an unknown part.
 
-    Free memory, quick readings and the card (`uuid`) do not count. Memory counts as rounded text, as a CPU's changes by
-    some KiB from boot to boot. Each attention library is a part under its own name.
+    Free memory, quick readings and the card (`uuid`) are left out. Memory is rounded, because a CPU's changes by some
+    KiB at each boot. Each attention library is a part under its own name.
     """
     environment, device = run.environment, run.environment.device
     return {
@@ -70,7 +70,7 @@ def phrase(name: str, before: Any, after: Any) -> str:
     return f"{name} was {was} and is {now}"
 
 
-# The text of each part of the setup in a line or a label, the most asked-for part first.
+# The text of each part of the setup in a sentence or a label, the most important part first.
 _TEXTS: Mapping[str, Callable[[Any], str]] = {
     "power_limit_w": "{:g} W".format,
     "torch": "torch {}".format,
@@ -94,9 +94,9 @@ def setup_texts(run: Run) -> dict[str, str]:
 
 
 def unique_labels(names: Sequence[str], parts: Sequence[Sequence[str]], form: str = "{} {}") -> list[str]:
-    """Return each name with the `parts` that distinguish it from equal names; labels still equal are numbered.
+    """Return each name with the `parts` that distinguish it from equal names; labels that are still equal get numbers.
 
-    `parts` has the same number of texts for each name, the most telling first. `form` joins a label and a text.
+    `parts` has the same number of texts for each name, the most important first. `form` joins a label and a text.
     """
     labels = list(names)
     for name in dict.fromkeys(names):

@@ -1,8 +1,8 @@
 """Pairs of backends that rank differently in bursts and in runs without pauses.
 
-A burst is too short for the power cap to act; without pauses it acts, and the kernel that draws less power keeps the
-higher clock. The two latencies, and the fastest backends, may therefore differ. Cells in which the device waits for the
-host are left out, since power does not explain their times.
+A burst is too short for the power cap to lower the clock. Without pauses it does, and the kernel that draws less power
+keeps the higher clock. So the two latencies may differ, and the fastest backends too. Cells in which the device waits
+for the host are left out, because power does not explain their times.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from attnbench.results.cells import Cell
 
 @dataclass(frozen=True)
 class RankChange:
-    """Two cells of a case: one is faster in bursts, the other without pauses, both beyond the uncertainty."""
+    """Two cells of a case: one is faster in bursts, the other without pauses, both by more than the uncertainty."""
 
     in_bursts: Cell
     sustained: Cell
-    lead_in_bursts: float  # the first's advantage in bursts: 0.02 is 2 %
-    lead_sustained: float  # the second's advantage without pauses
+    lead_in_bursts: float  # how much faster the first is in bursts: 0.02 is 2 %
+    lead_sustained: float  # how much faster the second is without pauses
 
 
 def rank_changes(cells: Iterable[Cell]) -> list[RankChange]:

@@ -1,11 +1,11 @@
 """The timing method of a case: CUDA events or the kernels' own span, one for all its cells.
 
 Events include a launch gap of 1 to 4 us, which differs by kernel and is not work of the kernels. For short calls a
-record therefore also holds the span of the same calls, by CUPTI. A ratio of the two methods would compare unlike
-things, so the method is chosen for a whole case, over all backends, rounds and runs that are reported or compared
-together. Spans are used if the fastest cell reads less than SHORT by events and each other cell has spans too, or is so
-long that the gap is negligible and events may stay. Else all cells are timed by events, and the report says in how many
-of them the gap matters. Spans of longer calls are not taken, as tracing slows some kernels by 2 to 3 %.
+record therefore also holds the span of the same calls, by CUPTI. The two methods cannot be compared, so one is chosen
+for a whole case, over all backends, rounds and runs that are reported or compared together. Spans are used if the
+fastest cell reads less than SHORT by events and each other cell has spans too, or is so long that the gap is negligible
+and events may stay. Else all cells are timed by events, and the report says in how many of them the gap matters. Spans
+of longer calls are not taken, as tracing slows some kernels by 2 to 3 %.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from attnbench.core.case import Case
 from attnbench.core.policy import SHORT
 from attnbench.core.record import Record, Run
 
-NEGLIGIBLE = 0.8e-3  # seconds, of which the gap is at most 0.5 %; less than SPAN_LIMIT, up to which spans are recorded
+NEGLIGIBLE = 0.8e-3  # seconds from which the gap is at most 0.5 %; less than SPAN_LIMIT, up to which spans are recorded
 
 TimedBySpan = frozenset[tuple[Case, str]]  # the cells whose latency is a span, by case and backend
 
@@ -39,7 +39,7 @@ def timed_by_span(runs: Iterable[Run]) -> TimedBySpan:
 
 
 def has_span(record: Record) -> bool:
-    """Return whether a record holds the spans of the calls that events timed."""
+    """Return whether a record has the kernels' spans of the calls that events timed."""
     if record.timer != "events" or "span" not in record.measurements:
         return False
     return bool(record.measurements["span"].values)

@@ -27,8 +27,8 @@ latency may be too large by their ratio. Its logarithm is a part of the uncertai
 than a quarter was taken, the uncertainty is unknown: threads that wait for one another lose far more
 (core/other_work.py).
 
-**Units.** The table also has the standard deviation between cards of one model. It counts where two compared figures
-were measured on different cards (`between_units`), as no number of rounds shows it.
+**Cards.** The table also has the standard deviations between cards of one model (`Cards`), by the load of a cell. They
+count where two compared figures were measured on different cards, as no number of rounds shows them.
 
 A standard deviation of all cells, times 1.96, covers about 95 % of them even where cells differ in noise: a mixture of
 normal distributions has about the same share within twice its standard deviation as a normal distribution.
@@ -51,14 +51,15 @@ from attnbench.core.machine import Device
 from attnbench.core.text import some
 from attnbench.results.noise import N, Prior, moderated
 
-MIN_SAMPLES_INTERVAL = 6  # with fewer samples, their whole range is less than a 95 % interval of the median
+MIN_SAMPLES_INTERVAL = 6  # fewer samples have no 95 % interval of the median within their range
 NORMAL = 1.96  # 97.5 % quantile of the normal distribution
 MIN_SAMPLES_SPEEDS = 10
-SPEED_GAP = 0.02  # of the logarithm; clocks make smaller ones
+SPEED_GAP = 0.02  # difference of logarithms; the clock causes smaller gaps
 FREEDOM = 4.0  # degrees of freedom of the table's prior
 MEDIAN = math.sqrt(math.pi / 2)
-HARDLY_KNOWN = math.log(1.5)  # half a 95 % interval so wide that the figure ties with nearly any other
+HARDLY_KNOWN = math.log(1.5)  # half a 95 % interval from which on a latency ties with nearly any other
 NONE_KNOWN = "no latency is known to better than a factor of 1.5"
+LOADED_FROM, LOADED_TO = 0.3, 0.6  # shares of the datasheet's rate
 STEADY = 0.005  # of a latency without pauses, whose halves differ by at most twice this (worker/measure/energy.py)
 
 Rival = TypeVar("Rival")
@@ -67,33 +68,38 @@ Rival = TypeVar("Rival")
 class Cards(NamedTuple):
     """The differences between cards of a model, as standard deviations of a latency's logarithm (pool.py)."""
 
-    all: float = 0.0  # common to all work
-    loaded: float = 0.0  # further, common to all work under full load
+    all: float = 0.0  # common to all work of a card
+    loaded: float = 0.0  # additional, common to all work under full load
     cell: float = 0.0  # of a single cell without load
     loaded_cell: float = 0.0  # of a single cell under full load
 
-    def units(self, load: float) -> float:
-        """Return the standard deviation of a card in one cell at a load from 0 to 1."""
-        return math.hypot(self.all, self.loaded * load, self.of_cell(load))
+    def units(self, load: float, cells: int = 1) -> float:
+        """Return the standard deviation of a card in the mean of some cells at a load from 0 to 1."""
+        return math.hypot(self.all, self.loaded * load, self.of_cell(load) / math.sqrt(cells))
 
     def of_cell(self, load: N) -> N:
-        """Return the part of a single cell at a load from 0 to 1."""
+        """Return the part of a single cell in it, at a load from 0 to 1."""
         return self.cell + (self.loaded_cell - self.cell) * load
 
 
 NO_CARDS = Cards()
 
 
+def load(utilization: float | None) -> float:
+    """Return the load, 0 to 1, of a cell that reaches a share of the datasheet's rate; 1 where the share is unknown."""
+    share = 1.0 if utilization is None else (utilization - LOADED_FROM) / (LOADED_TO - LOADED_FROM)
+    return min(1.0, max(0.0, share))
+
+
 @dataclass(frozen=True)
 class Spread:
-    """The differences of processes and of cards of a device: standard deviations of a latency's logarithm."""
+    """The differences between processes and between cards of a device: standard deviations of a latency's logarithm."""
 
     device: str
     processes: float  # between processes of one card
-    units: float  # further, between cards of one model, in the cells of a comparison
     source: str
     measured: bool
-    cards: Cards = NO_CARDS
+    cards: Cards = NO_CARDS  # further, between cards of one model
 
     @cached_property
     def prior(self) -> Prior:
@@ -113,10 +119,9 @@ class Uncertainty:
 
     within: float | None  # of one process's samples; None for several rounds, whose scatter contains it
     processes: float  # further, of other processes on this card
-    units: float  # further, of other cards of the model
     rounds: int
     spread: Spread
-    added: float = 0.0  # possible addition by other work on a CPU, or by tracing, to the median over rounds
+    added: float = 0.0  # most by which other work on a CPU, or tracing, may have increased the median over rounds
 
     @property
     def total(self) -> float:
@@ -149,13 +154,12 @@ def uncertainty(
     medians = [stats.median(samples) for samples in rounds if samples]
     if not medians or not all(0 < median < math.inf for median in medians):
         return None
-    units = NORMAL * of.units
     if len(medians) == 1:
         within = within_process(next(filter(None, rounds)))
-        return None if within is None else Uncertainty(within, NORMAL * of.processes, units, 1, of, added)
+        return None if within is None else Uncertainty(within, NORMAL * of.processes, 1, of, added)
     logs = [math.log(median) for median in medians]
     half = half_interval(stats.variance(logs) / len(logs), len(logs) - 1, 1 / len(logs), prior or of.prior)
-    return Uncertainty(None, half * (MEDIAN if len(logs) > 2 else 1.0), units, len(logs), of, added)
+    return Uncertainty(None, half * (MEDIAN if len(logs) > 2 else 1.0), len(logs), of, added)
 
 
 def of_sustained(rounds: Sequence[float], of: Spread, prior: Prior | None = None) -> Uncertainty | None:
@@ -166,7 +170,7 @@ def of_sustained(rounds: Sequence[float], of: Spread, prior: Prior | None = None
     """
     if len(rounds) > 1:
         return uncertainty([[seconds] for seconds in rounds], of, prior)
-    return Uncertainty(STEADY, NORMAL * of.processes, NORMAL * of.units, 1, of) if rounds else None
+    return Uncertainty(STEADY, NORMAL * of.processes, 1, of) if rounds else None
 
 
 def of_energy(
@@ -183,7 +187,7 @@ def of_energy(
         return uncertainty([[joules] for joules in rounds], of, prior)
     if not rounds or not errors:
         return None
-    return Uncertainty(math.hypot(STEADY, errors[0]), NORMAL * of.processes, NORMAL * of.units, 1, of)
+    return Uncertainty(math.hypot(STEADY, errors[0]), NORMAL * of.processes, 1, of)
 
 
 def of_sum(parts: Sequence[tuple[float, float | None]]) -> float | None:
@@ -200,8 +204,8 @@ def of_sum(parts: Sequence[tuple[float, float | None]]) -> float | None:
 def half_interval(variance: float, freedom: float, weight: float, prior: Prior) -> float:
     """Return half the 95 % interval of a mean or sum of logarithms over rounds.
 
-    `variance` is the sum's, with `freedom` degrees of freedom; `weight` is the sum's variance if one round had variance
-    1. `freedom` and `weight` determine the influence of the prior.
+    `variance` is the variance of the sum, with `freedom` degrees of freedom; `weight` is the variance that it would
+    have if each round had variance 1. `freedom` and `weight` determine the influence of the prior.
     """
     joined, total = moderated(variance, freedom, Prior(prior.variance * weight, prior.freedom))
     return student(total) * math.sqrt(joined) if joined > 0 else 0.0
@@ -222,14 +226,14 @@ def within_process(samples: Sequence[float]) -> float | None:
 def _between_speeds(samples: Sequence[float]) -> float:
     """Return the distance of two speeds of samples, as a logarithm; 0 where there is one speed.
 
-    There are two where a tenth or more lies on either side of a gap of over SPEED_GAP that is larger than four times
-    the median deviation on either side. Few measured cells have two, 23 of 7,471 in results/.
+    There are two where a tenth or more of the samples lies on either side of a gap that is larger than SPEED_GAP and
+    than four times the median deviation on either side. Few measured cells have two: 23 of 7,471 in results/.
     """
     least = max(2, math.ceil(0.1 * len(samples)))
     if len(samples) < MIN_SAMPLES_SPEEDS or min(samples) <= 0:
         return 0.0
     ordered = sorted(samples)
-    if math.log(ordered[-least]) - math.log(ordered[least - 1]) <= SPEED_GAP:  # most cells end here
+    if math.log(ordered[-least]) - math.log(ordered[least - 1]) <= SPEED_GAP:  # most cells have one speed and end here
         return 0.0
     logs = [*map(math.log, ordered)]
     gap, at = max((logs[i] - logs[i - 1], i) for i in range(least, len(logs) - least + 1))
@@ -240,19 +244,14 @@ def _between_speeds(samples: Sequence[float]) -> float:
 
 
 def apart(one: float, other: float, of_one: float | None, of_other: float | None, units: float = 0.0) -> bool:
-    """Return whether two figures above 0 differ by more than their uncertainties, in quadrature, explain.
+    """Return whether two figures above 0 differ by more than their uncertainties, added in quadrature.
 
-    `units` is the difference of their cards (`between_units`). True where an uncertainty is unknown, so that figures
+    `units` is the difference of their cards (Cell.between_cards). True where an uncertainty is unknown, so that figures
     are called alike only for a reason.
     """
     if of_one is None or of_other is None or one <= 0 or other <= 0:
         return one != other
     return abs(math.log(one / other)) > math.hypot(of_one, of_other, units)
-
-
-def between_units(of: Spread) -> float:
-    """Return half the 95 % interval that two different cards of a model add to the ratio of two figures."""
-    return math.sqrt(2) * NORMAL * of.units
 
 
 def hardly_known(half: float | None) -> bool:
@@ -262,13 +261,13 @@ def hardly_known(half: float | None) -> bool:
 
 @dataclass(frozen=True)
 class Contest(Generic[Rival]):
-    """The rivals that can be the best: the best well-known ones, and hardly known ones that may be better.
+    """The rivals that can be the best: the best of the well-known ones, and hardly known ones that may be better.
 
     Where none is well known, all are doubtful.
     """
 
-    known: tuple[Rival, ...]  # the best, then all that tie with it and with each better one
-    doubtful: tuple[Rival, ...]  # hardly known, and not apart from the best of `known`, or better
+    known: tuple[Rival, ...]  # the best, then those that tie with it and with each better one
+    doubtful: tuple[Rival, ...]  # hardly known rivals that tie with the best of `known`, or are better
 
     @property
     def winners(self) -> tuple[Rival, ...]:
@@ -286,9 +285,9 @@ def contest(
 ) -> Contest[Rival]:
     """Return which rivals have the least figure, or the highest.
 
-    `half` is the uncertainty of a figure, `units` the difference of two rivals' cards, 0 for one card. A hardly known
-    rival is left out only where it is worse than the best by more than their uncertainties explain. A rival of unknown
-    uncertainty may be the best, whatever its figure.
+    `half` returns the uncertainty of a figure, `units` the uncertainty from two rivals' cards, 0 for one card. A hardly
+    known rival is left out only where it is worse than the best by more than their uncertainties explain. A rival of
+    unknown uncertainty may be the best, whatever its figure.
     """
     sign = -1.0 if higher else 1.0
     found = [(sign * (figure(one) or 0.0), one) for one in rivals]
@@ -313,7 +312,7 @@ def contest(
 def doubt(
     contests: Sequence[Contest[Rival]], name: Callable[[Rival], str], half: Callable[[Rival], float | None]
 ) -> str:
-    """Return why contests of latencies have no winner; "" where all have one."""
+    """Return why comparisons of latencies have no winner; "" where all have one."""
     without = [one for one in contests if not one.winners]
     doubtful = [rival for one in without if one.known for rival in one.doubtful]
     said = [NONE_KNOWN] if any(not one.known for one in without) else []
@@ -328,7 +327,7 @@ def doubt(
 
 @lru_cache(maxsize=256)
 def student(freedom: float) -> float:
-    """Return the 97.5 % quantile of Student's t; scipy is not loaded for FREEDOM, which every report needs."""
+    """Return the 97.5 % quantile of Student's t; FREEDOM's is a constant, so that a report need not load scipy."""
     if freedom == FREEDOM:
         return 2.7764451051977987
     from scipy import special  # type: ignore[import-untyped]

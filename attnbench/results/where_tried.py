@@ -21,16 +21,16 @@ UNVERIFIED = "not verified on hardware"
 
 @dataclass(frozen=True)
 class Trial:
-    """A device and a version of a backend's library, and the features of the cases that were right there."""
+    """A device and a version of a backend's library, with the features of the cases whose results were right there."""
 
-    device: str  # its model, such as "NVIDIA H100"; "2 NVIDIA H100" where two split the sequence
+    device: str  # its model, such as "NVIDIA H100", or "2 NVIDIA H100" for two that split the sequence
     version: str
-    forward: tuple[str, ...]  # names of `features`, the plainest first
-    backward: tuple[str, ...]  # features with a right backward too
+    forward: tuple[str, ...]  # names from `features`, the plainest first
+    backward: tuple[str, ...]  # features whose backward is right too
 
 
 def features(case: Case) -> tuple[str, ...]:
-    """Return the features of a case beyond a plain dense one, or DENSE. Window, softcap and head dims do not count."""
+    """Return the features of a case beyond a plain dense one, else DENSE. Window, softcap and head dims are none."""
     fp8 = ("fp8",) if case.dtype == "fp8" else ()
     return (*fp8, *(axis.kind for axis in AXES.values() if axis.kind and axis.label(case))) or (DENSE,)
 

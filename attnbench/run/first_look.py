@@ -46,4 +46,6 @@ def first_look(
 
 def _answer(backend: Any, case: Case, device: Device) -> CaseSupport:
     reason = refusal(backend, case, device)
-    return CaseSupport(reason) if reason else CaseSupport(None, backend.workspace(case), backend.efficiency)
+    if reason:
+        return CaseSupport(reason)
+    return CaseSupport(None, backend.workspace(case), backend.efficiency, backend.compiles)

@@ -43,7 +43,14 @@ class CaseSupport:
 
     reason: str | None = None  # why it cannot; None where it can
     workspace: Workspace = field(default_factory=Workspace)  # memory beside inputs and outputs
-    efficiency: float = 0.4  # speed over a matmul's
+    efficiency: float = 0.4  # speed over a matmul's, from 1e-6 to 10
+    compiles: float = 0.0  # seconds that a first call of a kind of case takes on a GPU, up to an hour
+
+    def __post_init__(self) -> None:
+        if not (1e-6 <= self.efficiency <= 10 and 0 <= self.compiles <= 3600):
+            raise ValueError(f"speed {self.efficiency!r} of a matmul's, first call {self.compiles!r} s")
+        if self.workspace.nbytes < 0 or not 0 <= self.workspace.passes < math.inf:
+            raise ValueError(f"{self.workspace} is not an amount of memory")
 
 
 def make_plan(
@@ -87,16 +94,25 @@ def make_plan(
                 skip = answer.reason or too_few_devices(case, devices) or _too_large(forecast, answer.workspace, free)
                 jobs.append(Job(case, name, round_, forecast, skip))
     jobs.sort(key=lambda job: (job.round, job.backend in last))
-    return tuple(_with_first_jobs(jobs, FIRST_OVERHEAD[device.kind]))
+    compiles = {name: max((of.compiles for of in of_cases), default=0.0) for name, of_cases in answers.items()}
+    return tuple(_with_first_jobs(jobs, FIRST_OVERHEAD[device.kind], compiles if device.kind == "cuda" else {}))
 
 
-def _with_first_jobs(jobs: Iterable[Job], seconds: float) -> Iterator[Job]:
-    """Yield jobs, with `seconds` added to the forecast of the first job of each backend and round."""
-    begun = set()
+def _with_first_jobs(jobs: Iterable[Job], seconds: float, compiles: Mapping[str, float]) -> Iterator[Job]:
+    """Yield jobs, with the seconds of first calls added to their forecasts.
+
+    The first job of each backend and round takes `seconds` more, the first of each backend in a kind of case the
+    seconds in `compiles`: compilers specialise for all but batch and lengths, and later rounds find their results on
+    disk.
+    """
+    begun: set[Any] = set()
     for job in jobs:
-        if job.skip is None and (job.backend, job.round) not in begun:
-            begun.add((job.backend, job.round))
-            job = replace(job, forecast=replace(job.forecast, seconds=job.forecast.seconds + seconds))
+        kind = job.backend, _panel(job.case), job.case.direction, job.case.is_decode
+        more: dict[Any, float] = {(job.backend, job.round): seconds, kind: compiles.get(job.backend, 0.0)}
+        if job.skip is None:
+            added = sum(more[one] for one in more.keys() - begun)
+            begun |= more.keys()
+            job = replace(job, forecast=replace(job.forecast, seconds=job.forecast.seconds + added))
         yield job
 
 

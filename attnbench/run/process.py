@@ -11,7 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ class Answer:
 
     error: str | None = None
     changed: str | None = None
-    probe: Probe | None = None
+    probe: Probe = field(default_factory=Probe)
     files: Mapping[str, str] | None = None
     imported: Mapping[str, str] | None = None
     state: Mapping[str, str] | None = None

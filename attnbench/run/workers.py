@@ -517,7 +517,7 @@ def _supports(answer: Mapping[str, Any], number: int) -> list[CaseSupport]:
     """Return a worker's answers for so many cases; where they cannot be read, the reason for each."""
     try:
         found = [
-            from_json(CaseSupport, dict(zip(("reason", "workspace", "efficiency"), one, strict=True)))
+            from_json(CaseSupport, dict(zip(("reason", "workspace", "efficiency", "compiles"), one, strict=True)))
             for one in answer["answers"]
         ]
         if len(found) == number:

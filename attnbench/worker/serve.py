@@ -10,7 +10,8 @@ answers:
        "files": {path: hash}}, with the files of own code; with "with_state": true also "state", name -> text, of a
        person's function (core/live_state.py)
     {"op": "import"}                                          -> {}, after importing the modules for measuring
-    {"op": "survey", "device": {...}, "cases": [...]}   -> {"answers": [[reason or null, workspace, efficiency], ...]}
+    {"op": "survey", "device": {...}, "cases": [...]}         -> {"answers": [[reason or null, workspace, efficiency,
+       seconds of a first call], ...]}
     {"op": "ready", "device": {...}}                          -> {}, after opening the device and its instruments
        with "place" after joining the other ranks too
     {"op": "run", "device": {...}, "policy": {...}, "job": {...}} -> {"record": {...}, "fatal": bool,
@@ -209,17 +210,18 @@ class Worker:
         except environment.NoDevice as error:
             return {"refused": str(error)}
 
-    def survey(self, case: Case, device: Device) -> tuple[str | None, Any, float]:
+    def survey(self, case: Case, device: Device) -> tuple[str | None, Any, float, float]:
         """Ask the backend about one case, for the plan.
 
-        Return the reason why it does not support the case (or None), its workspace as JSON, and its expected speed as a
-        share of a matmul's rate. Raises TypeError or ValueError where the backend returns a wrong type or value.
+        Return the reason why it does not support the case (or None), its workspace as JSON, its expected speed as a
+        share of a matmul's rate, and the seconds in which it compiles. Raises TypeError or ValueError where the backend
+        returns a wrong type or value.
         """
         assert self.backend is not None
         reason = refusal(self.backend, case, device)
         asked = reason is None and hasattr(self.backend, "workspace")
         workspace = self.backend.workspace(case) if asked else Workspace()
-        efficiency = getattr(self.backend, "efficiency", 0.4)
+        efficiency, compiles = getattr(self.backend, "efficiency", 0.4), getattr(self.backend, "compiles", 0.0)
         name = self.backend.name
         if reason is not None and not (isinstance(reason, str) and reason.strip()):
             raise TypeError(f"{name}.unsupported() returned {reason!r}, neither None nor a reason")
@@ -236,9 +238,11 @@ class Worker:
                 re.compile(pattern)
             except (re.error, TypeError) as error:
                 raise ValueError(f"{name}: {pattern!r} of its kernels is not a regular expression: {error}") from None
-        if not 0 < efficiency <= 10:
+        if not 1e-6 <= efficiency <= 10:
             raise ValueError(f"{name}.efficiency is {efficiency!r}, not a share of a matmul's rate")
-        return reason, to_json(workspace), efficiency
+        if not 0 <= compiles < math.inf:
+            raise ValueError(f"{name}.compiles is {compiles!r}, not a number of seconds")
+        return reason, to_json(workspace), efficiency, compiles
 
     def run(
         self,

@@ -5,15 +5,15 @@ A document has the call in a comment, and cog (cog.readthedocs.io) writes below 
 
 from __future__ import annotations
 
+import functools
 import glob
 import itertools
-import json
+import re
 import shlex
 import sys
 import tempfile
 import textwrap
 from pathlib import Path
-from typing import Any
 
 import cog  # of the running cog
 
@@ -29,28 +29,35 @@ WIDTH = 116
 
 def answer(command: str, *sentences: int) -> None:
     """Print a command, and sentences of its answer by their numbers, from 1 on."""
-    said = _shown(command)[0]["answer"]
+    said = [re.sub(r"\\(.)", r"\1", one) for one in re.findall(r"^\*\*(.+)\*\*$", _shown(command), re.M)]
     cog.outl(f"\n    attnbench {command}\n\n```text")
     for number in sentences:
         cog.outl(textwrap.fill(said[number - 1], WIDTH, break_on_hyphens=False))
     cog.outl("```\n")
 
 
-def table(command: str, title: str) -> None:
-    """Print a command, and the table of its document that has a title."""
-    after = _shown(command)[1].partition(f" {title}\n")[2].splitlines()
+def table(command: str, title: str, *, with_command: bool = True) -> None:
+    """Print a command, if asked, and the table of its document below the heading that begins with a title."""
+    name = re.escape(title)  # a heading, or words in bold before others
+    heading = rf"^(?:#+ {name}.*|\*\*{name}[^*]*\*\* \S.*)\n"
+    after = re.split(heading, _shown(command), maxsplit=1, flags=re.M)[1].splitlines()
     rows = itertools.dropwhile(lambda line: line[:1] != "|", after)
-    cog.outl(f"\n    attnbench {command}\n")
+    cog.outl(f"\n    attnbench {command}\n" if with_command else "")
     cog.outl("\n".join(itertools.takewhile(lambda line: line[:1] == "|", rows)) + "\n")
 
 
-def _shown(command: str) -> tuple[Any, str]:
-    """Return what a command shows, as JSON and as Markdown; patterns stand for files of the repository."""
+def code(command: str) -> None:
+    """Print the first block of code of a command's document."""
+    cog.outl("\n```python\n" + _shown(command).split("```\n")[1] + "```\n")
+
+
+@functools.cache
+def _shown(command: str) -> str:
+    """Return what a command shows, as Markdown; patterns stand for files of the repository."""
+    words = [path for word in shlex.split(command) for path in (sorted(glob.glob(str(ROOT / word))) or [word])]
     with tempfile.TemporaryDirectory() as folder:
-        words = [path for word in shlex.split(command) for path in (sorted(glob.glob(str(ROOT / word))) or [word])]
-        files = {of: Path(folder) / of for of in ("json", "md")}
-        options = [word for of, file in files.items() for word in ("-f", f"{of}={file}")]
-        done = CliRunner().invoke(command_line(words[0]), [*words, *options])
-        if done.exit_code:
+        file = Path(folder) / "md"
+        done = CliRunner().invoke(command_line(words[0]), [*words, "-f", f"md={file}"])
+        if done.exit_code not in (0, 5):  # 5: the files have a wrong result
             raise ValueError(f"{command}: {done.output}")
-        return json.loads(files["json"].read_text()), files["md"].read_text()
+        return file.read_text(encoding="utf-8")

@@ -37,12 +37,13 @@ MADE_OF = {  # a file of the code -> the page that is made of it
     "attnbench/commands": "commands/index.md",
 }
 GUIDES = {  # the navigation, by the names of documents without .md; what is not named here is in the last but one
-    "Start": "README own-kernel recommend python terms",
+    "Start": "README install own-kernel recommend python terms",
     "Guides": "ci gate ab bisect history compare cluster capacity step profiling claims publish",
     "Cases": "models ragged paged masks approximate several-gpus",
     "Results and method": "results measuring run-files triton-kernel gluon-kernel",
     "Develop": "CONTRIBUTING ARCHITECTURE CHANGELOG",
 }
+BOOST = {"install.md": 4, "commands/": 2}  # the beginning of a page's address -> its weight in a search
 _LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(<?)([^)\s>]+)")
 
 
@@ -75,12 +76,18 @@ def on_config(config: Any) -> Any:
 def on_files(files: Any, config: Any) -> Any:
     """Add the documents, their pictures, and the pages of the reference."""
     for path in _documents():
-        files.append(File.generated(config, _page(path), content=_linked(path)))
+        files.append(File.generated(config, _page(path), content=_weighted(_page(path), _linked(path))))
     for picture in (*ROOT.glob("docs/*.svg"), *ROOT.glob("docs/*.png")):
         files.append(File.generated(config, picture.name, abs_src_path=str(picture)))
     for uri, text in reference.pages().items():
-        files.append(File.generated(config, uri, content=text))
+        files.append(File.generated(config, uri, content=_weighted(uri, text)))
     return files
+
+
+def _weighted(page: str, text: str) -> str:
+    """Return the text of a page with its weight in a search, where it has one of its own."""
+    boost = next((weight for start, weight in BOOST.items() if page.startswith(start)), 0)
+    return f"---\nsearch: {{boost: {boost}}}\n---\n\n{text}" if boost else text
 
 
 def _documents() -> list[Path]:

@@ -5,6 +5,7 @@ a page for each backend. Nothing of it is typed, and no library but attnbench's 
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -15,11 +16,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from io import StringIO
+from pathlib import Path
 from typing import Any
+
+import measured
 
 import attnbench
 from attnbench.analysis.models import document as models_document
-from attnbench.backends import APPROXIMATE, BACKENDS, SEVERAL, STEPS, load
+from attnbench.backends import APPROXIMATE, BACKENDS, SEVERAL, STEPS, ULYSSES, load
 from attnbench.commands.command_line import COMMANDS, command_line
 from attnbench.core import case, errors, machine, models, policy, record
 from attnbench.render import markdown
@@ -37,8 +41,10 @@ from attnbench.run.support_matrix import (
     named_device,
     support_matrix,
 )
+from attnbench.run.venvs import extra_for
 
 REPOSITORY = "https://github.com/OWNER/attnbench"
+DOCUMENTS = Path(__file__).parents[1]
 BY_FEATURE = "Hopper"  # the GPU whose support a page shows feature by feature
 KINDS = {  # groups of backends in the navigation
     "Approximations": APPROXIMATE,
@@ -49,7 +55,7 @@ KINDS = {  # groups of backends in the navigation
 
 def navigation() -> list[Any]:
     """Return the part of the navigation that leads to the pages made here."""
-    of_one = [name for name in _backends() if not any(name in names for names in KINDS.values())]
+    of_one = [name for name in _backends() if not _kind(name)]
     return [
         {
             "Backends": [
@@ -72,7 +78,7 @@ def pages() -> dict[str, str]:
     found = {"commands/index.md": _commands()}
     found |= {f"commands/{name}.md": _command(name) for name in COMMANDS}
     found |= {f"reference/{name}.md": page() for name, page in REFERENCE.items()}
-    found |= {f"backends/{name}.md": _backend(name) for name in _backends()}
+    found |= {f"backends/{name}.md": backend_page(name) for name in _backends()}
     return found
 
 
@@ -295,6 +301,11 @@ def _backends() -> list[str]:
     return [name for name in BACKENDS if name != "fake"]
 
 
+def _kind(name: str) -> str:
+    """Return the group of a backend in the navigation; "" for one of a single device."""
+    return next((title for title, names in KINDS.items() if name in names), "")
+
+
 def with_links_to_backends(text: str) -> str:
     """Return the text of docs/backends.md, with a link from each backend in the first column of a table to its page."""
     known = {*_backends()}
@@ -311,7 +322,8 @@ def _matrices() -> Sequence[SupportMatrix]:
     return tuple(support_matrix(device, _backends()) for device in devices)
 
 
-def _backend(name: str) -> str:
+def backend_page(name: str) -> str:
+    """Return the page of a backend."""
     of = load(name, BACKENDS[name])
     module = import_module(type(of).__module__)
     about = _paragraphs(type(of).__dict__.get("__doc__") or module.__doc__ or "")
@@ -319,8 +331,8 @@ def _backend(name: str) -> str:
     if hasattr(module, "__path__"):
         source = f"{source.removesuffix('.py')}/__init__.py"
     parts = [f"# {name}", *(about and [_prose(about[0])]), _facts(name, of, source)]
-    parts += ["## Where it was right", _trials(name)]
-    if not any(name in names for names in KINDS.values()):  # those have no plain case of one device
+    parts += ["## Where it was right", _trials(name), *_wrong(name), *_measured(name)]
+    if not _kind(name):  # others have no plain case of one device
         row = {matrix.device.name: _row(matrix, name) for matrix in _matrices()}
         runs = ((where, _answer(found.overall.answer), _prose(found.overall.reason)) for where, found in row.items())
         parts += ["## Where it runs", _table(("device", "", "why not"), runs)]
@@ -329,7 +341,7 @@ def _backend(name: str) -> str:
             for feature, cell in zip(FEATURES, row[BY_FEATURE].cells, strict=True)
         )
         parts += [f"## What it supports on {BY_FEATURE}", _table(("feature", "", "why not"), features), _prose(LEGEND)]
-    parts += [*_limits(of), *_pasted(of)]
+    parts += [*_limits(of), *_pasted(of), *_see_also(name, of)]
     return _joined(*parts)
 
 
@@ -347,12 +359,27 @@ def _facts(name: str, of: Any, source: str) -> str:
         lines.append(f"It computes {_prose(str(what))}, an approximation of attention.")
     if libraries := ", ".join(f"`{one}`" for one in (*of.distributions, *of.uses)):
         lines.append(f"Library: {libraries}")
-    if install := getattr(of, "install", ""):
-        lines.append(f"Installed by `{install}`")
+    command, _, remark = getattr(of, "install", "").partition("  # ")
+    if command:
+        lines.append(f"Installed by `{command}`{remark and f' ({_prose(remark)})'}")
+    elif not libraries:
+        lines.append("It needs PyTorch alone.")
+    if name.startswith(ULYSSES) and (inner := name.removeprefix(ULYSSES)) in BACKENDS:
+        lines.append(f"It calls the backend [`{inner}`]({inner}.md), whose page says how its library is installed.")
+    with contextlib.suppress(errors.UserError):
+        own = f"attnbench env create {extra_for(name)}"
+        lines += [f"In an environment of its own: `{own}`"] * (own != command)
     if of.runtime_checker:
         lines.append(f"{of.runtime_checker} may refuse more, by its version, when a case is run.")
-    lines += [f"Measured by `attnbench run -b {name}`", f"[Source]({source})"]
+    lines += [f"Measured by `{_command_of(name)}`", f"[Source]({source})"]
     return "\n".join(f"- {line}" for line in lines)
+
+
+def _command_of(name: str) -> str:
+    """Return the command that measures a backend."""
+    if name in STEPS:
+        return f"attnbench step llama-3.1-8b -b {name.removeprefix('step-')}"
+    return f"attnbench run -b {name}" + (" --ranks 1,2 --batch 1" if name in SEVERAL else "")
 
 
 def _trials(name: str) -> str:
@@ -361,6 +388,50 @@ def _trials(name: str) -> str:
         for one in trials().get(name, ())
     )
     return _table(("device", "version", "forward", "backward"), rows) or f"{UNVERIFIED[0].upper()}{UNVERIFIED[1:]}."
+
+
+def _measured(name: str) -> Iterator[str]:
+    """Yield the table of the fastest measured cells."""
+    rows = [
+        (device, f"`{cell}`", rate, latency, f"[{path.name.split('.')[0]}]({REPOSITORY}/blob/main/results/{path.name})")
+        for device, cell, rate, latency, path in measured.rows(name)
+    ]
+    if rows:
+        yield "## The fastest measured cells"
+        yield (
+            "The cell with the highest rate in the run files of `results/`, for each device, pass and dtype; decode "
+            "steps have GB/s. `attnbench report results/FILE --cell 'NAME'` shows it in full."
+        )
+        yield _table(("device", "cell", "rate", "latency", "run file"), rows)
+
+
+def _wrong(name: str) -> Iterator[str]:
+    """Yield the table of wrong results."""
+    if rows := [
+        (device, _prose(version), f"`{cell}`", _prose(why)) for _, version, device, cell, why in measured.wrong(name)
+    ]:
+        yield "## Wrong results"
+        yield "The first wrong cell of each kind in the run files of `results/`."
+        yield _table(("device", "version", "cell", "reason"), rows)
+
+
+def _see_also(name: str, of: Any) -> Iterator[str]:
+    """Yield links to the documents that name a backend, and to the other backends of its library."""
+    documents = {path.stem: path.read_text(encoding="utf-8") for path in sorted(DOCUMENTS.glob("*.md"))}
+    naming = [stem for stem, text in documents.items() if f"`{name}`" in text and stem != "backends"]
+    same = [
+        other
+        for other in _backends()
+        if other != name and of.distributions and _kind(other) == _kind(name)
+        if load(other, BACKENDS[other]).distributions == of.distributions
+    ]
+    lines = (
+        ("Documents", [f"[{stem}](../{stem}.md)" for stem in naming]),
+        ("Of the same library", [f"[`{other}`]({other}.md)" for other in same]),
+        ("All backends", ["[what each supports](index.md)"]),
+    )
+    yield "## See also"
+    yield "\n".join(f"- {title}: {', '.join(links)}" for title, links in lines if links)
 
 
 def _limits(of: Any) -> Iterator[str]:

@@ -44,6 +44,13 @@ def cell(file: str, words: str) -> Cell | None:
     return nearest[0] if nearest else None
 
 
+def cells(file: str, words: str) -> list[Cell]:
+    """Return the right cells of the run files in results/ whose names have these words."""
+    asked = {*words.split()}
+    named = ((one, case_name(one.backend, one.case, dtype=True, batch=True)) for one in _cells(file))
+    return [one for one, name in named if asked <= {*name.split()} and one.status == "ok"]
+
+
 def figure(of: Cell, name: str) -> str:
     """Return a metric of a cell as tables show it."""
     value = of.value(name)

@@ -1,4 +1,4 @@
-"""The facts of a healthy H200, with changes, and the findings of the doctor's checks."""
+"""The facts of a healthy H200, which tests can change, and the findings of the doctor's checks on them."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def complaints(findings: list[Finding]) -> list[tuple[str, str]]:
 
 
 def aa_test(*differences: float, **changes: Any) -> AATest:
-    """Return an A/A test of one case with these differences ln(b / a) of readings."""
+    """Return an A/A test of one case, with these differences ln(b / a) between its readings."""
     a = tuple(1e-3 for _ in differences)
     measured = CaseReadings(CASES[0], a, tuple(x * math.exp(d) for x, d in zip(a, differences, strict=True)))
     return replace(AATest("sdpa-flash", 60.0, (measured,)), **changes)

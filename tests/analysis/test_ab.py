@@ -79,7 +79,7 @@ class Here(worker_here.Here):
 
 
 class Watcher:
-    """A watcher that records its calls and can interrupt the A/B at a turn."""
+    """An observer that records its calls and can interrupt the A/B at a turn."""
 
     def __init__(self, interrupt_at: int = 0) -> None:
         self.turns: list[tuple[str, int]] = []  # side, jobs

@@ -60,7 +60,7 @@ def value(metric: str, record: Record) -> float | None:
 
 
 def short(which: Record) -> Record:
-    """Return the record with a latency under 100 us, so that the kernels' span counts."""
+    """Return the record with a latency under 100 us, so that it is timed by the kernels' span."""
     return replace(which, measurements={**which.measurements, "time": times(9e-5), "span": times(8.7e-5)})
 
 
@@ -199,7 +199,7 @@ def test_the_one_of_this_gpu_is_picked(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_two_runs_of_one_second_are_two(tmp_path: Path) -> None:
-    """Two runs that begin in one second are two, for example jobs of a matrix on CPUs, which have no unit."""
+    """Two runs that begin in the same second count as two, for example jobs of a matrix on CPUs, which have no UUID."""
     for seconds in (1e-3, 2e-3):
         baseline_files.save(run(records(time=[seconds])), "main", tmp_path, add=True)
     assert len(baseline_files.pick(tmp_path, run(records()))) == 2

@@ -50,7 +50,7 @@ class Here(worker_here.Here):
 
 
 class Watcher(test_ab.Watcher):
-    """A watcher that counts the turns of all A/Bs."""
+    """An observer that counts the turns of all A/Bs."""
 
     def tell(self, text: str) -> None: ...
 

@@ -20,7 +20,7 @@ NOISE = 0.002  # standard deviation between units
 
 
 def unit(number: int, slow: float = 0.0, slow_decode: float = 0.0, wrong: Sequence[int] = (), **changes: Any) -> Run:
-    """Return the run of a GPU in which some latencies are longer by a fraction and some results are wrong."""
+    """Return the run of a GPU on which some latencies are longer by a fraction and some results are wrong."""
     rng = np.random.default_rng(number)
     records = []
     memory_clock = changes.pop("clock_mem", 2.619e9)
@@ -105,7 +105,7 @@ def test_what_all_units_have_wrong_is_the_kernel() -> None:
 
 
 def test_what_no_second_unit_measured_acquits_no_card() -> None:
-    """Two runs of one card, in one setup or in two, are one unit; ranks that share a card are one unit too."""
+    """A second run of the same card, in any setup, or ranks that share the card, cannot clear it of a wrong result."""
     unknown = "Wrong, and right on no other card of the same setup, so the kernel, the card or its software: triton 4k"
     alone = ("n0", unit(0, wrong=[4096]))
     again = ("n0-again", unit(0, wrong=[4096], power_limit_w=500.0))
@@ -160,7 +160,7 @@ def test_runs_of_one_uuid_are_of_one_unit() -> None:
 
 
 def test_units_that_measured_other_cells_are_not_judged() -> None:
-    """Units of one model that were measured alike are not judged where no cell is common to three of them."""
+    """GPUs of one model are not judged where no cell was measured on three of them."""
     apart = [(f"o{i}", run([ok(case(512 * (i + 1)), "triton", 400)], environment=environment(H200))) for i in range(3)]
     apart = [(name, replace(one, method=2)) for name, one in apart]
     assert told(apart).startswith("No outlier can be named among 3 units: no 3 are of one model")

@@ -22,7 +22,7 @@ H100 = replace(H200, name="NVIDIA H100 80GB HBM3", memory=80 << 30)
 
 
 def compared(*prices: str, others: tuple[Any, ...] = (H100,), workload: str | None = None) -> Comparison:
-    """H200 against others, 0.9 times as fast in prefill and 0.5 times in decode, in five rounds each."""
+    """Compare an H200 with others that have 0.9 of its speed in prefill and 0.5 in decode, in five rounds each."""
 
     def of(device: Any, prefill: float, decoding: float) -> Any:
         wobbles = [1 + 0.0005 * (i - 2) for i in range(5)]

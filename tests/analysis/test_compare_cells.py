@@ -65,6 +65,20 @@ def test_cells_common_to_all_and_the_fastest_backend_of_each() -> None:
     assert figures.utilization("H200") == pytest.approx(600 / 989, rel=0.01)
 
 
+def test_own_code_is_ranked_only_where_there_is_nothing_else() -> None:
+    fast, slow = ([ok(case(), "fa3", rate), ok(case(), "mine", 2 * rate)] for rate in (300, 200))
+    runs = [replace(run(fast), specs={"mine": "mine.py:attention"}), run(slow, device=H100)]
+    runs[1] = replace(runs[1], specs=runs[0].specs)
+    got = compare([Path("a.jsonl"), Path("b.jsonl")], runs)
+    assert [machine.fastest[case()][1] for machine in got.machines] == ["fa3", "fa3"]
+    shown = {table.name: [row[0] for row in table.rows] for table in tables(got, every=True)}
+    assert [len(shown[name]) for name in ("cells", "own-code")] == [1, 1]
+    assert any("own code: mine" in str(note) for note in document(got).notes)
+    alone = compare([Path("a.jsonl"), Path("b.jsonl")], [replace(of, records=of.records[1:]) for of in runs])
+    assert [machine.fastest[case()][1] for machine in alone.machines] == ["mine", "mine"]
+    assert "own-code" not in {table.name for table in tables(alone, every=True)}
+
+
 def test_like_is_compared_with_like_first() -> None:
     ours = [ok(case(), "fa4", 600), ok(case(), "triton", 500), ok(case(2048), "fa4", 600), refused(2048, "triton")]
     theirs = [ok(case(), "triton", 550), refused(1024, "fa4"), ok(case(2048), "triton", 500), refused(2048, "fa4")]
@@ -92,7 +106,7 @@ def test_like_is_compared_with_like_first() -> None:
     ],
 )
 def test_totals_of_own_backends_are_of_cases_that_each_machine_tried(theirs: Record | None, counts: bool) -> None:
-    """Totals of own backends leave out cases that were not planned, not installed or left out for time."""
+    """Totals of each machine's own fastest backend omit cases not planned, not installed or left out for time."""
     name = theirs.backend if theirs else "fa4"
     both = [ok(case(n), "triton", 500) for n in (1024, 2048)]
     runs = [run([*both, ok(case(), name, 1000)]), run([*both, *filter(None, [theirs])], device=H100)]
@@ -164,9 +178,10 @@ def test_many_cases_are_told_by_kind_of_work() -> None:
     found = {table.name: table for table in tables(got)}
     assert {*found} == {"groups", "rates"}
     assert [row[0] for row in found["groups"].rows] == ["prefill", "training", "decode", "prefill, 2 devices", "all"]
-    assert [str(entry) for entry in found["rates"].rows[0]] == ["prefill", "500 TFLOP/s", "400 TFLOP/s"]
-    assert re.match(r"decode \S+ GB/s, \S+ tokens/s", " ".join(map(str, found["rates"].rows[2])))
-    assert {"cases", "decode", "cells"} <= {table.name for table in tables(got, every=True)}
+    rates = "\n".join(" ".join(map(str, row)) for row in found["rates"].rows)
+    assert re.search(r"^prefill compute \d+ 500 TFLOP/s 400 TFLOP/s$", rates, re.MULTILINE)
+    assert re.search(r"^decode memory 1 \S+ GB/s \S+ GB/s\ndecode any 1 \S+ tokens/s", rates, re.MULTILINE)
+    assert {"cases", "by-memory", "cells"} <= {table.name for table in tables(got, every=True)}
     brief, whole = document(got), document(got, every=True)
     assert len(brief.cautions) <= 3
     assert not any(caution.todo for caution in brief.cautions)
@@ -276,7 +291,7 @@ def test_the_longest_sequence_that_fits() -> None:
     ],
 )
 def test_a_length_is_the_limit_only_if_none_before_it_was_left_out(between: Record | None) -> None:
-    """A length is a machine's limit only if no shorter one was left out; else the machine holds at least this."""
+    """A length is a machine's limit only if no shorter one was left out; else the limit is at least this length."""
     ours = [ok(alone(1024), "fa3", 500), *filter(None, [between]), ended(alone(8192), "fa3", "skipped", ROOM)]
     plan = [job(alone(n), "fa3") for n in (1024, 2048, 8192)]
     theirs = [ok(alone(n), "fa3", 500) for n in (1024, 4096)] + [ended(alone(8192), "fa3", "oom", "out of memory")]
@@ -349,7 +364,7 @@ def test_decode_is_a_kind_of_its_own_in_its_own_unit() -> None:
     assert got.bought(got.main, "H200") == pytest.approx(600 * 3.6 / 3)
     assert got.bought_of_decode(got.main, "H200") == pytest.approx(gbps * 3.6 / 3)
     shown = {table.name: table for table in tables(got, every=True)}
-    for name, figure in (("cases", "600"), ("decode", digits(gbps))):
+    for name, figure in (("cases", "600"), ("by-memory", digits(gbps))):
         assert [str(entry) for entry in shown[name].rows[0][1:3]] == ["fa3", figure]
 
 

@@ -45,7 +45,7 @@ def warnings(c: Comparison) -> list[str]:
 
 
 def of(*factors: float, rounds: int = 3) -> str:
-    """Return the first sentence of the answer for machines of these speeds."""
+    """Return the first sentence of the answer for machines with these speeds."""
     runs = [a_run(replace(H200, name=f"M{i}"), factor, rounds) for i, factor in enumerate(factors)]
     return answer(compare([Path(f"{i}") for i in range(len(runs))], runs))[0]
 

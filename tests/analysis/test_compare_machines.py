@@ -94,7 +94,7 @@ def test_what_says_nothing_for_a_comparison_is_left_out_and_named() -> None:
 
 
 def test_a_machine_without_a_case_in_common_is_left_out() -> None:
-    """The largest set of machines with a common case is compared, with the machine of --to or else the first."""
+    """The largest set of machines with a common case is compared, with the machine of --to in it, or else the first."""
     gpus, cpu = [a_run(), a_run(H100)], run([ok(case(dtype="fp32"), "eager", 1)], device=CPU)
     got = compare([Path("a"), Path("b"), Path("c")], [cpu, *gpus], prices=("epyc=1/h", "h200=3/h", "h100=2/h"))
     assert (got.labels, got.reference.label, {*got.prices}) == (("H200", H100_LABEL), "H200", {"H200", H100_LABEL})
@@ -201,7 +201,7 @@ def test_prices_that_cannot_be_are_one_line(options: list[str], said: str) -> No
 
 
 def warnings(*runs: Run) -> list[str]:
-    """Return the cautions other than on intervals and on missing power readings."""
+    """Return the cautions, without those on intervals and on missing power readings."""
     found = [*map(str, cautions(compare([Path(f"{i}.jsonl") for i in range(len(runs))], runs)))]
     return [line for line in found if not line.startswith(("Intervals are 95 %", "No power of work"))]
 
@@ -225,7 +225,7 @@ def test_every_difference_in_software_is_a_warning() -> None:
 
 
 def test_libraries_of_another_interpreter_count_as_those_of_the_main_one() -> None:
-    """Libraries that a backend reports count, from any interpreter; others of another interpreter are not known."""
+    """Versions of libraries that a backend reports count, from any interpreter; other libraries are unknown there."""
 
     def of(device: Device, version: str, **rest: Any) -> Run:
         ran = ok(case(), "fa3", 500, version=f"torch 2.9.0, flash-attn-3 {version}")

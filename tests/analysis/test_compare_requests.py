@@ -49,7 +49,7 @@ def compared(text: str, *machines: list[Record], prices: tuple[str, ...] = ()) -
 
 
 def test_a_batch_is_filled_and_then_generates() -> None:
-    """A prefill counts as measured, four sequences at a time; a decode over 2048 + 150 keys is between 2k and 8k."""
+    """A prefill counts as measured, four sequences at a time; a decode over 2048 + 150 keys lies between 2k and 8k."""
     got = compared(CHAT, records(1e-3, 1e-4), records(2e-3, 1e-4))
     assert got.workload
     prefill, decode = got.workload.parts
@@ -123,7 +123,7 @@ def test_an_interpolated_time_is_less_sure() -> None:
 
 
 def test_each_machine_runs_the_backend_that_is_fastest_at_what_was_asked_for() -> None:
-    """Between 2k, where one backend is faster, and 8k, where the other is, each machine runs the faster one."""
+    """Each machine runs its faster backend: one is faster at 2k, the other at 8k, and the request lies between."""
     ours = records(1e-3, 1e-4)
     gaining = [
         replace(r, backend="fa3", measurements={"time": times({2048: 1.5e-4, 8192: 2e-4}[r.case.shape.seqlen_k])})
@@ -138,7 +138,7 @@ def test_each_machine_runs_the_backend_that_is_fastest_at_what_was_asked_for() -
 
 
 def test_every_device_of_a_model_that_is_divided_is_paid() -> None:
-    """A model divided over two devices has the tokens a second of one device at twice the price."""
+    """A model on two devices has one device's tokens per second at twice the price."""
     halves = [
         *cases("llama-3.1-8b", "prefill", tp=2, seqlen="2k", batch="32"),
         *cases("llama-3.1-8b", "decode", tp=2, seqlen="2k,8k", batch="32", page_size="16"),
@@ -224,7 +224,9 @@ def test_what_memory_does_not_hold_has_no_figure() -> None:
     assert f" tokens/s on H200 (of generated tokens). {need}: no figure of it there." in answer(got)[0]
     with pytest.raises(UserError, match=r"H200 has 139 GiB and H100 has 80.0 GiB; ask for fewer"):
         of("4k in, 14k out, llama-3.1-8b, batch 64", H200, small)
-    assert requests.parse("4k in, 4k out, deepseek-v3, batch 1").weights == 0, "with experts they are not known"
+    published = requests.parse("4k in, 4k out, deepseek-v3, batch 1, tp 8").weights * 8
+    assert published == pytest.approx(671e9, rel=0.005), "in 8 bits"
+    assert requests.parse("4k in, 4k out, llama-3.1-405b, batch 1").weights == 0, "not known"
     latent = requests.parse("4k in, 4k out, deepseek-v3, batch 1, tp 8").cache
     assert latent == 2 * 8192 * 61 * (512 + 64), "each device has all of it"
     windows = requests.parse("4k in, 4k out, gemma-3-27b, batch 1").cache

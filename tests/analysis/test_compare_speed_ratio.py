@@ -44,7 +44,7 @@ def no_table(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def table(monkeypatch: pytest.MonkeyPatch, processes: float, units: float) -> None:
-    known = Spread("a GPU", processes, units, "a test", False, Cards(all=units))
+    known = Spread("a GPU", processes, "a test", False, Cards(all=units))
     monkeypatch.setattr(uncertainty, "MEASURED", {})
     monkeypatch.setattr(uncertainty, "ASSUMED", {"cuda": known})
 
@@ -85,7 +85,7 @@ def ratio_of(ours: list[Run], theirs: list[Run]) -> Ratio:
 
 
 def test_what_sets_cards_apart_is_common_to_all_cells_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The effect of a card is common to all its cells, of any backend, and only cards that measured a cell count."""
+    """The effect of a card is common to all its cells, on any backend. Cards count only if they measured a cell."""
     table(monkeypatch, 0.0, 0.01)
     ours = [a_record(n, [0.001] * 6) for n in LENGTHS]
     both = [*ours, *(replace(record, backend="sdpa-flash") for record in ours)]

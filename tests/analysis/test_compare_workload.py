@@ -1,4 +1,4 @@
-"""A workload file: its allowed content, and its figure, the ratio of total times."""
+"""A workload file: its allowed content, and its result, the ratio of total times."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from builders import H200, environment
 
 
 class Examined(session.WorkerPool):
-    """Simulated workers of an H200, with an examiner that answers with `facts` or crashes."""
+    """Simulated workers of an H200; the examining one answers with `facts` or crashes."""
 
     facts: ClassVar[dict[str, Any] | None] = None
 

@@ -61,7 +61,7 @@ def test_a_planted_difference_of_the_processes_is_found(n: int) -> None:
 
 @pytest.mark.parametrize("n", TURNS)
 def test_one_reading_each_tells_the_smallest_difference_apart_in_four_of_five(n: int) -> None:
-    """One reading of each side, judged by the spread of the A/A test, shows the smallest difference in four of five."""
+    """One reading of each side, judged by the spread of the A/A test, shows the smallest difference 4 times in 5."""
     rng = np.random.default_rng(n)
     spreads = np.array([spread(row) for row in normal(4000, n).tolist()])
     threshold = scipy_stats.t.ppf(0.975, degrees_of_freedom(n)) * spreads

@@ -182,7 +182,7 @@ def test_what_fails_in_both_runs_is_named_where_nothing_else_is_there() -> None:
 
 
 def test_in_turns_a_cell_that_failed_in_a_round_decides_nothing_by_the_others() -> None:
-    """A cell that failed in a round stays undecided, because an A/B stops measuring it and has too few rounds."""
+    """A cell that failed in a round stays undecided: an A/B stops measuring it, so that it has too few rounds."""
     more = rounds(seqlens=(2048,))
     a, b = [*broken("failed", bad=4), *more], [*rounds(seqlens=(1024,)), *more]
     halves = [replace(run(records), turns="one") for records in (a, b)]
@@ -286,7 +286,7 @@ def test_cycles_cancel_the_clock() -> None:
 
 
 def test_first_calls_are_compared_round_by_round() -> None:
-    """First calls are compared round by round, because the first round fills a cache; small changes do not count."""
+    """First calls are compared round by round, because the first round fills a cache; small changes are ignored."""
 
     def first(slower: float) -> list[Record]:
         taken = [(r, measurements(first_call=slower * (0.2 if r.round else 5.0))) for r in rounds()]

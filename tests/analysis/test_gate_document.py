@@ -222,7 +222,7 @@ def test_names_and_reasons_are_data_in_every_format(name: str) -> None:
 
 
 def test_junit_has_times(judgement: Judgement) -> None:
-    """JUnit has the time of a cell's measurement, in one of its tests only."""
+    """JUnit reports the time of a cell's measurement in one of the cell's tests only."""
     current = judgement.current
     records = tuple(replace(r, seconds=0.5) for r in current.records)
     timed = replace(judgement, current=replace(current, records=records, started="2026-11-21T14:10:28+02:00"))

@@ -1,4 +1,4 @@
-"""The statistics of a gate, with one look and with several, against textbook figures and scipy's tests."""
+"""The statistics of a gate, with one interim look and with several, against textbook values and scipy's tests."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_values_that_tie_are_exact() -> None:
 
 
 def test_pairs_cancel_what_a_round_has_in_common() -> None:
-    """With a first round that fills a cache, unpaired sides are too noisy to decide; in pairs they do not differ."""
+    """With a first round that fills a cache, unpaired sides are too noisy to decide; paired rounds do not differ."""
     cached = (2.0, 0.001, 0.0, 0.002, -0.001)
     assert one(0.0, values=cached) == "inconclusive"
     assert one(0.0, values=cached, paired=True) == "unchanged"
@@ -238,7 +238,7 @@ def test_what_is_settled_stays_as_it_was_whatever_comes_later() -> None:
 
 
 def test_each_look_spends_its_share_alone() -> None:
-    """Each look has its share of the error rate: a regression at the full rate is none at a seventh of it."""
+    """Each look has its own share of the error rate: a regression at the full rate is none at a seventh of it."""
     values = [0.05 + 0.006 * z for z in (-1.2, -0.3, 0.4, 1.1)]
     one = Rounds([0.0] * FIRST, values, 0.03, "latency", paired=True)
     shares = [decide([one], share)[0] for share in (1.0, 1 / len(LOOKS))]
@@ -249,7 +249,7 @@ def test_each_look_spends_its_share_alone() -> None:
 
 
 def test_settled_cells_count_among_the_hypotheses() -> None:
-    """Settled cells count among the hypotheses: the last open cell of 50 must pass the threshold for one in 50."""
+    """Settled cells count as hypotheses too: the last open cell of 50 must pass the threshold for one of 50."""
     rest = [cell(seed=i, pairs=FIRST) for i in range(1, 50)]
     one = cell(0.045, noise=0.002, pairs=FIRST)
     (alone, *_), (among, *_) = decide([one]), decide([replace(one, family="own"), *rest], 1.0, [False] + [True] * 49)

@@ -182,7 +182,7 @@ def test_a_name_that_nothing_has_is_refused() -> None:
 
 
 def test_a_backend_answers_for_the_library_that_its_version_names() -> None:
-    """A backend concerns the library in its version, which has the package's name, and torch without its CUDA."""
+    """A backend stands for the library that its version names, and for torch without its CUDA."""
     ours = a_run(
         torch="2.11.0+cu130",
         packages={"flash-attn": "2.8.3", "xformers": "0.0.3"},

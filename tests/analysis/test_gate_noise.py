@@ -1,4 +1,4 @@
-"""A gate with noise that rounds hardly show: bad rounds, two speeds, timers, runs and units."""
+"""A gate with noise that rounds hardly show: bad rounds, two speeds, coarse timers, other runs and other cards."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from attnbench.analysis.gate.two_speeds import jump
 from attnbench.analysis.gate.verdicts import Decision
 from attnbench.core.record import Record, Run
 from attnbench.results import run_file
+from attnbench.results.cells import cells
 from attnbench.results.noise import MIN_SCATTER, between_runs
 from attnbench.results.uncertainty import MEASURED
 from builders import CPU, H200, case, ok, run
@@ -39,7 +40,7 @@ def rounds_of(rng: random.Random, changes: Sequence[float], n: int = 5) -> list[
 
 
 def measured(bad: int | None = None, slower: float = 1.05) -> list[Record]:
-    """Return five rounds of each cell, in one of which a third of the cells is slower."""
+    """Return five rounds of each cell; in one round a third of the cells is slower."""
     rng = random.Random(1)
     return [
         ok(case(128 * (c + 1)), "triton", 300 * rng.gauss(1, 0.001) / (slower if at == (bad, 0) else 1), round=n)
@@ -50,7 +51,7 @@ def measured(bad: int | None = None, slower: float = 1.05) -> list[Record]:
 
 
 def another(change: Callable[[Record], float]) -> list[Record]:
-    """Return the same rounds with times changed by `change`."""
+    """Return the same rounds with the times changed by `change`."""
     return [ok(r.case, "triton", 300 / change(r), round=r.round) for r in measured()]
 
 
@@ -69,7 +70,7 @@ def test_a_disturbed_round_is_named_first_and_decides_nothing(side: str) -> None
 
 
 def test_two_slow_rounds_of_five_are_no_pass_and_no_regression() -> None:
-    """Two rounds of five that are slow by a factor of two in all cells decide nothing: neither pass nor regression."""
+    """Two rounds of five that are slow by a factor of two in all cells lead to neither pass nor regression."""
     slow = [ok(r.case, "triton", 150 if r.round in (1, 3) else 300, round=r.round) for r in measured()]
     for before, after in ((measured(), slow), ([r for r in measured() if r.round < 3], slow)):
         told = gate(before, after)
@@ -219,21 +220,25 @@ def on_unit(uuid: str | None) -> Run:
 
 
 def test_a_margin_below_what_units_differ_by_counts_as_that() -> None:
-    apart = between_units(on_unit("a"), on_unit("b"))
-    assert apart == pytest.approx(math.expm1(UNITS * math.sqrt(2) * MEASURED["H200 SXM"].units))
-    assert apart == pytest.approx(0.0474, abs=1e-4)
-    assert between_units(on_unit("b"), on_unit("b")) == 0
-    margins = Margins({"latency": 0.01}, (("triton 256*", {"latency": 0.08}),), units=apart)
-    assert margins.of("latency", "triton 128 d128") == apart
+    units = between_units(on_unit("a"), on_unit("b"))
+    assert units == MEASURED["H200 SXM"].cards
+    assert not any(between_units(on_unit("b"), on_unit("b")))
+    margins = Margins({"latency": 0.01}, (("triton 256*", {"latency": 0.08}),), units=units)
+    apart = margins.of("latency", "triton 128 d128")
+    assert apart == pytest.approx(math.expm1(UNITS * math.sqrt(2) * units.units(1.0)))
+    assert apart == pytest.approx(0.0608, abs=1e-4)
+    assert margins.of("latency", "triton 128 d128", load=0.0) == pytest.approx(0.0169, abs=1e-4)
     assert margins.of("latency", "triton 256 d128") == 0.08
     assert margins.of("memory_peak", "triton 128 d128") == 0.01
     found = judge(on_unit("a"), on_unit("b"), Request(("latency",), Margins({"latency": 0.01})))
-    assert {f.margin for f in found.findings} == {apart}
-    assert any("cells of two units differ by up to 4.7%" in note for note in found.notes)
+    loads = [cell.load for cell in cells([on_unit("b")])]
+    assert {f.margin for f in found.findings} == {margins.of("latency", "", load) for load in loads}
+    assert any("cells of two units differ by up to 6.1%" in note for note in found.notes)
 
 
 def test_a_unit_that_is_not_known_may_be_another() -> None:
     found = judge(on_unit("a"), on_unit(None), Request(("latency",), Margins({"latency": 0.01})))
-    assert {f.margin for f in found.findings} == {between_units(on_unit("a"), on_unit("b"))}
+    known = judge(on_unit("a"), on_unit("b"), Request(("latency",), Margins({"latency": 0.01})))
+    assert [f.margin for f in found.findings] == [f.margin for f in known.findings]
     assert any("may be of two units of this GPU model, as the current run has no UUID" in note for note in found.notes)
-    assert between_units(run(measured(), device=CPU), run(measured(), device=CPU)) == 0
+    assert not any(between_units(run(measured(), device=CPU), run(measured(), device=CPU)))

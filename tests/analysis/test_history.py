@@ -30,7 +30,7 @@ FIRST = datetime(2026, 1, 1, 3, 17, tzinfo=timezone.utc)
 
 
 def found(logs: Sequence[float], seed: int = 0, noise: float = NOISE) -> Levels:
-    """Return the findings on a cell beside nine cells that do not change."""
+    """Return the findings on a cell in a history with nine other cells, which do not change."""
     rng = np.random.default_rng(seed)
     unit = rng.normal(0, noise, (10, len(logs)))
     unit[0] += logs
@@ -99,7 +99,7 @@ def test_what_is_no_change() -> None:
 
 
 def nightly(number: int, speed: Callable[[int], float], **changes: object) -> list[Run]:
-    """Return runs of two cells, one a day; `speed` has the first cell's speed by the number of the run."""
+    """Return runs of two cells, one a day; `speed` maps the number of a run to the first cell's speed."""
     runs = []
     for day in range(number):
         rng = np.random.default_rng(day)
@@ -296,7 +296,7 @@ def test_runs_of_a_branch_and_since_a_date_or_commit() -> None:
 
 
 def test_a_cell_that_is_newer_than_others_stands_apart() -> None:
-    """A cell that is newer than others is judged apart: without noise in earlier runs any order looks like a step."""
+    """A cell that is newer than others is judged alone: earlier runs have no noise for it, so any order is a step."""
     runs = nightly(24, lambda day: 1 / 1.05 if day >= 12 else 1)
     runs[:8] = [replace(one, records=one.records[:1]) for one in runs[:8]]
     runs[20] = replace(runs[20], records=runs[20].records[1:])  # one cell lacks a single run

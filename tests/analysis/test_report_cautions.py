@@ -65,7 +65,7 @@ def test_a_verdict_that_todays_check_may_not_give_accuses_nobody() -> None:
 
 
 def test_a_figure_that_no_device_can_reach_is_a_fault_of_ours() -> None:
-    """An unreachable figure is attnbench's fault: 989 TFLOP/s at 1830 MHz, a highest clock of 1980, HBM 4.8 TB/s."""
+    """A rate that no device can reach is reported as attnbench's fault: 989 TFLOP/s at 1830 of 1980 MHz, 4.8 TB/s."""
 
     def said(record: Record, **changes: Any) -> bool:
         text = warned(record, **changes)

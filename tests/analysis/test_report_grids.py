@@ -24,6 +24,19 @@ def test_latencies_tie_within_their_uncertainty() -> None:
     assert row(300.0).count("*") == 0
 
 
+def test_a_grid_with_several_limits_names_the_unit_of_a_row_or_column() -> None:
+    """Of causal cases of 16k tokens, the short ones wait for memory: their figures are in GB/s, as their labels say."""
+    lengths = [case(256 * n, causal=True, batch=64 // n) for n in (1, 4, 16)]
+    records = [ok(c, name, 300) for c in lengths for name in SIX[:2]]
+    (rows, *_) = grids(cells([run(records)]))
+    labels = [label for label, _ in rows.grids[0].rows]
+    assert [label.endswith("GB/s") for label in labels] == [True, False, False]
+    (columns, *_) = grids(cells([run(records)]), by="seqlen")
+    assert [label.endswith("GB/s") for label in columns.grids[0].columns] == [True, False, False]
+    (named, *_) = grids(cells([run(records)]), ("tflops",))
+    assert not any(label.endswith("GB/s") for label, _ in named.grids[0].rows)
+
+
 def test_watts_tie_within_the_uncertainty_of_the_energy() -> None:
     def stars(*watts: float) -> int:
         records = [
@@ -38,7 +51,7 @@ def test_watts_tie_within_the_uncertainty_of_the_energy() -> None:
 
 
 def test_a_figure_that_is_hardly_known_has_a_mark_and_no_star() -> None:
-    """A figure that is hardly known has a mark; where it may be the best, no figure has a star."""
+    """A latency that is hardly known has a mark; where it may be the best, no latency has a star."""
     scattered = ok(case(), "fa2", 100.0, time=[1e-3 * n for n in (0.5, 0.7, 1, 1, 1.4, 2)])
     records = [ok(case(), "triton", 300.0), scattered, ok(case(), "eager", 50.0)]
     (line,) = [line for line in shown([run(records)]).splitlines() if line.startswith("    1k")]

@@ -69,7 +69,7 @@ def lengths(path: str) -> set[int]:
 
 
 def stands(judgement: gate_findings.Judgement, said: str, **request: Any) -> None:
-    """Assert that nothing is measured, that one line gives the reason, and that the gate's own verdict stands."""
+    """Assert that nothing is measured, that one line says why, and that the gate's own verdict remains."""
     after, code = settled(judgement, **request)
     assert not Here.started
     assert not list(Path().glob("*settle*"))
@@ -99,7 +99,7 @@ def test_what_is_open_is_settled_and_nothing_else_is_measured() -> None:
 
 
 def test_the_build_that_a_person_names_needs_no_trust_and_may_settle_a_part() -> None:
-    """A saved baseline does not have the path of its code, so only the build that --a names is measured."""
+    """A saved baseline lacks the path of its code, so only the build that --a names is measured, without --trust."""
     Path("other.py").write_text(CODE + "\nclass Other(A): ...\n")
     before = gated(("old.py:A", "other.py:Other"), ("new.py:A", "other.py:Other"), rounds=1)
     before = replace(before, baseline=reduced(before.baseline))
@@ -114,7 +114,7 @@ def test_the_build_that_a_person_names_needs_no_trust_and_may_settle_a_part() ->
 def test_what_cannot_have_changed_is_measured_beside_what_is_under_test_and_not_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A backend of torch, one build in both runs, is measured beside the code under test, but not alone."""
+    """A backend of torch, equal in both runs, is measured beside the code under test, but not alone."""
     Path("other.py").write_text(CODE + "\nclass Other(A): ...\n")
     monkeypatch.setattr(run_differences, "controls", lambda *_: frozenset({"Other"}))
     judgement = gated(("new.py:A", "other.py:Other"), ("new.py:A", "other.py:Other"), rounds=1)
@@ -200,7 +200,7 @@ def test_a_wrong_result_in_turns_fails_the_gate(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_change_that_is_not_seen_in_turns_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A change that turns do not show is reported: another build now lies in place of the slow one."""
+    """A change that turns do not show is reported: another build has replaced the slow one since."""
     monkeypatch.setenv("TOLD", "self.factor = 0.8 if __file__.endswith('new.py') else 1.0")
     judgement = gated(rounds=1)
     monkeypatch.delenv("TOLD")

@@ -10,6 +10,8 @@ import pytest
 
 from attnbench.analysis.site import findings
 from attnbench.analysis.site.findings import Findings, run_files
+from attnbench.analysis.site.pages import pages
+from attnbench.render.document import Document
 from attnbench.results import run_file
 
 RESULTS = Path(__file__).parents[2] / "results" / "ci-experiment"
@@ -27,6 +29,17 @@ def test_own_code_is_ranked_only_where_there_is_nothing_else() -> None:
     assert {backend for of_case in standings.values() for _, backend in of_case.measured} == {"sdpa-flash", "triton"}
     alone = of("slow-5")
     assert (alone.backends, alone.own_code) == (("Planted",), ())
+
+
+def test_a_machine_of_own_code_alone_stands_beside_another() -> None:
+    """Each page can be made; the page of the own code links its machine's page."""
+    shipped, own = (run_file.read(RESULTS / f"{name}.jsonl")[0] for name in ("shipped", "slow-5"))
+    device = replace(own.environment.device, name="NVIDIA H100", uuid="1")
+    own = replace(own, environment=replace(own.environment, device=device))
+    site = Findings(run_files([(Path("a.jsonl"), shipped), (Path("b.jsonl"), own)], []))
+    made = {page.address: str(page.make()) for page in pages(site, ["results/"], lambda _: Document("report", "a run"))}
+    (page,) = (address for address in made if address.startswith("gpu-h100"))
+    assert page in made[site.backend_address("Planted")]
 
 
 def test_one_model_with_two_power_limits_beside_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def step(backend: str, latency: float, attention: float, traced: float, **change
 
 
 def run(*steps: tuple[str, float, float]) -> Run:
-    """Return a run of STEP from (backend, latency, time of attention in a traced step of this latency)."""
+    """Return a run of STEP from (backend, latency, attention's time in a traced step of this latency)."""
     return builders.run([step(backend, latency, attention, latency) for backend, latency, attention in steps])
 
 
@@ -79,6 +79,6 @@ def test_the_device_is_idle_where_its_kernels_take_less_than_the_step() -> None:
 
 @pytest.mark.parametrize(("traced", "told"), [(9e-3, True), (9.9e-3, False), (10e-3, False)])
 def test_a_host_bound_step_is_told_unless_its_kernels_ran_all_the_time(traced: float, told: bool) -> None:
-    """A step is host-bound unless its kernels ran all the time, when the host only waits for a full queue."""
+    """A step is host-bound unless its kernels ran all the time; then the host only waits for a full queue."""
     shown = document([builders.run([step("step-eager", 10e-3, 4e-3, traced, host_bound=True)])])
     assert any("host launched too slowly" in caution.what for caution in shown.cautions) == told

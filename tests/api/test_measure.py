@@ -105,6 +105,12 @@ def test_what_a_person_can_mend_is_a_user_error(more: dict[str, Any], said: str)
         (lambda of: of.gate(of, margin="x"), "margin: 'x' is not a margin"),
         (lambda of: of.gate(of, margin=3), "margin: 3 is not between 0 and 1"),
         (lambda of: of.gate(3), "^path: 3 is not a path"),
+        (lambda of: of.gate("x" * 5000), "^baseline: no file can have the name 'xxx"),
+        (lambda of: of.report(by=["dtype"]), "^by: .'dtype'. is not a text"),
+        (lambda of: of.report(5), "^metric: 5 is not a text; known: "),
+        (lambda of: of.cells[0].value(["latency"]), "^no metric .'latency'."),
+        (lambda _: attnbench.load(torch.tensor(5)), "^path: tensor.5. is not a path"),
+        (lambda _: attnbench.load("x" * 100_000), "^path: no file can have the name 'x{1,200}"),
         (lambda of: of.plot("x"), "figure: unknown 'x'"),
         (lambda of: of.save("a\0.jsonl"), "^path: no file can have the name"),
         (lambda of: of.to_csv(3), "^path: 3 is not a path"),
@@ -244,7 +250,7 @@ def test_a_function_without_source_is_measured_in_this_process() -> None:
 
 
 def test_what_of_a_function_in_this_process_cannot_be() -> None:
-    """A function of this process has no rounds, which need new processes; Ctrl-C ends the run, not only the call."""
+    """A function of this process is measured without rounds, which need new processes; Ctrl-C ends the whole run."""
     ones = torch.ones(1)
 
     def interrupts(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:

@@ -51,7 +51,7 @@ def session(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Any:
 
 
 def test_each_verdict(session: Any) -> None:
-    """A kernel that is not slower passes, a slower or wrong one fails, an undecided one is skipped with the reason."""
+    """A kernel that is not slower passes, a slower or wrong one fails, an undecided one is skipped with a reason."""
     done = session(
         """
 def test_same(attnbench):
@@ -81,6 +81,12 @@ def test_other(): ...
     done.stdout.fnmatch_lines(["*= attnbench =*", "test_it.py::test_slow: ./mine.py:Slow is slower (than fake)"])
     done.stdout.fnmatch_lines_random(["SKIPPED*CUDA device*", "SKIPPED*undecided; a longer budget than*may decide*"])
     done.stdout.no_fnmatch_line("*guard.py:*:*SlowerError*")
+
+
+@pytest.mark.parametrize("name", ["--", "../up", "a b"])
+def test_a_name_that_cannot_be_one_is_said(session: Any, name: str) -> None:
+    done = session("def test_it(attnbench): attnbench.assert_right('fake', **SMALL)", f"--attnbench-save={name}")
+    done.stdout.fnmatch_lines(["*--attnbench-save: * is no name; use letters, digits, dots and dashes"])
 
 
 def test_what_is_saved_is_compared_with(session: Any, pytester: pytest.Pytester) -> None:

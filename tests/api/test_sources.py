@@ -189,7 +189,7 @@ def test_what_a_module_has_is_named_by_its_file(tmp_path: Path, monkeypatch: pyt
 
 
 class Odd:
-    """An object of a person's whose text, module, and attributes that it does not have, raise errors."""
+    """An object of a person whose text, module and missing attributes raise errors when they are read."""
 
     def __getattr__(self, name: str) -> Any:
         raise ValueError(name)

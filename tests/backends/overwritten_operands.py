@@ -13,7 +13,7 @@ COPIES = ("MOV", "IMAD.MOV", "LDL", "LDS", "R2UR")  # which may restore the oper
 
 
 def overwritten_operands(sass: str) -> list[str]:
-    """Return the registers of Hopper's matmuls that a loop reads and overwrites, from the output of `nvdisasm -c`.
+    """Return the operand registers of Hopper's matmuls that a loop overwrites, from the output of `nvdisasm -c`.
 
     A left operand that is loaded before a loop must stay in its registers, or be copied back to them.
     """

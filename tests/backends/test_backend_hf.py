@@ -41,7 +41,7 @@ def test_without_flash_attn_2_no_other_kernel_is_downloaded(monkeypatch: pytest.
 
 
 def test_a_single_query_is_not_causal() -> None:
-    """A single query is not causal, because transformers 4 passes the flag to SDPA, whose query would see one key."""
+    """A single query is not passed as causal: transformers 4 passes the flag to SDPA, where it would see one key."""
     lone = replace(PLAIN, shape=Shape(1, 1, 64, 2, 2, 64, 64), causal=True)
     options = backend("hf-sdpa")._options(lone, "cpu")  # type: ignore[attr-defined]
     assert options == {"attention_mask": None, "is_causal": False}

@@ -59,7 +59,7 @@ def test_blocks_that_are_not_the_best_are_wrong(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_definition_is_evaluated_once_for_each_query_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The definition is evaluated once for each query head; all heads for each would take minutes with 64k tokens."""
+    """The definition is evaluated once for each query head; all heads for each would take minutes at 64k tokens."""
     rows = {"compressed": 0, "attended": 0}
     compressed, attended = nsa.compressed, nsa.Nsa.attended
 

@@ -1,4 +1,4 @@
-"""The lists of blocks that the Triton kernels visit under a mask by name, against the mask of each pair."""
+"""The lists of blocks that the Triton kernels visit under a mask by name, compared with the mask of each pair."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_the_order_is_seen_through_what_wraps_a_function() -> None:
 
 
 def test_what_is_loaded_is_what_was_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loaded code is the hashed one, even if two sources have one second and size, Python's key of a code cache."""
+    """The loaded code is the hashed code, even if two sources have one time and size, Python's key of cached code."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(sys, "path_hooks", list(sys.path_hooks))
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
@@ -198,7 +198,7 @@ def test_what_is_loaded_is_what_was_hashed(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_version_is_of_what_was_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The version is of the imported text, not of the file's text after the import."""
+    """The version is a hash of the text that was imported, not of the file's text after the import."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     path, versions = tmp_path / "mine_slow.py", []
     changes_itself = f"""from pathlib import Path
@@ -289,7 +289,7 @@ def test_the_version_has_what_is_loaded_from_another_folder(tmp_path: Path) -> N
 
 
 def test_a_version_is_the_same_wherever_the_files_lie(tmp_path: Path) -> None:
-    """A worker of a source checkout adds no file of attnbench, not as __mp_main__ of multiprocessing either."""
+    """A worker in a source checkout adds none of attnbench's files to the version, __mp_main__ included."""
     kernel = (
         "import sys, multiprocessing, torch\nsys.path.append({!r})\nimport beside_of_tests\ndef f(q, k, v, **_): ...\n"
     )

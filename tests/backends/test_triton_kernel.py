@@ -103,7 +103,7 @@ def test_more_stretches_than_fit_one_turn_and_stretches_without_keys(monkeypatch
     ids=["forward", "tensor-maps", "decode"],
 )
 def test_float8_with_values_that_need_no_rounding(options: dict[str, bool], keys: int) -> None:
-    """fp8 results are right for values that need no rounding, which the interpreter does wrongly (Triton 3.9)."""
+    """fp8 results are right for values that need no rounding; Triton 3.9's interpreter rounds wrongly."""
     q, k, v, dout = make(70, keys, 2, 1, 32, 24, torch.float32, batch=2)
     descale = tuple((t.abs().max() / 448).reshape(1) for t in (q, k, v))
     rounded = to_float8(q, k, v, descale)

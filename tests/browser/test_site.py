@@ -82,6 +82,40 @@ def test_the_address_keeps_what_was_chosen(browser: Browser, folder: Path) -> No
     assert browser.complaints() == []
 
 
+@pytest.mark.parametrize(
+    ("page", "table", "off", "place"),
+    [
+        ("index.html", "fastest", "work:Training", 4),
+        ("gpu-h200.html", "prefill", "mask:causal", 2),
+        ("work-prefill.html", "prefill", "GPU:H200", 3),
+        ("backend-triton.html", "training", "GPU:H200", 2),
+        ("pair-h100-80gb-hbm3-against-h200.html", "cells", "pass:bwd", 3),
+    ],
+)
+def test_the_address_of_each_page_keeps_filters_and_order(
+    browser: Browser, folder: Path, page: str, table: str, off: str, place: int
+) -> None:
+    """A filter hides rows and leaves each its name; a click on a heading puts the largest number first."""
+    browser.load(folder / page)
+    own = f"#table-{table} .scroll"
+    rows = f"[...document.querySelectorAll('{own} tbody tr')].filter((r) => r.checkVisibility())"
+    names = browser.js(f"{rows}.map((r) => r.cells[0].textContent)")
+    name, _, value = off.partition(":")
+    browser.js(f"document.querySelector('#filters input[name={name}][value=\"{value}\"]').click()")
+    shown = browser.js(f"{rows}.map((r) => r.cells[0].textContent)")
+    assert 0 < len(shown) < len(names)
+    assert shown[0] in names
+    browser.js(f"document.querySelector('{own} thead').rows[0].cells[{place}].querySelector('button').click()")
+    figures = browser.js(f"{rows}.map((r) => parseFloat(r.cells[{place}].textContent)).filter((n) => n === n)")
+    assert figures[0] == max(figures)
+    after, address = browser.js(f"{rows}.map((r) => r.textContent)"), browser.js("location.href")
+    browser.driver.get("about:blank")
+    browser.driver.get(address)
+    browser.wait("document.readyState === 'complete' && document.querySelector('#find')")
+    assert browser.js(f"{rows}.map((r) => r.textContent)") == after
+    assert browser.complaints() == []
+
+
 def test_rows_of_long_tables_are_found_and_saved(browser: Browser, folder: Path) -> None:
     """A search in a long table finds a row together with the row above that it continues; it can be saved."""
     browser.load(folder / "work-prefill.html")
@@ -94,11 +128,11 @@ def test_rows_of_long_tables_are_found_and_saved(browser: Browser, folder: Path)
     assert 1 < len(shown) < every
     assert "16k" in shown[0]
     assert any("H100" in text and "16k" not in text for text in shown)
-    assert browser.js("location.hash") == "#?find=16k%20causal"
-    browser.js("document.querySelector('#table-prefill button').click()")
+    assert browser.js("location.hash") == "#?find=16k+causal"
+    browser.js("document.querySelector('#table-prefill .tools button').click()")
     browser.wait("saved.length === 1")
     assert len(browser.js("saved[0]").splitlines()) == 1 + len(shown)
-    browser.js("document.querySelectorAll('#table-prefill button')[1].click()")
+    browser.js("document.querySelectorAll('#table-prefill .tools button')[1].click()")
     browser.wait("saved.length === 2")
     bars = ElementTree.fromstring(browser.js("saved[1]"))
     assert len(bars.findall("{*}svg")) == len(shown)

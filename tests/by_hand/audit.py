@@ -24,7 +24,7 @@ class Audit:
     failed: bool = False
 
     def same(self, where: str, name: str, printed: Any, computed: Any, tolerance: float = EXACT) -> None:
-        """Record whether a printed figure equals the computed one; None means no figure."""
+        """Record whether a printed value equals the computed one; None means that there is no value."""
         self.compared[name] += 1
         if isinstance(printed, bool | str) or isinstance(computed, bool | str) or None in (printed, computed):
             alike = printed == computed

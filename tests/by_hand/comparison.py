@@ -40,13 +40,13 @@ def check(audit: Audit, paths: Sequence[Path]) -> None:
 def _figures(found: Sequence[Machine], chosen: Sequence[Chosen], i: int, what: str) -> dict[str, float | None]:
     """Return the figures of a machine by their names in the JSON. The first machine is the reference."""
     machine, keys = found[i], [*chosen[i].values()]
-    decode = [key for key in keys if machine.cells[key].case.is_decode]
-    computing = [key for key in keys if key not in decode]
+    limits = {case: found[0].limit(key) for case, key in chosen[0].items()}
+    of_memory, computing = ([key for key in keys if limits[key[0]] == by] for by in ("memory", "compute"))
     ours, theirs = (equal([*chosen[j].values()]) for j in (0, i))
     speed = speed_ratio(found[0], ours, found[i], theirs, what)
     return {
         "tflops": _geomean([machine.tflops(key, what) for key in computing]),
-        "gbps": _geomean([machine.gbps(key, what) for key in decode]),
+        "gbps": _geomean([machine.gbps(key, what) for key in of_memory]),
         "utilization": _geomean([_share(machine, key, what) for key in computing]),
         **dict(zip(("ratio", "ratio_low", "ratio_high"), speed, strict=True)),
     }

@@ -76,7 +76,7 @@ def student(freedom: float) -> float:
 
 
 def within(found: Sequence[float]) -> float | None:
-    """Return half the 95 % interval of the median of samples, by ranks, over it; below 6 of their mean logarithm."""
+    """Return half the 95 % interval of the samples' median by ranks, relative; below 6, of their mean logarithm."""
     n = len(found)
     if n >= 6:
         below = max(k for k in range(1, n // 2 + 1) if 2 * stats.binom.cdf(k - 1, n, 0.5) <= 0.05)
@@ -114,7 +114,7 @@ def of_rounds(values: Sequence[float], prior: Prior) -> float:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a cell: its value by round, and half its 95 % interval for other processes on the card."""
+    """The time of a cell: its value by round, and half its 95 % interval for other processes on the card."""
 
     rounds: Mapping[int, float]
     half: float | None
@@ -127,7 +127,7 @@ class Figure:
         return statistics.median(self.rounds.values())
 
     def rate(self, amount: float) -> float:
-        """Return an amount over the figure, the median over its rounds."""
+        """Return an amount over the time: the median over its rounds."""
         return statistics.median(amount / one for one in self.rounds.values())
 
     @property
@@ -182,9 +182,9 @@ def sustained(cell: Cell, of: Spread, prior: Prior) -> Figure | None:
 
 
 def fastest(rivals: Mapping[Any, tuple[float, float | None]]) -> list[Any]:
-    """Return the rival of the least time, then the rivals that tie with it, by times and uncertainties.
+    """Return the rival with the least time, then those that tie with it, from times and uncertainties.
 
-    None where a rival of hardly known time may be faster than the best of the well-known ones.
+    None where a rival whose time is hardly known may be faster than the best well-known one.
     """
     known = {name: of for name, of in rivals.items() if of[1] is not None and of[1] < HARDLY_KNOWN}
     if not known:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import latency, work
-from .device import Spread, peak, spread
+from .device import Spread, bandwidth, peak, spread
 from .latency import Figure, Prior
 from .pool import Pool, Weights
 from .raw import Cell, Key, Record, RunFile, cells_of, middle, over_rounds, read, samples
@@ -133,11 +133,11 @@ class Machine:
         return self.known[what, key]
 
     def decides_nothing(self, what: str, key: Key) -> bool:
-        """Return whether a figure is hardly known, or includes time in which the device waited for the host."""
+        """Return whether a time is hardly known, or includes time in which the device waited for the host."""
         return self.figures[what][key].is_hardly_known or (what, key) in self.host_bound
 
     def fastest(self, what: str, among: Collection[Key]) -> dict[str, Key]:
-        """Return case -> cell of the least time, without cases whose fastest figure decides nothing."""
+        """Return case -> the fastest cell, without cases in which its time decides nothing (decides_nothing)."""
         best: dict[str, Key] = {}
         for key in self.figures[what]:
             if key in among and key[1] not in self.approximate:
@@ -152,6 +152,11 @@ class Machine:
                 inner = re.sub(r"^([\w:]*(device_kernel|Kernel\d*|enable_sm\w*)<)*", "", name)
                 found.add(re.split(r"_?fwd|_?bwd|\d|<", inner, maxsplit=1, flags=re.IGNORECASE)[0])
         return found
+
+    def limit(self, key: Key) -> str:
+        """Return what limits the case of a cell, which says the unit of its speed."""
+        case = self.cells[key].case
+        return work.limit(case, peak(self.files[0], case.dtype), bandwidth(self.files[0]))
 
     def tflops(self, key: Key, what: str = "latency") -> float:
         """Return TFLOP/s, with several ranks per device."""

@@ -18,7 +18,7 @@ from . import latency, work
 from .audit import SEVEN_DIGITS, Audit, run
 from .device import bandwidth, clock_of_peak, peak
 from .latency import Measured
-from .raw import Cell, Record, memory_peak, middle, over_rounds, read, samples
+from .raw import Case, Cell, Record, memory_peak, middle, over_rounds, read, samples
 
 WORDS = {"wrong": "WRONG", "wrong-kernel": "KERNEL!", "failed": "FAIL", "oom": "OOM", "timeout": "TIMEOUT"}
 WORDS |= {"skipped": "skip", "ok": "ok"}
@@ -34,6 +34,11 @@ class Page(Measured):
         found = [value for record in records for value in samples(record, name)]
         return statistics.median(found) if found else None
 
+    def rate(self, case: Case) -> str | None:
+        """Return the rate of a case by its limit; None where only its time says something."""
+        by = work.limit(case, peak(self.file, case.dtype), bandwidth(self.file))
+        return {"compute": "tflops", "memory": "gbps"}.get(by)
+
     def matmul(self, dtype: str) -> float | None:
         return self.median_of_all("ceiling_matmul", dtype)
 
@@ -46,15 +51,20 @@ def check(audit: Audit, path: Path, text: str = "") -> None:
     page, fields = Page(read(path)), embedded(text or report_page(path), path.name)
     rows = [dict(zip(fields, values, strict=True)) for values in zip(*fields.values(), strict=True)]
     shapes: dict[str, list[tuple[Row, Cell]]] = defaultdict(list)
-    for row, cell in _cells_of_rows(page, rows):
+    found = [*_cells_of_rows(page, rows)]
+    longest: dict[str, tuple[Row, Cell]] = {}  # of each panel, which has one rate
+    for row, cell in found:
+        longest[row["panel"]] = max(longest.get(row["panel"], (row, cell)), (row, cell), key=lambda of: of[0]["seqlen"])
+    for row, cell in found:
+        rate = page.rate(longest[row["panel"]][1].case)
         shapes[row["shape"]].append((row, cell))
-        for name, value in figures(page, cell).items():
+        for name, value in figures(page, cell, rate).items():
             audit.same(f"{path.name}: page, {row['shape']}, {row['backend']}", name, row[name], value, SEVEN_DIGITS)
-    for shape, found in shapes.items():
-        rivals = {c.key: page.latency[c.key] for _, c in found if page.is_exact(c.key) and c.key in page.latency}
+    for shape, of_shape in shapes.items():
+        rivals = {c.key: page.latency[c.key] for _, c in of_shape if page.is_exact(c.key) and c.key in page.latency}
         winners = latency.fastest({key: (one.value, one.half) for key, one in rivals.items()})
         word = "best" if len(winners) == 1 else "= best"
-        for row, cell in found:
+        for row, cell in of_shape:
             best = word if cell.key in winners and len(rivals) > 1 else None
             if cell.key in rivals and rivals[cell.key].is_hardly_known:
                 best = "? hardly known"
@@ -96,12 +106,12 @@ def embedded(text: str, name: str) -> dict[str, list[Any]]:
     return {**data["fields"], **coded, **alike}
 
 
-def figures(page: Page, cell: Cell) -> Row:
-    """Return the figures of a row by their names on the page."""
+def figures(page: Page, cell: Cell, rate: str | None) -> Row:
+    """Return the figures of a row by their names on the page, with the rate of its panel."""
     case, known, exact = cell.case, page.latency.get(cell.key), page.is_exact(cell.key)
     seconds, half = (known.value, known.half) if known else (None, None)
     top, at_top = peak(page.file, case.dtype), clock_of_peak(case.dtype)
-    rate = None if not exact else "gbps" if case.is_decode else "tflops"
+    rate = rate if exact else None
     flops, moved = work.flops(case) / case.ranks, work.ideal_bytes(case) / case.ranks
     tflops, gbps = (known.rate(flops / 1e12), known.rate(moved / 1e9)) if known else (None, None)
     at_clock = None  # share of the peak at the clock held

@@ -71,7 +71,7 @@ class Pool:
         return self.spread.cell * (1 - load) + self.spread.loaded_cell * load
 
     def prediction(self, telling: Collection[Key]) -> np.ndarray[Any, Any]:
-        """Return the matrix (effects, pairs) that gives the effects of cards from the logarithms."""
+        """Return the matrix (effects, pairs) that maps the logarithms of the pairs to the effects of cards."""
         told = [i for i, pair in enumerate(self.pairs) if pair.key in telling]
         found = np.zeros((len(self.deviations), len(self.pairs)))
         if not told:

@@ -8,6 +8,7 @@ from typing import Any
 
 from . import work
 from .audit import Audit, printed
+from .device import bandwidth, peak
 from .latency import Measured, fastest
 from .raw import Case, Cell, Key, memory_peak, over_rounds, read
 
@@ -80,7 +81,7 @@ def _latency(run: Measured, way: Way) -> tuple[float, float | None]:
 
 
 def _sum(parts: list[tuple[float, float | None]]) -> tuple[float, float | None]:
-    """Return a sum of latencies, with an uncertainty that is the sum of its parts'."""
+    """Return a sum of latencies, whose uncertainty is the sum of its parts' uncertainties."""
     total = sum(seconds for seconds, _ in parts)
     halves = [seconds * half for seconds, half in parts if half is not None]
     return total, sum(halves) / total if len(halves) == len(parts) else None
@@ -112,9 +113,11 @@ def _check_row(audit: Audit, where: str, row: dict[str, Any], run: Measured, way
         own = [run.cells[key] for key in ways[use]]
         peaks = [over_rounds(cell, memory_peak) for cell in own]
         memory = max((peak for peak in peaks if peak is not None), default=None)
-        amount, unit = (work.ideal_bytes, 1e9) if own[0].case.is_decode else (work.flops, 1e12)
+        case = own[0].case
+        by_memory = work.limit(case, peak(run.file, case.dtype), bandwidth(run.file)) == "memory"
+        amount, unit = (work.ideal_bytes, 1e9) if by_memory else (work.flops, 1e12)
         each = ((run.latency[cell.key], amount(cell.case) / cell.case.ranks / unit) for cell in own)
         rate = sum(one.rate(part) * one.value for one, part in each) / seconds  # the mean rate over the whole time
-        tflops, gbps = (None, rate) if own[0].case.is_decode else (rate, None)
+        tflops, gbps = (None, rate) if by_memory else (rate, None)
     for name, value in (("tflops", tflops), ("gbps", gbps), ("memory_peak", memory)):
         audit.same(where, name, row[name], value)

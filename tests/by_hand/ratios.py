@@ -27,7 +27,7 @@ def equal(keys: Collection[Key]) -> Weights:
 
 
 def speed_ratio(home: Machine, ours: Weights, other: Machine, theirs: Weights, what: str) -> Ratio:
-    """Return the speed of `other` over the speed of `home`."""
+    """Return the speed of machine `other` over the speed of machine `home`."""
     if home is other:
         return Ratio(1.0, 1.0, 1.0)
     logs, halves = [], []

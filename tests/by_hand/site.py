@@ -43,7 +43,7 @@ def word(label: str) -> str:
 
 
 def short(label: str) -> str:
-    """Return the name of a GPU in a table; unlike ones begin with unlike words."""
+    """Return the name of a GPU in a table; names of different GPUs begin differently."""
     return label.split()[0]
 
 
@@ -105,8 +105,12 @@ def check_run(audit: Audit, folder: Path, path: Path, name: str) -> None:
     page.check(audit, path, (folder / name).read_text())
 
 
-def _rate(machine: Machine, key: Key, work: str) -> float:
-    return machine.gbps(key) if work == "decode" else machine.tflops(key)
+def _rate(machine: Machine, key: Key, by: str = "") -> str:
+    """Return the speed of a cell in the unit of its limit, by default on its machine."""
+    by = by or machine.limit(key)
+    if by == "launch":
+        return duration(machine.seconds("latency", key))
+    return f"{digits(machine.gbps(key))} GB/s" if by == "memory" else f"{digits(machine.tflops(key))} TFLOP/s"
 
 
 def _rivals(machine: Machine, work: str) -> dict[str, list[Key]]:
@@ -136,7 +140,7 @@ def _named(winners: Sequence[Key]) -> str:
 
 
 def _in_order(names: str) -> str:
-    """Return the names of a fastest backend and of those alike with it, which have no order, by the alphabet."""
+    """Return the names of a fastest backend and of those that tie with it, in the order of the alphabet."""
     first, *alike = names.split(" = ")
     return " = ".join([first, *sorted(alike)])
 
@@ -149,7 +153,7 @@ def _check_gpu(audit: Audit, where: str, rows: list[list[str]], machine: Machine
             best = winners[0]
             names = _named(winners)
             half = machine.figures["latency"][best].half
-            expected[names, digits(_rate(machine, best, work)), f"±{percent(half or 0.0)}"] += 1
+            expected[names, _rate(machine, best), f"±{percent(half or 0.0)}"] += 1
     shown = Counter((_in_order(row[1]), row[2].rstrip("~"), row[3]) for row in rows if row[1] != "not known")
     audit.same(where, "cases", shown.total(), expected.total())
     for entry in {*shown, *expected}:
@@ -169,10 +173,10 @@ def _check_backend(audit: Audit, where: str, rows: list[list[str]], machine: Mac
             if key in winners:
                 against = "=" if len(winners) > 1 else "fastest"
         exact = backend not in machine.approximate
-        rate = digits(_rate(machine, key, work)) if exact else duration(machine.seconds("latency", key))
-        limit = share(_share(machine, key, "latency")) if work != "decode" and exact else "-"
-        expected[rate, "" if work == "decode" else limit, against] += 1
-    shown = Counter((row[2].rstrip("~"), "" if work == "decode" else row[5], row[6]) for row in rows)
+        rate = _rate(machine, key) if exact else duration(machine.seconds("latency", key))
+        computes = exact and machine.limit(key) == "compute"
+        expected[rate, share(_share(machine, key, "latency")) if computes else "", against] += 1
+    shown = Counter((row[2].rstrip("~"), row[5] if "TFLOP/s" in row[2] else "", row[6]) for row in rows)
     for entry in {*shown, *expected}:
         audit.same(where, "rate beside the fastest", str((entry, shown[entry])), str((entry, expected[entry])))
 
@@ -189,7 +193,7 @@ def _check_work(audit: Audit, work: str, path: Path, found: dict[str, Machine]) 
         for case, keys in rivals[label].items():
             if sum(len(of.get(case, ())) for of in rivals.values()) > 1:
                 winners = _winners(machine, keys)
-                rate = digits(_rate(machine, winners[0], work)) if winners else "-"
+                rate = _rate(machine, winners[0]) if winners else "-"
                 expected[_named(winners) if winners else "not known", rate] += 1
         shown = Counter((_in_order(row[2]), row[3].rstrip("~")) for row in rows if row[1] == short(label))
         for entry in {*shown, *expected}:
@@ -202,8 +206,7 @@ def _check_cells_of_pair(audit: Audit, text: str, found: dict[str, Machine]) -> 
     expected = Counter[tuple[str, ...]]()
     for key in shared_cells([home, other]):
         ratio = speed_ratio(home, {key: 1.0}, other, {key: 1.0}, "latency")
-        work = work_of(home.cells[key].case)
-        rates = (digits(_rate(machine, key, work)) for machine in (home, other))
+        rates = (_rate(machine, key, home.limit(key)).split()[0] for machine in (home, other))
         expected[(*rates, ratio_text(ratio))] += 1
     shown = Counter((*(rate.split()[0] for rate in row[1:3]), row[3]) for row in table(text, "cells"))
     for entry in {*shown, *expected}:

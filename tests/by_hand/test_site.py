@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from by_hand import audit, recompute, site, site_subjects
+from by_hand import audit, over_time, recompute, site, site_subjects
 
 NAMES = (  # two machines, one with two cards; then runs without times of calls
     "20261123-141253-default-nvidia-h200",
@@ -23,6 +23,13 @@ NAMES = (  # two machines, one with two cards; then runs without times of calls
     "20261126-060213-step-nvidia-h200",
     "20261126-091040-models-nvidia-h200",
     "20261126-091952-models-nvidia-h100",
+)
+OF_VERSIONS = (  # of two GPUs, with up to three versions of a backend
+    "20261125-200042-training-packed-nvidia-h100",
+    "20261125-223822-training-packed-nvidia-h100",
+    "20261125-230311-training-packed-nvidia-h100",
+    "20261123-182017-libraries-nvidia-h200",
+    "20261125-194926-libraries-nvidia-h200",
 )
 PAGES = {"H200": "gpu-h200.html", "H100 80GB HBM3": "gpu-h100-80gb-hbm3.html"}
 ADDRESS = re.compile(r'(?:href|src)="([^"]*)"')
@@ -47,6 +54,25 @@ def test_figures_by_hand(made: Path) -> None:
     kinds = ("fastest, rate and interval", "rate beside the fastest", "ratio", "latency", "tflops", "gbps")
     subjects = ("attention of a model", "step of a model", "what fits", "claim in bursts", "sequence on several GPUs")
     assert all(found.compared[kind] for kind in (*kinds, *subjects, "fastest", "cell of both"))
+
+
+def test_figures_over_time_by_hand(tmp_path: Path) -> None:
+    paths = [*map(recompute.path_of, OF_VERSIONS)]
+    audit.run("site", *paths, "--out", tmp_path / "site")
+    found = audit.Audit()
+    over_time.check(found, (tmp_path / "site" / "history.html").read_text(), paths)
+    assert not found.differing
+    assert found.compared["version before"] >= 4
+    assert found.compared["cards"]
+
+
+@pytest.mark.parametrize("table", ["speed-h100-80gb-hbm3-against-h200", "machines"])
+def test_totals_of_a_pair_link_to_their_run_files(made: Path, table: str) -> None:
+    text = (made / "pair-h100-80gb-hbm3-against-h200.html").read_text()
+    found = re.search(rf'<section id="table-{table}".*?</section>', text, re.DOTALL)
+    assert found
+    assert {f"run-{name}.html" for name in NAMES[:2]} <= {*ADDRESS.findall(found[0])}
+    assert '<details class="more">' in found[0]
 
 
 def test_every_link_leads_to_a_page_of_the_site(made: Path) -> None:

@@ -1,7 +1,7 @@
 """FLOPs and bytes of a case, counted over the rows of its scores (docs/paged.md).
 
-Query i of a sequence stands at key i + seqlen_k - seqlen_q. It sees the keys from `left` before to `right` after this
-key, none after it if causal. tests/core counts masks by name and steps of whole models.
+Query i of a sequence has the position of key i + seqlen_k - seqlen_q. It sees the keys from `left` before to `right`
+after this key, none after it if causal. tests/core counts masks by name and steps of whole models.
 """
 
 from __future__ import annotations
@@ -52,6 +52,16 @@ def ideal_bytes(case: Case) -> int:
         found += of_q * dv * (size + of_result)  # dout and out
         found += (rows_q * d + rows_k * (d + dv)) * of_result  # dq, dk and dv
     return int(found)
+
+
+def limit(case: Case, top: float | None, rate: float | None) -> str:
+    """Return what limits a case at the datasheet's FLOP/s and bytes/s; by its kind where one of them is unknown."""
+    if not top or not rate:
+        return "memory" if case.is_decode else "compute"
+    computing, moving = flops(case) / top, ideal_bytes(case) / rate
+    if max(computing, moving) / case.ranks < 2e-6:
+        return "launch"
+    return "memory" if moving > computing else "compute"
 
 
 def seen(case: Case, seqlen_q: int, seqlen_k: int) -> tuple[int, int, int]:

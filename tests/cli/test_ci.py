@@ -108,7 +108,7 @@ def test_the_action_is_an_action() -> None:
 
 
 def test_the_action_passes_what_is_alike(use: Use, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The action passes a kernel that is alike, and does not use an older attnbench in the runner's Python."""
+    """The action passes an unchanged kernel, and does not use an older attnbench in the runner's Python."""
     (tmp_path / "earlier" / "attnbench").mkdir(parents=True)
     (tmp_path / "earlier" / "attnbench" / "__init__.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "earlier"))
@@ -170,7 +170,7 @@ def test_a_line_of_a_margin_becomes_no_option(use: Use) -> None:
 
 
 def test_the_action_in_a_hostile_checkout(use: Use, repository: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packages of a hostile checkout replace none. Only the pull request's own kernel is loaded, in a worker.
+    """Packages in a hostile checkout replace no others. Only the pull request's own kernel is loaded, in a worker.
 
     A kernel beside packages named torch and numpy is not measured.
     """
@@ -273,7 +273,7 @@ def test_a_jenkinsfile_takes_no_failure_for_success() -> None:
 
 
 def test_every_workflow_is_one() -> None:
-    """Every workflow is valid, has permissions and time limits, and pins the actions of others to a commit."""
+    """Every workflow is valid, has permissions and time limits, and pins other people's actions to a commit."""
     files = [*(ROOT / ".github" / "workflows").glob("*.yml"), *(ROOT / "examples" / "github").glob("*.yml")]
     assert {file.stem for file in files} == {"ci", "site", "release", *WORKFLOWS}
     for file in files:
@@ -464,7 +464,7 @@ def test_a_commit_without_a_verdict_replaces_the_comment_of_an_earlier_one(
 @jq
 @pytest.mark.parametrize("title", ["attention of #12", "attention of #13", "forged #1", "forged"])
 def test_two_pull_requests_of_one_commit_have_a_comment_each(title: str, comment: Comment) -> None:
-    """Pull requests of one commit have a comment each, chosen by the run's title among those that GitHub names."""
+    """Pull requests of one commit have a comment each; the run's title says which of those that GitHub names."""
     pulls = [*PULLS, {"number": 13, "head": {"sha": "abc"}, "base": {"ref": "release"}}]
     job, asked = comment(action="requested", title=title, pulls=pulls, earlier=False)
     assert job.code == 0, job.log

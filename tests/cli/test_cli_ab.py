@@ -36,7 +36,7 @@ def test_the_slower_interpreter_fails_and_gate_reproduces_it(interpreters: Tool,
 
 
 def test_a_gate_that_escalates_ends_as_the_turns_say(interpreters: Tool) -> None:
-    """A gate of one round a side decides nothing alone; escalated with both interpreters it finds a regression."""
+    """A gate of one round a side decides nothing alone; with --settle and both interpreters it finds a regression."""
     for name, script in (("base", ""), ("now", "speed=0.9")):
         interpreters("run", *AXES, "-b", "fake", "--out", f"{name}.jsonl", fake=script)
     gate = ("gate", "base.jsonl", "now.jsonl", "-f", "table", "-f", "json=gate.json")

@@ -59,7 +59,7 @@ def mine(tool: Tool) -> Tool:
 
 
 def small_cases(tool: Tool, direction: str, *lengths: int) -> tuple[str, ...]:
-    """Return the options that check a small causal case of each length, for wrong results of the simulated device."""
+    """Return the options that check one small causal case of each length, so that the simulated device is wrong."""
     sizes = ("--seqlen", ",".join(map(str, lengths)), "--headdim", "64", "--nheads", "2", "--batch", "1")
     options = (*sizes, "--dtype", "fp32", "--causal", "--pass", direction, "--out", "wrong.jsonl")
     tool("run", "--device", "fake", "-b", "fake", *options, fake=" ".join(f"wrong@{n}" for n in lengths), code=5)
@@ -284,7 +284,7 @@ def test_a_crash_and_a_hang_cost_one_row_each(mine: Tool) -> None:
 
 
 def test_the_advice_of_a_run_with_a_wrong_result_checks_the_same_cells_again(mine: Tool) -> None:
-    """After a run with a wrong result the advice is a command that checks the same cells, with lengths of the run."""
+    """After a run with a wrong result, the advice is a command that checks the same cells at the lengths of the run."""
     mine.write(
         "at_96.py",
         "from mine import right\n"

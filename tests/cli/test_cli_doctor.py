@@ -53,7 +53,7 @@ def test_in_files_and_for_a_page(tool: Tool) -> None:
 
 
 def test_a_cpu(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On any CPU every check has a figure, or the reason why it has none."""
+    """On any CPU every check has a value, or the reason why it has none."""
     monkeypatch.setattr(doctor, "QUICK_SECONDS", 4.0)
     monkeypatch.setattr(aa_test, "Policy", lambda: worker_here.SHORT)
     done = tool("doctor", "--quick", "--device", "cpu", code=None)

@@ -209,7 +209,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Tool:
 
 
 def _commit(tool: Tool) -> None:
-    """Make a repository of the folder, with a commit for each of three tags."""
+    """Make a repository of the folder, with one commit for each of three tags."""
     git = ("git", "-C", str(tool.folder), "-c", "user.name=a", "-c", "user.email=a@b")
     subprocess.run([*git, "init", "--quiet"], check=True)
     for tag, old, new in (
@@ -240,7 +240,7 @@ def test_every_command_has_a_case() -> None:
 
 
 def commands_of_codes(file: str) -> dict[int, set[str]]:
-    """Return exit code -> commands that a document's table names in brackets."""
+    """Return exit code -> the commands in brackets in the row of the code, from a document's table."""
     texts: dict[int, str] = {}
     code = 0
     for line in (Path(__file__).parents[2] / file).read_text().splitlines():

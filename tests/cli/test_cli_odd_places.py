@@ -18,7 +18,7 @@ def test_a_home_with_backslashes(tool: Tool) -> None:
 
 @pytest.mark.parametrize("args", [("suites", "ci"), ("run", "--dry-run", "--device", "cpu", "-b", "eager")])
 def test_where_files_without_an_encoding_are_errors(tool: Tool, args: tuple[str, ...]) -> None:
-    """Python warns only where it starts with the variable, so the command is a process of its own."""
+    """Files opened without an encoding are errors here; Python reads this setting at its start, so in a new process."""
     with tool.start(*args, PYTHONWARNDEFAULTENCODING="1", PYTHONWARNINGS="error::EncodingWarning") as process:
         _, err = process.communicate()
     assert process.returncode == 0, err

@@ -36,7 +36,7 @@ READ = {"capacity": "capacity", "claims": "claims", "step": "step"} | dict.fromk
 
 @pytest.mark.parametrize(("command", "kind"), READ.items())
 def test_every_command_that_reads_run_files_takes_a_folder(tool: Tool, command: str, kind: str) -> None:
-    """Every command that reads run files takes a folder, with the output for the files in it."""
+    """Every command that reads run files takes a folder, and shows the same as for the files in it."""
     there = sorted(RESULTS.glob(f"*-{kind}-*.jsonl.gz"))[:2]
     (tool.folder / "here").mkdir()
     for file in there:

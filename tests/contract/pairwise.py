@@ -53,6 +53,6 @@ def every_pair(cases: Mapping[str, Case]) -> dict[str, Case]:
 
 
 def every_pair_of_several(cases: Mapping[tuple[str, str], Case]) -> dict[tuple[str, str], Case]:
-    """Return such cases by backend and name; a backend is a feature, and backends may share pairs of other features."""
+    """Return such cases by backend and name; a backend is a feature, and other pairs may occur on any backend."""
     pairs = {key: _pairs(case, key[0]) for key, case in cases.items()}
     return {key: cases[key] for key in cover(pairs, lambda key: _cost(cases[key]))}

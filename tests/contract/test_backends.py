@@ -301,7 +301,7 @@ def sizes(case: Case) -> tuple[int, int]:
 
 
 def unlike(case: Case) -> bool:
-    """Return whether a batch of the case may be ragged, with sequences of one token."""
+    """Return whether the batch of a case may have sequences of different lengths, some of one token."""
     return case.shape.batch > 1 and sizes(case) != (1, 1) and not case.dropout_p
 
 
@@ -370,7 +370,7 @@ def test_probe_gives_a_version_or_a_reason(backend: Backend) -> None:
 
 
 def test_answers_are_pure(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For any case on any device a backend's answers (a line, a workspace, patterns) are valid and repeatable."""
+    """For any case on any device a backend's answers (a reason, a workspace, patterns) are valid and repeatable."""
     simulated, patterns = getattr(backend, "simulated", False), set[object]()
     for device in DEVICES:
         monkeypatch.setenv("TRITON_INTERPRET", "1" if device.kind == "cpu" else "0")  # so that each device may run
@@ -474,7 +474,7 @@ def test_what_a_backend_copies_for_a_layout_is_in_its_launch(direction: str) -> 
 
 
 def test_inputs_that_are_not_views_of_one_tensor_are_packed_and_named() -> None:
-    """Inputs that are not views of one tensor, as of a check with other values of v, are packed and named."""
+    """Inputs that are separate tensors, as in a check with other values of v, are packed and named in `reads`."""
     case = Case(SHAPES["gqa"], "fp32", "fwd_bwd", layout="packed")
     given = inputs.make(replace(case, layout="native"), "cpu", seed=0)
     prepared = load("eager", BACKENDS["eager"]).prepare(case, given)

@@ -25,7 +25,7 @@ PANELS = {  # title -> mask, left side of the window, tokens of a cell
 
 
 def sees(text: str, left: int | None, scale: int) -> Callable[[int, int], bool]:
-    """Return the function that is true where a query at a place sees a key, under causal; both are in cells."""
+    """Return the function that is true where the query at `place` sees a key, under causal; both are in cells."""
     mask = masks.find(text) if text else None
     blocks = mask.kept_blocks(CELLS * scale) if mask else None
 

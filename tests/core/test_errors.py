@@ -1,4 +1,4 @@
-"""The suggestion of an error line for an unknown word."""
+"""The suggestion of a known word in the error line for an unknown one."""
 
 from __future__ import annotations
 

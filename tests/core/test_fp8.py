@@ -41,7 +41,7 @@ def test_quantize_uses_the_whole_range() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_rounding_costs_what_three_bits_of_mantissa_cost(dtype: torch.dtype) -> None:
-    """Rounding to 3 bits of mantissa costs 2.6 % in root mean square: half a step, of 1/8 to 1/16 of the value."""
+    """Rounding to 3 bits of mantissa has a relative error of 2.6 % in root mean square: steps are 1/8 to 1/16."""
     t = torch.randn(10_000, generator=torch.Generator().manual_seed(0)).to(dtype)
     before = t.clone()
     small, descale = fp8.quantize(t)
@@ -142,7 +142,7 @@ BACKWARD = Case(Shape(1, 96, 128, 4, 2, 32, 32), "fp8", "bwd", causal=True)
 
 
 def backward_of(given: Inputs) -> dict[str, torch.Tensor]:
-    """Return the results of a backward in float32 for the given operands."""
+    """Return the results of a backward computed in float32 from the given operands."""
     leaves = [getattr(given, name).float().requires_grad_() for name in "qkv"]
     out = attend(*leaves, scale=BACKWARD.softmax_scale, right=0, dtype=torch.float32)[0]
     grads = torch.autograd.grad(out, leaves, given.values["dout"].float())

@@ -95,7 +95,7 @@ def test_at_most_one_entry_matches():
 def test_the_file_has_known_fields_and_no_source_that_nothing_cites():
     table = json.loads(Path(gpus.__file__).with_name("gpus.json").read_text(encoding="utf-8"))
     fields = {"name": str, "pattern": str, "tflops": dict, "bandwidth": int, "source": str}
-    optional = {"memory": int, "multiprocessors": int, "flop_per_clock": dict, "capability": list}
+    optional = {"memory": int, "multiprocessors": int, "flop_per_clock": dict, "capability": list, "nvlink": int}
     for entry in table["gpus"]:
         assert set(fields) <= set(entry) <= {*fields, *optional}, entry["name"]
         assert all(isinstance(value, {**fields, **optional}[name]) for name, value in entry.items()), entry["name"]

@@ -16,7 +16,7 @@ from attnbench.core.flops import flops, ideal_bytes
 
 
 def keys_seen(text: str, place: int, seqlen_k: int, right: int | None = 0, left: int | None = None) -> list[int]:
-    """Return the keys that a query at `place` sees."""
+    """Return the keys that a query at position `place` sees."""
     mask = masks.find(text)
     blocks = mask.kept_blocks(seqlen_k)
     return [

@@ -80,7 +80,7 @@ def test_bytes_are_those_of_the_cache() -> None:
 
 
 def test_what_is_appended_is_apart_and_comes_to_its_place() -> None:
-    """New keys have other values in the cache before a launch, so that a kernel that does not append them is wrong."""
+    """Before a launch the cache lacks the values of new keys, so that a kernel that does not append is wrong."""
     lengths = run_lengths([(3, 40), (1, 17), (16, 16)])
     case = Case(Shape(*sizes_of(lengths), 4, 2, 32, 16), "fp16", "fwd", True, lengths=lengths, page_size=16)
     whole, made = inputs.make(case, "cpu", 0), inputs.make(replace(case, append=True), "cpu", 0)

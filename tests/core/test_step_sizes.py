@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 
@@ -72,9 +73,9 @@ def test_flops_of_a_dense_model_by_hand() -> None:
 
 def test_of_experts_those_count_that_a_token_takes() -> None:
     moe = parse(SMALL.format("prefill") + " experts=8 taken=2 shared=1 expert=64 dense=1")
-    dense, active = (moe.layer_weights(layer, HEADS, active=True) for layer in (0, 1))
+    dense, active = (moe.layer_weights(layer, HEADS, 2) for layer in (0, 1))
     assert active - dense == 3 * 128 * (3 * 64 - 256) + 128 * 8
-    assert moe.layer_weights(1, HEADS, active=False) - active == 3 * 128 * 64 * 6
+    assert moe.layer_weights(1, HEADS, 8) - active == 3 * 128 * 64 * 6
 
 
 def test_each_layer_has_its_own_window() -> None:
@@ -91,10 +92,29 @@ def test_bytes_are_those_of_weights_and_cache() -> None:
 
 
 def test_published_sizes_give_the_published_parameters() -> None:
-    """Published sizes give the published parameters: Llama 3.1 8B 8.03e9, DeepSeek-V3 671e9, gpt-oss-20b 20.9e9."""
-    for name, billions in (("llama-3.1-8b", 8.03), ("deepseek-v3", 671.0), ("gpt-oss-20b", 20.9)):
-        step = whole_step(models()[name])
-        assert (step.weights(heads(models()[name])) + step.outside) / 1e9 == pytest.approx(billions, rel=0.005)
+    """Published sizes give the published parameters in 1e9: all, and those that a token uses, with its embedding."""
+    published = {
+        "llama-3.1-8b": (8.03, 8.03),
+        "deepseek-v3": (671.0, 37.5),
+        "gpt-oss-20b": (20.9, 4.2),
+        "gpt-oss-120b": (116.8, 5.7),
+        "mixtral-8x7b": (46.7, 12.9),
+        "qwen3-30b-a3b": (30.5, 3.35),
+        "qwen3-235b-a22b": (235.1, 22.2),
+    }
+    for name, billions in published.items():
+        step, of = whole_step(models()[name]), heads(models()[name])
+        found = [(step.weights(of, experts=experts) + step.outside) / 1e9 for experts in (step.experts, step.taken)]
+        assert found == pytest.approx(billions, rel=0.01), name
+
+
+def test_the_experts_that_tokens_take_are_as_many_as_in_trials() -> None:
+    """One token takes its own; thousands take all; between, the mean of random choices without replacement."""
+    step, chance = parse(SMALL.format("decode") + " experts=8 taken=2"), random.Random(1)
+    trials = [len({one for _ in range(5) for one in chance.sample(range(8), 2)}) for _ in range(4000)]
+    assert step.experts_of(1) == pytest.approx(2)
+    assert step.experts_of(5) == pytest.approx(sum(trials) / len(trials), rel=0.01)
+    assert step.experts_of(4096) == pytest.approx(8)
 
 
 def test_layers_are_cut_to_a_budget_or_to_what_is_asked() -> None:

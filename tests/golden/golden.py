@@ -123,7 +123,7 @@ def output(name: str) -> str:
 
 
 def figures_of(path: Path) -> str:
-    """Return how the cells of a run file ended, and their figures in short: geometric means over the cells."""
+    """Return how the cells of a run file ended, and geometric means over the cells."""
     found = cells([run_file.read(path)[0]])
     ended = Counter(cell.status for cell in found)
     told = [", ".join(f"{count} {status}" for status, count in sorted(ended.items()))]
@@ -141,13 +141,13 @@ def figures_of(path: Path) -> str:
 
 
 def _mean(found: list[Cell], metric: str) -> float:
-    """Return the geometric mean of what is above 0; 0 where nothing is."""
+    """Return the geometric mean of the values above 0; 0 where there is none."""
     logs = [math.log(value) for cell in found if (value := cell.value(metric) or 0.0) > 0]
     return math.exp(math.fsum(logs) / len(logs)) if logs else 0.0
 
 
 def run(arguments: list[str]) -> str:
-    """Return what attnbench prints to stdout. Raises AssertionError with its stderr for an exit code of an error."""
+    """Return the stdout of attnbench. Raises AssertionError with its stderr where the exit code is an error's."""
     from attnbench import cli
 
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
@@ -167,7 +167,7 @@ def run(arguments: list[str]) -> str:
 
 @contextmanager
 def in_the_root() -> Iterator[None]:
-    """Work in the root of the project, so that no path of a machine is printed, with a terminal of WIDTH."""
+    """Return a context in the root of the project, so that no path of this machine is printed, with a WIDTH."""
     before = Path.cwd()
     os.chdir(ROOT)
     try:
@@ -180,7 +180,7 @@ def in_the_root() -> Iterator[None]:
 
 
 def main(patterns: list[str]) -> None:
-    """Write the expected outputs whose names fit a pattern, or all; files that belong to no command are removed."""
+    """Write all expected outputs, or those whose names fit a pattern; remove files that belong to no command."""
     every = [*COMMANDS, FIGURES]
     names = [name for name in every if any(fnmatch(name, pattern) for pattern in patterns or ["*"])]
     found = {name: output(name) for name in names}  # all of them first, so that an error loses none

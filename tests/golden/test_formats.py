@@ -1,4 +1,4 @@
-"""The formats for programs, of real runs: their schema, and that all formats of an answer have the same figures."""
+"""The formats for programs, made from real runs: their schema, and equal values in all formats of an answer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def printed(*arguments: str) -> str:
 
 
 def written(folder: Path, *arguments: str) -> tuple[str, str, str]:
-    """What a command writes as JSON, CSV and HTML."""
+    """The output of a command as JSON, CSV and HTML."""
     files = [folder / name for name in ("csv", "html")]
     found = printed(*arguments, "-f", "json", "-f", f"csv={files[0]}", "-f", f"html={files[1]}")
     return found, *(file.read_text(encoding="utf-8") for file in files)
@@ -57,7 +57,7 @@ class _Elements(HTMLParser):
 
 
 def data_of(page: str) -> Any:
-    """The data in a page, once every element of it is closed."""
+    """Return the data in a page, once every element of it is closed."""
 
     (parser := _Elements()).feed(page)
     assert parser.opened == []

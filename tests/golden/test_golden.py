@@ -1,4 +1,4 @@
-"""The expected outputs of golden.py, one test each, and that the last run of every kind in results/ can be reported."""
+"""Each expected output of golden.py is unchanged, and the last run of every kind in results/ can be reported."""
 
 from __future__ import annotations
 

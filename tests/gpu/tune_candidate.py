@@ -74,7 +74,7 @@ def sizes_of(width: str) -> tuple[int, int, int, int]:
 
 
 def share(kernels: tuple[str, ...], shape: Shape) -> float:
-    """Return the FLOPs of these kernels over the FLOPs that count for a backward.
+    """Return the FLOPs that these kernels compute, over the FLOPs that count for a backward.
 
     S, dQ and dK have the headdim, dP and dV headdim_v. Both dk/dv and dq compute S and dP.
     """

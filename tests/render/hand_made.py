@@ -25,7 +25,7 @@ def line(text: str) -> tuple[Span, ...]:
 
 
 def everywhere(name: str) -> Document:
-    """Return a document with a name in every place."""
+    """Return a document with a given name in each of its texts."""
     return Document(
         "test",
         name,

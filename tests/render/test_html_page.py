@@ -75,7 +75,7 @@ DOCUMENT = Document(
 
 
 class Page(HTMLParser):
-    """The elements of a page. It fails where an element is not closed in its place."""
+    """The elements of a page. Raises an error where an element is closed in the wrong order, or not at all."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def test_too_many_cells_for_a_browser_are_an_error(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_page_asks_for_nothing() -> None:
-    """The page makes no requests: it has no address to load, and its policy forbids loading."""
+    """The page makes no requests: it contains no address to load, and its policy forbids loading."""
     text = page(small())
     assert "default-src &#x27;none&#x27;" in text
     own = text

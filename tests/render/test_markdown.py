@@ -75,7 +75,7 @@ def unescaped(text: str) -> str:
 
 
 def test_a_name_is_no_markdown() -> None:
-    """A name is not markdown: without escaped characters a document equals the document of a plain name."""
+    """A name is shown as text: markdown's active characters are the same as with a plain name."""
     left = unescaped(markdown.safe(HOSTILE))
     assert not set("`*_[]<>|~&$\x1b\x07\r\n") & set(left)
     assert unescaped(markdown.render(everywhere(HOSTILE))).replace(left, "n") == markdown.render(everywhere("n"))

@@ -1,4 +1,4 @@
-"""The progress of a run: a plain line for each job in a pipe, one line drawn anew on a terminal."""
+"""The progress of a run: a plain line for each job in a pipe, one line that is redrawn on a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from builders import case, decode, ended, job, ok, run
 
 
 def printed(made: Run, todo: Sequence[Job] | None = None, notes: Sequence[str] = (), path: Path | None = None) -> str:
-    """Return a pipe's output for a run whose jobs end with these records."""
+    """Return the output to a pipe for a run whose jobs end with these records."""
     stream = io.StringIO()
     progress = RunProgress(Console(file=stream, width=200))
     jobs = {(job.case, job.backend, job.round): job for job in made.plan}

@@ -165,7 +165,7 @@ def test_runs_of_one_setting_join_and_others_stay_apart() -> None:
 
 
 def test_figures_of_two_cards_are_compared_with_what_cards_differ_by() -> None:
-    """Figures of two cards are compared with the spread of cards: 2 % is more than one H200's, less than two cards'."""
+    """Latencies of two cards are compared by the spread of cards: 2 % is more than one H200 varies, less than two."""
 
     def winners(first: str | None, second: str | None) -> int:
         records = ok(case(), "fa2", 300.0), ok(case(), "triton", 306.0)

@@ -34,7 +34,7 @@ def lines(path: Path) -> Iterator[bytes]:
 
 
 def plainly(line: bytes) -> Record:
-    """Return the record of a line by core.json, without fields that no reader takes."""
+    """Return the record of a line as core.json reads it, without fields that no reader knows."""
     data = json.loads(line)
     assert data.pop("type") == "record"
     if isinstance(data.get("measurements"), dict):

@@ -13,7 +13,7 @@ from attnbench.core.record import Accuracy, Measurement, Record, TensorError
 from attnbench.results import metrics
 from attnbench.results.metrics import METRICS
 from attnbench.results.rows import Rates, Row
-from builders import measurements, row
+from builders import case, measurements, row
 
 # 4 * 2 * 1024 * 1024 * 64 = 536,870,912 FLOPs; 4 tensors of 1024 * 2 * 64 * 2 bytes = 1,048,576 bytes
 SMALL = Case(Shape(1, 1024, 1024, 2, 2, 64, 64), "bf16", "fwd")
@@ -232,3 +232,22 @@ def test_cycles_are_latency_times_the_clock_held() -> None:
 )
 def test_formats(name: str, number: float, text: str) -> None:
     assert METRICS[name].format(number) == text
+
+
+@pytest.mark.parametrize(
+    ("of", "peak", "found"),
+    [
+        (case(8192), 1e15, "compute"),
+        (case(256, batch=64, causal=True), 1e15, "memory"),
+        (case(8192, seqlen_q=1, nheads_k=4, batch=16), 1e15, "memory"),
+        (case(8192, seqlen_q=16, nheads=128, nheads_k=1, batch=16), 1e15, "compute"),
+        (case(128, batch=1), 1e15, "launch"),
+        (case(8192), None, "compute"),
+        (case(8192, seqlen_q=1), None, "memory"),
+    ],
+)
+def test_the_unit_of_a_case_follows_from_its_limit(of: Case, peak: float | None, found: str) -> None:
+    rates = Rates(peak=peak, clock=None, bandwidth=4.8e12, ceiling=None, copy=None, exp=None)
+    assert metrics.limit(of, rates) == found
+    unit = {"compute": "TFLOP/s", "memory": "GB/s", "launch": "s"}[found]
+    assert metrics.METRICS[metrics.usual(of, rates)[0]].unit == unit

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from attnbench.results.pool import LEAST_CARDS, Card, Pool, Reading, load, of_cards, of_median, reml
-from attnbench.results.uncertainty import NORMAL, Cards, Spread
+from attnbench.results.pool import LEAST_CARDS, Card, Pool, Reading, of_cards, of_median, reml
+from attnbench.results.uncertainty import NORMAL, Cards, Spread, load
 
 PLANTED = Cards(all=0.004, loaded=0.010, cell=0.003, loaded_cell=0.006)
 PROCESSES = 0.003
-KNOWN = Spread("a GPU", PROCESSES, 0.01, "a test", True, PLANTED)
+KNOWN = Spread("a GPU", PROCESSES, "a test", True, PLANTED)
 CELLS = 30
 Readings = dict[int, Reading]
 
@@ -96,7 +96,7 @@ def test_load(utilization: float | None, found: float) -> None:
 
 
 def test_more_cells_of_a_card_make_nothing_surer_that_the_card_moves() -> None:
-    """More cells of a card do not reduce the uncertainty from the card; more cards do, as does a shared card."""
+    """More cells of a card do not reduce the uncertainty from the card; more cards do, and so does a shared card."""
 
     def half(cells: int, *cards: str) -> float:
         readings = {i: Reading({Card("GPU", name): {0: 0.0} for name in cards}, i, 1.0) for i in range(cells)}

@@ -140,7 +140,9 @@ def real() -> list[bytes]:
 
 
 def test_damage_is_reported_by_its_line_wherever_it_is(tmp_path: Path, real: list[bytes]) -> None:
-    """Damage is reported by its line, at the start, in the middle and at the end, among lines for core.json only."""
+    """Damage is reported by its line, at the start, in the middle and at the end, also beside lines that msgspec
+    refuses.
+    """
     real[2] = b"{"
     real[len(real) // 3] = b"x"
     real[len(real) // 2] = b'{"type": "note"}'
@@ -333,7 +335,7 @@ def test_files_that_were_joined_are_refused(path: Path, cut: int) -> None:
 
 @pytest.mark.parametrize("spelling", [{"sort_keys": True}, {"separators": (" ,", "\t: ")}, {"indent": 1}])
 def test_a_second_run_behind_the_last_line_of_the_first_is_refused(path: Path, spelling: dict[str, Any]) -> None:
-    """A second run behind the first's last line is refused, also in other programs' spelling."""
+    """A second run after the last line of the first is refused, also where another program has rewritten its JSON."""
     one = path.read_bytes()
     first, *rest = (json.dumps(json.loads(line), **spelling).encode() for line in one.splitlines())
     second = b"\n".join([first, *rest, b""])

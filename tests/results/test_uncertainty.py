@@ -15,15 +15,15 @@ from attnbench.results.uncertainty import FREEDOM, HARDLY_KNOWN, NORMAL, Spread,
 from attnbench.results.uncertainty import uncertainty as of
 from builders import CPU, H200, case, ok, run
 
-SOME = Spread("a GPU", 0.004, 0.003, "a test", True)
-NONE = Spread("nothing", 0.0, 0.0, "a test", False)
+SOME = Spread("a GPU", 0.004, "a test", True)
+NONE = Spread("nothing", 0.0, "a test", False)
 
 
 def test_of_one_round_what_sets_processes_apart_is_added_in_quadrature() -> None:
     found = of([[0.9, 0.95, 1.0, 1.0, 1.05, 1.1]], SOME)
     assert found
     assert found.within == pytest.approx(0.1)
-    assert (found.processes, found.units) == pytest.approx((NORMAL * 0.004, NORMAL * 0.003))
+    assert found.processes == pytest.approx(NORMAL * 0.004)
     assert found.total == pytest.approx(math.hypot(0.1, NORMAL * 0.004))
     assert str(found) == "between processes: a GPU, measured: a test"
     assert of([[1.0]], SOME) is None, "one sample says nothing of its process"
@@ -48,7 +48,7 @@ def test_rounds_are_students_where_nothing_is_known_beside() -> None:
 
 @pytest.mark.parametrize(("rounds", "number"), [(1, 10), (2, 40), (5, 10)])
 def test_it_holds_the_truth_as_often_as_it_says(rounds: int, number: int) -> None:
-    """The interval covers 95 % for cells with noise drawn from the prior, with the table and with the run's prior."""
+    """The interval covers 95 % for cells with noise from the prior, with the table's prior and with the run's."""
     rng, held, halves = random.Random(f"{rounds}/{number}"), 0, []
     entry = uncertainty.MEASURED["H200 SXM"]
     runs = 2000 // number
@@ -79,7 +79,7 @@ def test_each_device_has_an_entry_and_says_which() -> None:
     assert not uncertainty.spread(CPU).measured
     assert uncertainty.spread(replace(CPU, kind="fake")).processes == 0
     measured, assumed = uncertainty.MEASURED["H200 SXM"], uncertainty.ASSUMED["cuda"]
-    assert (assumed.processes, assumed.units) == (2 * measured.processes, 2 * measured.units)
+    assert assumed.processes == 2 * measured.processes
 
 
 def test_two_figures_are_apart_beyond_both_uncertainties() -> None:

@@ -69,7 +69,7 @@ def test_what_is_there_is_not_overwritten(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["pipe", "link", "/dev/null"])
 def test_a_pipe_or_a_device_is_refused_unread(tmp_path: Path, name: str) -> None:
-    """A pipe or a device is refused without a read, which would not end."""
+    """A pipe or a device is refused without reading it, because reading would not end."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("pipe")
     out = tmp_path / name

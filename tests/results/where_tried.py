@@ -50,7 +50,7 @@ def of_run(run: Run) -> Iterator[Found]:
 
 
 def found() -> Iterator[Found]:
-    """Yield the right trials of all run files, and the trials without a run file."""
+    """Yield the right trials of all run files, then the trials that have no run file."""
     for path in sorted(RESULTS.rglob("*.jsonl*")):
         try:
             run, _ = run_file.read(path)

@@ -1,4 +1,4 @@
-"""The devices of a cluster: the measured ones, the environment of each child, the outcome of the whole run."""
+"""The devices of a cluster: which are measured, the environment of each child, the outcome of the whole run."""
 
 from __future__ import annotations
 

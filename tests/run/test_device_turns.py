@@ -25,7 +25,7 @@ NAMES = ("eager", "sdpa-math")
 
 
 class Worker(threading.Thread):
-    """A worker of a group that uses a device and records the other users."""
+    """A worker of a group that uses a device, and records the other workers that use it meanwhile."""
 
     def __init__(self, number: int, turns: DeviceTurns, using: list[int], dies: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The judge beside the workers when it dies, hangs, has no memory, or cannot share memory."""
+"""The judge process beside the workers when it dies, hangs, lacks memory, or cannot share memory."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_worker_may_ask_for_its_own_case_only(pool: WorkerPool) -> None:
 
 
 def test_a_worker_s_question_reaches_the_judge_s_service_alone(pool: WorkerPool, tmp_path: Path) -> None:
-    """A worker's question reaches only the judge's service, no other function of a worker and no other hearing."""
+    """A worker's question reaches only the judge's service: no other function, and no other cell's judgement."""
     check(pool)
     assert pool.judge
     file = tmp_path / "mine.py"

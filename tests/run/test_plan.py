@@ -243,6 +243,19 @@ def test_forecasts_count_the_gradients_of_packed_inputs_twice() -> None:
     assert forecast(replace(forward, layout="packed")).nbytes == forecast(forward).nbytes
 
 
+def test_forecasts_count_the_first_call_of_each_kind_of_case() -> None:
+    """A compiler's seconds count once for all lengths of a backend, mask and pass, and again for others, on a GPU."""
+    cases = (*CASES, *(replace(of, direction="bwd") for of in CASES), replace(CASES[0], page_size=16))
+    kinds = len({(of.causal, of.shape.headdim, of.direction, of.page_size) for of in cases})
+    assert kinds < len(cases)
+    for device, more in ((H200_READ, 3.0 * kinds), (CPU, 0.0)):
+        without, with_it = (
+            total(make({"a": CaseSupport(compiles=seconds), "b": CaseSupport()}, cases, device, rounds=2))
+            for seconds in (0.0, 3.0)
+        )
+        assert with_it - without == pytest.approx(more)
+
+
 def test_forecasts_count_a_sustained_run() -> None:
     assert seconds(Policy(sustained_s=20.0)) - seconds(Policy()) == pytest.approx(20.0)
 

@@ -153,6 +153,7 @@ FORGED = {  # what a kernel prints in place of an answer
     "deep": "'[' * 200_000",
     "a deep question": "'{\"ask\":' + '[' * 200_000",
     "an error that is no text": '\'{"number": 1, "error": {"a": [1]}}\'',
+    "no probe": '\'{"number": 1, "probe": null}\'',
     "a probe that is none": '\'{"number": 1, "probe": {"version": 5}}\'',
     "a list": "'[1]'",
 }

@@ -119,7 +119,7 @@ def test_commas_in_the_name_of_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_own_code_of_one_name_from_several_files_is_told_apart(tmp_path: Path) -> None:
-    """Own code of one name from several files has the file as a prefix, in any order, so that versions are compared."""
+    """Own code of one name from several files is named with its file, in any order, so that versions are compared."""
     files = {name: f"{tmp_path}/{name}" for name in ("a.py", "b.py", "old/c.py", "new/c.py")}
     for path in files.values():
         Path(path).parent.mkdir(exist_ok=True)

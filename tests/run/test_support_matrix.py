@@ -61,7 +61,7 @@ def test_cells_of_other_devices_than_that_of_the_docs(
 
 
 def test_every_cell_is_what_a_run_would_hear() -> None:
-    """Every cell agrees with a run: with `unsupported` for the column's case and each pass."""
+    """Every entry agrees with a run: with the answer of `unsupported` for the column's case and each pass."""
     for of in (
         support_matrix(named_device("h100")),
         support_matrix(named_device("turing")),

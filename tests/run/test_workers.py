@@ -181,7 +181,7 @@ class InCall(Own):
 def test_code_that_changes_between_two_processes_ends_the_run(
     code: str, named: str, said: str, new_pool: NewPool, tmp_path: Path
 ) -> None:
-    """Changed code, also of a neighbour that a file or a call imports, ends the run; earlier rounds stay valid."""
+    """Code that changes during a run, also in a module that it imports, ends the run; earlier rounds stay valid."""
     (tmp_path / "beside.py").write_text("A = 1\n")
     (tmp_path / "mine.py").write_text(OWN + code)
     pool = new_pool({"own": f"{tmp_path}/mine.py:{named}"})
@@ -352,7 +352,7 @@ def test_a_new_round_gets_fresh_processes(new_pool: NewPool) -> None:
 
 
 def test_the_workers_of_a_round_import_at_once(tmp_path: Path) -> None:
-    """The workers of a round import at the same time: each import waits for the other's start."""
+    """The workers of a round import at the same time; in this test each import waits for the start of the other."""
     for own, other in ("ab", "ba"):
         (tmp_path / f"{own}.py").write_text(f"""
 import pathlib, time
@@ -465,7 +465,12 @@ def attention(q, k, v, *, causal, softmax_scale):
 
 
 @pytest.mark.parametrize(
-    "answer", [{}, {"answers": 5}, {"answers": [[None]]}, {"answers": [[None, {"nbytes": "x"}, 0.4]]}, {"answers": []}]
+    "answer",
+    [{}, {"answers": 5}, {"answers": [[None]]}, {"answers": [[None, {"nbytes": "x"}, 0.4]]}, {"answers": []}]
+    + [
+        {"answers": [[None, {"nbytes": n}, share]]}
+        for n, share in ((8, 0.0), (8, 1e-300), (8, float("nan")), (-1, 0.4))
+    ],
 )
 def test_answers_that_cannot_be_read_support_nothing(answer: dict[str, Any]) -> None:
     (found,) = workers._supports(answer, 1)

@@ -34,7 +34,7 @@ class LocalAttentionFromBottomRightMask:
 
 @dataclass
 class _Sequences:
-    """Base of masks of several sequences, with their lengths, and for a cache of pages with its table."""
+    """Base of masks of several sequences: their lengths and, for a cache of pages, the page table."""
 
     queries: list[int]
     keys: list[int]

@@ -51,7 +51,7 @@ NONE = Other()
 
 
 def add(rng: np.random.Generator, other: Other, runs: Sequence[np.ndarray], changed: int) -> list[np.ndarray]:
-    """Return the logarithms of runs, cells x rounds, with the noise added; the first cells are changed."""
+    """Return the logarithms of runs, cells x rounds, with the noise added; the first cells also have a change."""
     cells = len(runs[0])
     gaps = np.where(np.arange(cells) < cells - other.modes, 0.0, np.log1p(rng.uniform(*GAPS, cells)))[:, None]
     seconds = np.exp(rng.uniform(*np.log(LATENCIES), cells)) if other.quantum else np.full(cells, LATENCY)

@@ -2,8 +2,8 @@
 
     python tests/statistics/simulate_cluster.py
 
-Each entry is for REPORTS clusters of one model, with two families of cells. A unit's figure in a family is a draw, with
-half of the variance in common with the other family. `judge` gets the H200's entry of spreads.json.
+Each entry is for REPORTS clusters of one model, with two families of cells. A GPU's speed in a family is a draw that
+shares half of its variance with the other family. `judge` gets the H200's entry of spreads.json.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attnbench.analysis.cluster.outliers import judge
 from attnbench.results.uncertainty import MEASURED
 
 ENTRY = MEASURED["H200 SXM"]
-TABLE = math.hypot(ENTRY.units, ENTRY.processes)  # standard deviation of one round
+TABLE = math.hypot(ENTRY.cards.units(1.0, 9), ENTRY.processes)  # standard deviation of one round of 9 cells
 REPORTS = 2000
 FAMILIES = 2
 UNITS = (3, 8, 16, 32, 64)
@@ -34,7 +34,7 @@ def normal(scale: float) -> Noise:
 
 
 def student(freedom: int, scale: float = 1.0) -> Noise:
-    """Return draws with the standard deviation of the table, times a factor."""
+    """Return draws from Student's t, scaled to the table's standard deviation times a factor."""
     unit = scale * TABLE * math.sqrt((freedom - 2) / freedom)
     return lambda rng, shape: unit * rng.standard_t(freedom, shape)
 

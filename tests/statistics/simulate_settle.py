@@ -35,7 +35,7 @@ SCENARIOS = {
 
 
 def simulate(kind: str, s: Scenario, gates: int, seed: int = 0) -> list[Counter[str]]:
-    """Return for each of WAYS the gates with a false regression or an open cell, and the changed verdicts."""
+    """Return for each of WAYS the number of gates with a false regression or an open cell, and the changed verdicts."""
     rng = np.random.default_rng(seed)
     found: list[Counter[str]] = [Counter() for _ in WAYS]
     for _ in range(gates):

@@ -59,7 +59,7 @@ def alike(one: Machine, other: Machine) -> list[Key]:
 
 
 def _over(one: Machine, other: Machine, keys: Sequence[Key]) -> list[Ratio]:
-    """Return the ratio over all cases of some cells, with each machine's fastest backend among them."""
+    """Return the ratio of two machines over all cases that some cells cover, with each machine's fastest backend."""
     fastest = one.fastest_of(keys), other.fastest_of(keys)
     cases = common(fastest)
     ours, theirs = (equal_weights([of[case] for case in cases]) for of in fastest)

@@ -13,13 +13,9 @@ because their communication is not a card's. All figures are of the natural loga
   because noise of kernels averages out over a call of many (eager, sdpa-math), which repeats to 0.1 or 0.2 %. Cards
   with fewer than LEAST_CELLS repeated cells do not count.
 - **cards**: the spread of cards in its parts, for sums of cells (attnbench/results/pool.py), by the present method,
-  from all cells that depend on nothing but a card's speed.
-- **units**: the differences of cards of one model beyond the spread of processes, by the same rule, for the method
-  where they are largest. The cells are those of a comparison of two cards: in each case the fastest backend that both
-  measured in one version. Each pair of cards has the same weight. Kernels that keep a card busy run against its power
-  limit, where cards differ: by 1 to 1.5 % in cuDNN's, and by half of it in slower kernels. A mean over all cells, most
-  of which are of slower kernels and of the few cards with the most measurements, is half of a comparison's differences.
-  Cells of attnbench's own kernels are left out, because their code changes between the runs of two cards.
+  from all cells that depend on nothing but a card's speed. The tests compare it with the differences of two cards in
+  the cells of a comparison: in each case the fastest backend that both measured in one version. Cells of attnbench's
+  own kernels are left out there, because their code changes between the runs of two cards.
 """
 
 from __future__ import annotations
@@ -61,6 +57,7 @@ class Measured:
     runs: Sequence[Run]
     logs: dict[Versioned, list[float]]
     kernels: dict[Versioned, int]  # fewest kernels of a call
+    loads: dict[Versioned, float]  # from 0 to 1 (Cell.load)
 
 
 def cards(files: Iterable[Path]) -> dict[str, dict[int, list[Measured]]]:
@@ -85,6 +82,7 @@ def card(runs: Sequence[Run]) -> Measured:
     """Return the measurements of some runs of one card."""
     logs: dict[Versioned, list[float]] = {}
     kernels: dict[Versioned, int] = {}
+    loads: dict[Versioned, float] = {}
     for run in runs:
         for cell in cells([run], beside=together(runs)):
             found = cell.rounds("latency") if cell.status == "ok" and cell.case.ranks == 1 else {}
@@ -92,8 +90,8 @@ def card(runs: Sequence[Run]) -> Measured:
                 key = (*cell.key, cell.ok[0].record.version or run.versions.get(cell.backend, ""))
                 logs.setdefault(key, []).extend(map(math.log, found.values()))
                 ran = min(sum(row.record.kernels.values()) for row in cell.ok)
-                kernels[key] = min(ran, kernels.get(key, ran))
-    return Measured(runs, logs, kernels)
+                kernels[key], loads[key] = min(ran, kernels.get(key, ran)), cell.load
+    return Measured(runs, logs, kernels, loads)
 
 
 def differences(one: Measured, most_kernels: float = MOST_KERNELS) -> dict[Versioned, list[float]]:
@@ -156,25 +154,6 @@ def covered(runs: Iterable[tuple[Run, Run]], spread: Spread | None = None) -> tu
     return sum(hits) / len(hits), stats.median(halves), stats.median(both)
 
 
-def units(cards: Sequence[Measured], of_processes: float) -> float:
-    """Return the standard deviation between cards that covers COVERED of differences together with the processes'.
-
-    It is 0 for a single card.
-    """
-    needed = []  # (standard deviation that covers a difference, weight)
-    pairs = [found for pair in itertools.combinations(cards, 2) if (found := between(*pair, fastest(*pair)))]
-    for found in pairs:
-        for apart, share in found:
-            variance = ((apart / NORMAL) ** 2 - share * of_processes**2) / 2
-            needed.append((math.sqrt(max(0.0, variance)), 1 / len(found) / len(pairs)))
-    covered = 0.0
-    for deviation, weight in sorted(needed):
-        covered += weight
-        if covered >= COVERED:
-            return deviation
-    return 0.0
-
-
 def parts(files: Iterable[Path]) -> dict[str, Cards]:
     """Return the parts of the spread of cards of each device, the most likely ones by the cells that cards share."""
     found: dict[str, list[File]] = {}
@@ -188,19 +167,13 @@ def parts(files: Iterable[Path]) -> dict[str, Cards]:
     return {name: reml(pool.readings, pool.spread) for name, pool in pools.items()}
 
 
-def entry(by_method: Mapping[int, Sequence[Measured]]) -> tuple[float, float]:
-    """Return the entry of a device in the table: standard deviations between processes and between cards."""
-    of_processes = processes([one for of_method in by_method.values() for one in of_method])
-    return of_processes, max(units(of_method, of_processes) for of_method in by_method.values())
-
-
 def main(arguments: Sequence[str]) -> None:
     files = [*map(Path, arguments)] if arguments else FILES
     of_parts = parts(files)
     for device, by_method in cards(files).items():
         for method, of_method in by_method.items():
             print(f"{device}, method {method}: runs of each card {[len(one.runs) for one in of_method]}")
-        print(f"{device}: processes {{:.4f}}, units {{:.4f}}".format(*entry(by_method)))
+        print(f"{device}: processes {processes([one for of in by_method.values() for one in of]):.4f}")
         print(
             f"{device}: cards {', '.join(f'{name} {value:.4f}' for name, value in of_parts[device]._asdict().items())}"
         )

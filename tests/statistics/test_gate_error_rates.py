@@ -39,7 +39,7 @@ def test_nothing_changed_is_no_regression(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_twice_the_margin_is_a_regression(kind: str) -> None:
-    """Twice the margin is a regression in over 95 %; 16 changed cells at once give more cells in fewer runs."""
+    """Twice the margin is a regression in over 95 %; 16 cells change at once, so that fewer runs are needed."""
     found = simulate(kind, Scenario(cells=40, planted=0.06, changed=16), RUNS)
     assert found.regressed > 0.95
     assert found.false_alarms < 0.02

@@ -12,7 +12,7 @@ pytest.importorskip("ruptures")
 
 @pytest.mark.parametrize("noise", simulated.NOISES)
 def test_where_nothing_changes_hardly_a_history_shows_a_change(noise: str) -> None:
-    """Without a change hardly a history shows one; at the rate FALSE_ALARM three or more of 60 do in 2 % of tries."""
+    """Without a change hardly a history shows one. At the rate FALSE_ALARM, three of 60 or more do in 2 % of tries."""
     assert simulated.simulate("nothing", noise, 12, 60).any * 60 <= 2 + FALSE_ALARM
 
 

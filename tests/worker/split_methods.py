@@ -159,7 +159,7 @@ class Denies(Wrong):
 
 
 class Conceals(Denies):
-    """Wrong in rank 1; rank 0 shows the judge nothing."""
+    """Wrong in rank 1; rank 0 passes nothing to the judge."""
 
     shows = False
 

@@ -117,7 +117,7 @@ def test_a_pace_that_is_expected_spares_the_first_batch(gpu: Gpu) -> None:
 
 
 def test_the_pace_of_one_sample_alone_is_half_believed(gpu: Gpu) -> None:
-    """The pace of a single sample counts half, because a first launch takes the host several times as long."""
+    """The launch time in a single sample counts half, because a first launch takes the host several times as long."""
     timer_ = timer()
     timer_.samples(gpu.kernel(5e-6, 30e-6), 32)
     timer_.samples(gpu.kernel(5e-6, 110e-6), 1)

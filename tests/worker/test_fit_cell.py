@@ -26,7 +26,7 @@ SHAPE = Shape(1, 640, 640, 2, 2, 64, 64)
 
 
 class Host:
-    """The instruments for a step."""
+    """The instruments that a step of a search needs."""
 
     def __init__(self) -> None:
         self.memory, self.device = CpuMemory(), torch.device("cpu")
@@ -169,7 +169,7 @@ def test_a_check_without_room_is_no_lack_of_memory_of_the_call(monkeypatch: pyte
 
 
 def test_the_limit_on_a_gpu_is_of_the_call_and_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit on a GPU includes the inputs: with 20 of 30 held bytes for inputs, 50 for the call are 60 in all."""
+    """The limit on a GPU includes inputs: 30 bytes are held, 20 of them inputs; 50 for the call make a limit of 60."""
     host, shares = Host(), []
     host.device = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 30)

@@ -31,7 +31,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> Instruments:
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Script the state of L2 that is observed each time it is tested."""
+    """Set the state of L2 that each test of it observes."""
     answers: list[Any] = []
 
     def state(timer: Any, device: torch.device, l2_bytes: int) -> str:

@@ -270,7 +270,7 @@ def call(*names: str, seconds: float = 100e-6, overrun: float = 0.0, gap: float 
 
 
 class Tracer:
-    """A tracer that runs the launches and returns scripted calls; without calls the trace is lost."""
+    """A tracer that runs the launches and returns scripted calls, or no trace where none are scripted."""
 
     def __init__(self, *calls: TracedCall) -> None:
         self.planned = list(calls)

@@ -82,9 +82,15 @@ def raises(error: Exception) -> Callable[..., Tensor]:
     return function
 
 
+@torch.library.custom_op("attnbench_tests::forward_only", mutates_args=())
+def forward_only(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return q + k + v
+
+
 @pytest.mark.parametrize(
     ("function", "direction", "status", "reason"),
     [
+        (lambda q, k, v, **_: forward_only(q, k, v), "bwd", "skipped", "no backward: Trying to backward through"),
         (lambda q, k, v, **_: torch.zeros_like(v), "fwd", "wrong", "out is off by"),
         (lambda q, k, v, **_: v * float("nan"), "fwd", "wrong", "out has values that are not finite"),
         (lambda q, k, v, **_: attention(q, k, v, causal=True, softmax_scale=0.25), "fwd_bwd", "wrong", "out is off"),

@@ -96,7 +96,7 @@ def test_memory_that_was_freed_before_hides_none() -> None:
 
 
 def test_all_that_torch_gives_out_in_a_launch_is_counted() -> None:
-    """All memory that torch gives out in a launch counts, because the C library may keep each freed block."""
+    """All memory that torch allocates in a launch counts, because the C library may keep each freed block."""
 
     def launch() -> None:
         for _ in range(8):

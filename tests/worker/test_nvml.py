@@ -341,7 +341,7 @@ def test_parents_and_names_come_from_proc() -> None:
 def test_how_much_others_use_the_gpu(
     nvml: Nvml, monkeypatch: pytest.MonkeyPatch, readings: list[int | None], share: float | None, seconds: float
 ) -> None:
-    """The share of others' use of the GPU needs no names of processes, which a container hides."""
+    """The share for which others use the GPU is found without names of processes, which a container hides."""
     slept: list[float] = []
     monkeypatch.setattr(nvml_module, "time", SimpleNamespace(sleep=slept.append))
     nvml.used, nvml.pids = iter(readings), []

@@ -107,7 +107,7 @@ def test_ulysses_around_an_own_function(pool: WorkerPool) -> None:
 
 @pytest.mark.parametrize(("name", "causal"), [("Ring", True), ("RingAlltoall", False)])
 def test_torchs_ring_is_right(pool: WorkerPool, name: str, causal: bool) -> None:
-    """torch's ring is right; each of 2 ranks sends 128 keys and values of 4 heads of 64 float32."""
+    """torch's ring is right; each of 2 ranks sends keys and values: 128 tokens, 4 heads of 64 float32."""
     record = measured(pool, name, case(causal=causal))
     assert record.status == "ok", record.reason
     assert record.measurements["moved"].values == (2 * 128 * 4 * 64 * 4,)
@@ -191,7 +191,7 @@ def test_rank_0_is_not_believed_where_it_says_that_wrong_results_are_right(pool:
 
 
 def test_several_ranks_are_judged_beside_them_by_the_heads_that_the_judge_draws(pool: WorkerPool) -> None:
-    """Several ranks are judged by drawn heads. A rank sends half of its q, k, v and out: 32 tokens of 16 float32."""
+    """Several ranks are judged on heads that the judge draws. A rank sends half of its q, k, v and out."""
     record = measured(pool, "Ulysses", replace(case(), shape=Shape(1, 64, 64, 12, 6, 16, 16)))
     assert record.status == "ok", record.reason
     assert record.judge == "beside"
@@ -288,7 +288,7 @@ def fitted(pool: WorkerPool, name: str, of: Case) -> Record:
 
 
 def test_what_fits_on_several_ranks_has_the_memory_of_one(pool: WorkerPool) -> None:
-    """The memory on several ranks is of one rank, with its part of q, k, v and dout."""
+    """The memory of several ranks is the memory of one rank, with its part of q, k, v and dout."""
     record = fitted(pool, "te-P2p", case("fwd_bwd", "bf16", nheads_k=2))
     assert record.status == "ok", record.reason
     found = {name: measurement.values[0] for name, measurement in record.measurements.items()}

@@ -49,7 +49,7 @@ def test_a_fused_backward_passes_in_any_order_of_summation(data: str, headdim: i
 
 @pytest.mark.parametrize("sink", [False, True])
 def test_dq_may_be_off_by_what_the_error_of_out_makes_of_it(monkeypatch: pytest.MonkeyPatch, sink: bool) -> None:
-    """dq may be off by the effect of a too small out, which has its own tolerance; another error of dq is wrong."""
+    """dq may have the error that a too small out causes, which has its own tolerance; another error of dq is wrong."""
     case = made("hard", causal=True, sink=sink)[0]
     monkeypatch.setattr(hard_inputs, "draw_seed", lambda: 0)
     check = hard_inputs.HardInputsCheck(case, CPU)

@@ -151,7 +151,7 @@ def test_few_samples_of_a_call_of_some_ms_are_enough_where_they_agree(apart: flo
 
 @pytest.mark.parametrize("call", [0.026, 0.3, 30.0])
 def test_a_call_as_long_as_the_warm_up_is_kept(call: float) -> None:
-    """A call as long as the warm-up is kept, because it is expensive and warms the device up itself."""
+    """A call as long as the warm-up is kept as a sample: it is expensive, and warms the device up itself."""
     timer = Scripted(lambda n: call + n / 1e6)
     values = timer.collect()
     assert values == timer.taken
@@ -384,7 +384,7 @@ def test_after_eight_rejections_every_burst_is_accepted(slept: list[float]) -> N
 
 
 def test_a_call_longer_than_a_burst_is_accepted_after_a_pause(slept: list[float]) -> None:
-    """A call longer than a burst is accepted after a pause, because it lowers the clock itself, unlike the first."""
+    """A call longer than a burst is accepted after a pause, although its own work lowers the clock; a first is not."""
     dropped, kept = (False, [MAX_REST]), (True, [MAX_REST])
     assert paced([LOW] * 3, TOP, slept, worked=0.02, calls=1) == ([dropped, kept, kept], [clock_of(LOW)] * 2)
     assert paced([LOW] * 3, TOP, slept, worked=0.02, calls=2)[0] == [dropped] * 3

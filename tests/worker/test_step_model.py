@@ -19,6 +19,8 @@ QUICK = Policy(warmup_s=0.0, min_samples=3, max_seconds=0.01)
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("", {}),
     "mistral": ("", {"window_size": (31, 0)}),
+    "mixtral": (" experts=4 taken=2", {}),
+    "qwen3_moe": (" experts=4 taken=2", {}),
     "gemma2": (" tied=1 windows=32/0", {"window_size": (31, 0), "softcap": 50.0}),
     "gpt_oss": (" experts=4 taken=2 windows=32/0", {"window_size": (31, 0), "sink": True}),
     "deepseek_v3": (" experts=8 taken=2 shared=1 expert=64 dense=1 q_rank=48 k_rank=64 rope=16", {}),

@@ -42,7 +42,7 @@ class SlowAtFirst:
 
 
 class ChangesSpeed:
-    """Takes longer with each call, by the share `rise` over 120 calls, like with a falling clock."""
+    """Takes longer with each call, up to the share `rise` after 120 calls, as under a falling clock."""
 
     def __init__(self, rise: float, spend: Callable[[float], Any]) -> None:
         self.rise = rise

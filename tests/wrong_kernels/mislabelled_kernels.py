@@ -1,4 +1,4 @@
-"""Kernels other than their backend's name or declaration, or with work outside the launch."""
+"""Kernels that are not what their backend's name or declaration says, or that work outside of the launch."""
 
 from __future__ import annotations
 

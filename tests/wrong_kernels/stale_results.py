@@ -150,7 +150,7 @@ class ComputesEveryFourthCall:
 
 
 class LeavesWorkToNextCall:
-    """Leaves the second half of the batch to the start of the next call; its first call may be whole."""
+    """Computes the second half of the batch at the start of the next call; its first call may compute all of it."""
 
     def __init__(self, *, first_whole: bool, right: Attention = attention) -> None:
         self.first_whole = first_whole

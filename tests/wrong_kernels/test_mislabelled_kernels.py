@@ -1,4 +1,4 @@
-"""Faults in the kernels that ran: other kernels than the name, another precision, work outside the launch.
+"""Faults in the kernels that ran: not those that the name says, another precision, work outside the launch.
 
 The tests judge torch's operators on a CPU, and handwritten traces; test_wrong_kernels_gpu.py has real kernels.
 """
@@ -180,7 +180,7 @@ def test_traces_of_faults(
     named: TracedCall,
     expected: str | None,
 ) -> None:
-    """Faults as their traces look, for samples of 103 us. Found: each is wrong-kernel, with what the trace shows."""
+    """Fault: as in a handwritten trace, for samples of 103 us. Found: wrong-kernel, with what the trace shows."""
     measurer = steady_cpu.measurer
 
     class Traced:

@@ -92,7 +92,7 @@ def test_memory_that_no_call_frees_is_a_sentence_and_no_peak(steady_cpu: Measuri
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_queries_without_keys(steady_cpu: MeasuringDevice, direction: str) -> None:
-    """For queries without keys a NaN of a plain softmax means no support; another output than 0 is wrong."""
+    """For queries without keys, NaN as from a plain softmax means no support for them; another output is wrong."""
     record = steady_cpu.measure(attention, case(direction, causal=True, seqlen_k=32))
     assert (record.status, record.reason) == ("skipped", "its output is NaN for queries that see no key")
 

@@ -128,7 +128,7 @@ def test_wrong_dropout_in_a_backward(steady_cpu: MeasuringDevice, kernel: Any) -
 def test_wrong_dropout_with_random_numbers_of_its_own(
     steady_cpu: MeasuringDevice, kernel: Any, expected: str, direction: str
 ) -> None:
-    """Fault: the mask cannot be drawn again, and its use is wrong. Found: wrong, as one launch shows its own mask."""
+    """Fault: the mask cannot be drawn again, and its use is wrong. Found: wrong, as a single launch shows its mask."""
     record = measured(steady_cpu, wrong_dropout.OwnRandomNumbers(**kernel), dropout_case(direction, p=0.1))
     assert record.status == "wrong"
     assert expected in str(record.reason)

@@ -131,7 +131,7 @@ def test_gradients_that_accumulate(gpu: MeasuringDevice) -> None:
 
 
 class WrongTileOf:
-    """Returns what a right function does, with zeros in 64 rows of one head."""
+    """Returns the results of a right function, with zeros in 64 rows of one head."""
 
     def __init__(self, row: int, head: int) -> None:
         self.at = (0, slice(row, row + 64), head)

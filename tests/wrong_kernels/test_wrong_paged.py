@@ -65,7 +65,7 @@ def test_other_pages_or_lengths(steady_cpu: MeasuringDevice, changes: Any, case:
 def test_keys_that_do_not_come_to_their_places(
     steady_cpu: MeasuringDevice, append: Any, case: str, budget: int
 ) -> None:
-    """Fault: the new keys and values, or one of them, are not written; or keys of others are. Found: wrong."""
+    """Fault: new keys or values are not written, or keys of others are overwritten. Found: wrong."""
     steady_cpu.finds_wrong(Paged(append=append), CASES[case], budget=budget)
 
 

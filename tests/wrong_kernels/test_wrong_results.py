@@ -374,9 +374,7 @@ def test_stored_probabilities(cpu: MeasuringDevice) -> None:
 
 
 def test_an_output_named_as_an_input(steady_cpu: MeasuringDevice) -> None:
-    """Fault: it computes in `prepare` and names its output as the v that it reads, so that it changes too. Found: it is
-    marked.
-    """
+    """Fault: it computes in `prepare` and names its output as the v that it reads; both change. Found: marked."""
     record = steady_cpu.measure(stale_results.NamesItsOutputAsInput(), case())
     assert steady_cpu.objections(record), "it passed as right"
 

@@ -103,9 +103,7 @@ def test_right_results_pass(dtype: str, seqlen: int, sizes: dict[str, int]) -> N
 
 @pytest.mark.parametrize("wrong_kernel", [False, True])
 def test_a_wrong_screen(monkeypatch: pytest.MonkeyPatch, wrong_kernel: bool) -> None:
-    """Fault: a tile of the screen is wrong, in its values or not finite. No kernel is found wrong for that, and one
-    that is wrong elsewhere still is.
-    """
+    """Fault: a tile of the screen is wrong or not finite. No kernel is called wrong for it; wrong kernels still are."""
     which = case(dtype="bf16", seqlen=1024, **HEADS)
     given = inputs.make(which, "cpu", 0)
     fused = screen._attend_fused
@@ -164,7 +162,7 @@ def test_what_is_not_screened(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_a_wrong_tile_of_a_measured_kernel(steady_cpu: MeasuringDevice, direction: str) -> None:
-    """Fault: 64 of 512 rows of one head are zeros, where 16 rows are compared. Found: wrong, with or without luck."""
+    """Fault: 64 of 512 rows of one head are zeros, and 16 rows are compared. Found: wrong, in the sample or not."""
     which = case(direction, dtype="bf16", seqlen=512, causal=True, **HEADS)
     steady_cpu.passes(right_attention.attention, which, QUICK)
     assert "out is off by" in steady_cpu.finds_wrong(wrong_results.WrongTile(256, slice(1, 2)), which)

@@ -46,7 +46,7 @@ def of_the_key_head(sink: Tensor, case: Case) -> Tensor:
 
 
 def constant(sink: Tensor, _: Case) -> Tensor:
-    """The sink has no gradient but zero."""
+    """The sink's gradient is always zero."""
     return sink.detach() + sink * 0
 
 

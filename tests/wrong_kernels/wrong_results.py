@@ -273,7 +273,7 @@ def saturated_backward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, softmax
 
 
 class _DoublesDout(torch.autograd.Function):
-    """Identity; the backward doubles its dout in place where a key has a value beyond 20."""
+    """Identity; the backward doubles its dout in place if a key has a value beyond 20."""
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, k: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ class _DoublesDout(torch.autograd.Function):
 
 
 def doubles_dout(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Returns a right output; on keys with an outlier its backward doubles dout, and gives the gradients of that."""
+    """Returns a right output; where keys have an outlier, its backward doubles dout and so all gradients."""
     return _DoublesDout.apply(attention(q, k, v, **options), k.detach())
 
 

@@ -19,6 +19,7 @@ from attnbench.core.text import count
 from attnbench.results import case_names
 from attnbench.results.cells import Cell, runs_of
 from attnbench.results.metrics import METRICS
+from attnbench.results.uncertainty import NORMAL
 
 Outcome = Literal["reproduced", "not reproduced", "cannot be tried here"]
 NOT_THERE = "not among these results; attnbench claims measures it, given the time"
@@ -164,7 +165,7 @@ def _half_interval(metric: str, cells: Sequence[Cell]) -> float:
     """Return the uncertainty of a metric of one cell, or of its ratio of two cells of one card; 0 where not known."""
     sure = METRICS[metric].sure_as
     halves = [cell.half_interval(sure) or 0.0 for cell in cells] if sure else [0.0]
-    units = cells[0].uncertainty.units if sure and len(cells) == 1 and cells[0].uncertainty else 0.0
+    units = NORMAL * cells[0].units if sure and len(cells) == 1 and cells[0].uncertainty else 0.0
     return math.hypot(*halves, units)
 
 

@@ -163,13 +163,10 @@ class Model:
     def _table(self, keys: Iterable[Key]) -> float:
         """Return the standard deviation between units by the table, with the variance between processes added."""
         wanted = {*keys}
-        halves = [
-            cell.uncertainty.total
-            for unit in self.units
-            for cell in unit.cells
-            if cell.key in wanted and cell.uncertainty is not None
-        ]
-        return math.hypot(self.spread.units, stats.median(halves) / NORMAL if halves else 0.0)
+        cells = [cell for unit in self.units for cell in unit.cells if cell.key in wanted]
+        halves = [cell.uncertainty.total for cell in cells if cell.uncertainty is not None]
+        between = self.spread.cards.units(stats.median([cell.load for cell in cells]), len(wanted))
+        return math.hypot(between, stats.median(halves) / NORMAL if halves else 0.0)
 
 
 def models(files: Sequence[tuple[str, Run]]) -> list[Model]:

@@ -93,7 +93,8 @@ def _lacking(c: Comparison) -> Iterator[dict[str, Any]]:
     for label, machine in machines.items():
         has = {backend for _, backend in machine.log_rounds}
         others = {name: other for name, other in machines.items() if name != label}
-        measured = [key for other in others.values() for key in other.log_rounds if not c.workload or key[0] in asked]
+        every = [key for other in others.values() for key in other.log_rounds if key[1] not in other.own_code]
+        measured = [key for key in every if not c.workload or key[0] in asked]
         lost = {key[1]: Counter[str]() for key in measured if key[1] not in has}
         for name, other in others.items():
             for key in (other.fastest[case] for case in asked if case in other.fastest):

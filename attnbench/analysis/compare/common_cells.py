@@ -107,6 +107,8 @@ def why_left_out(machine: Machine, compared: Sequence[Machine]) -> str:
 
 def _no_figure(machine: Machine) -> str:
     """Return a message that a machine has no usable figure, with the command that shows its files."""
+    if machine.log_rounds and not any(map(machine.is_ranked, machine.log_rounds)):
+        return "figures only of own code or of approximations, which are in no ranking: nothing to compare"
     if machine.log_rounds:
         known = "is known to better than a factor of 1.5 and is the device's"
         return f"no case whose fastest figure {known}: nothing to compare"
@@ -129,8 +131,9 @@ class MissingCells:
 
 
 def missing_cells(machines: Sequence[Machine]) -> list[MissingCells]:
-    """Return the cells that each machine lacks, grouped by backend and reason."""
-    measured = list(dict.fromkeys(key for machine in machines for key in machine.log_rounds))
+    """Return the cells that each machine lacks, grouped by backend and reason, without own code."""
+    every = (key for machine in machines for key in machine.log_rounds if key[1] not in machine.own_code)
+    measured = list(dict.fromkeys(every))
     found = []
     for machine in machines:
         alike: dict[tuple[str, str, str], list[tuple[Case, str]]] = {}

@@ -37,7 +37,7 @@ from attnbench.results.run_setup import setup_texts
 
 MOST_CAUTIONS = 3  # shown where a comparison is brief
 OF_MACHINES = ("machines", "money", "workload", "groups", "rates")  # tables over all cases together
-MOST_FILES = 4  # named in the description of a machine
+MOST_FILES = 4  # named in the description of a machine, and names of own code
 MORE = with_addresses(
     "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
 )
@@ -53,6 +53,8 @@ def document(c: Comparison, every: bool = False) -> Document:
         more = f"{count(len(doubted) - MOST_CAUTIONS, 'more caution')}, " if len(doubted) > MOST_CAUTIONS else ""
         notes.insert(0, f"attnbench compare --all shows {more}what to do about them, and each case and cell.")
         doubted, known = tuple(Caution(one.what) for one in doubted[:MOST_CAUTIONS]), ()
+    if c.own_code:
+        notes.insert(0, f"In no ranking and no total, as it is own code: {some(sorted(c.own_code), MOST_FILES)}.")
     return Document(
         command="compare",
         title=f"{' and '.join(c.labels)}, compared",

@@ -74,20 +74,33 @@ class Figures:
             return self.workload.ratio(self.machines[label], of_devices=True)
         return self.ratio(label)
 
+    @cached_property
+    def limits(self) -> Mapping[Case, str]:
+        """Case -> what limits its speed on the reference (metrics.limit), which says its unit."""
+        return {case: self.reference.limit(key) for case, key in self.chosen[self.reference.label].items()}
+
+    def _limited(self, label: str, by: str) -> list[Key]:
+        """Return the cells that count on a machine, of the cases with a limit; none for a workload."""
+        cells = () if self.workload else self.chosen[label].values()
+        return [key for key in cells if self.limits[key[0]] == by]
+
     def tflops(self, label: str) -> float | None:
-        """Return the TFLOP/s of a device: of the workload, else over the cases but decode; None if all are decode."""
+        """Return the TFLOP/s of a device: of the workload, else over the cases that compute limits; None without."""
         machine = self.machines[label]
         if self.workload:
             return self.workload.tflops(machine)
-        return _geomean([machine.tflops(key) for key in self._computing(label)])
+        return _geomean([machine.tflops(key) for key in self._limited(label, "compute")])
 
     def gbps(self, label: str) -> float | None:
-        """Return the GB/s of a machine over the decode cases; None without any, or for a workload."""
-        cells = () if self.workload else self.chosen[label].values()
-        return _geomean([self.machines[label].gbps(key) for key in cells if key[0].is_decode])
+        """Return the GB/s of a machine over the cases that memory limits; None without any, or for a workload."""
+        return _geomean([self.machines[label].gbps(key) for key in self._limited(label, "memory")])
+
+    def seconds(self, label: str) -> float | None:
+        """Return the latency over the cases that launching limits; None without any, or for a workload."""
+        return _geomean([self.machines[label].latency(key) for key in self._limited(label, "launch")])
 
     def tokens_of_decode(self, label: str) -> float | None:
-        """Return the tokens a second through one layer over the cases of `gbps`, on all devices of a call together."""
+        """Return the tokens a second through one layer over the cases of decode, on all devices of a call together."""
         machine, cells = self.machines[label], () if self.workload else self.chosen[label].values()
         decode = [key for key in cells if key[0].is_decode]
         return _geomean(
@@ -95,25 +108,21 @@ class Figures:
         )
 
     def utilization(self, label: str) -> float | None:
-        """Return TFLOP/s over the datasheet's peak, for cases but decode; None if unknown, or for a workload."""
-        cells = () if self.workload else self._computing(label)
-        return _geomean([self.machines[label].utilization(key) for key in cells])
-
-    def _computing(self, label: str) -> list[Key]:
-        """Return the cells that count for all cases but decode."""
-        return [key for key in self.chosen[label].values() if not key[0].is_decode]
+        """Return TFLOP/s over the datasheet's peak, over the cases of `tflops`; None if unknown, or for a workload."""
+        return _geomean([self.machines[label].utilization(key) for key in self._limited(label, "compute")])
 
     def watts(self, label: str) -> float | None:
-        """Return the power in watts over the cases of `tflops`; None unless all of them have a reading."""
+        """Return the power in watts over all cases; None unless all of them have a reading."""
         machine = self.machines[label]
         if self.workload:
             return self.workload.watts(machine)
         return _geomean([machine.watts(key) for key in self.chosen[label].values()])
 
     def tflops_per_watt(self, label: str) -> float | None:
-        """Return TFLOP/s per watt; None if a case is decode."""
+        """Return TFLOP/s per watt; None unless compute limits all cases."""
         tflops, watts = self.tflops(label), self.watts(label)
-        return tflops / watts if tflops and watts and not self.gbps(label) else None
+        alike = self.workload or {*self.limits.values()} == {"compute"}
+        return tflops / watts if tflops and watts and alike else None
 
     def per_watt(self, label: str) -> Ratio | None:
         """Return the ratio of the work per joule of a machine to the reference; None unless both have watts.

@@ -87,6 +87,11 @@ class Comparison:
         return next(fit, None)
 
     @property
+    def own_code(self) -> frozenset[str]:
+        """The names of a person's own code, which is in no ranking."""
+        return self.reference.own_code
+
+    @property
     def workload(self) -> MeasuredWorkload | None:
         return self.main.workload
 
@@ -94,6 +99,11 @@ class Comparison:
     def cases(self) -> tuple[Case, ...]:
         """The cases with a figure on all machines, in bursts."""
         return tuple(common(machine.fastest for machine in self.machines))
+
+    def of_limit(self, limit: str) -> list[Case]:
+        """Return the cases that a limit bounds on the reference (metrics.limit), and that thus have one unit."""
+        home = self.reference
+        return [case for case in self.cases if home.limit(home.fastest[case]) == limit]
 
     @cached_property
     def untried(self) -> tuple[Case, ...]:
@@ -183,7 +193,7 @@ class Comparison:
         return offer.buys(rate) if offer and rate else None
 
     def bought_of_decode(self, figures: Figures, label: str) -> float | None:
-        """Return the work in decode (GB/s) that money buys; None without a price, or without decode cases."""
+        """Return the work in GB/s that money buys; None without a price, or if memory limits no case."""
         offer, rate = self.offer(label), figures.gbps(label)
         return offer.buys(rate) if offer and rate else None
 

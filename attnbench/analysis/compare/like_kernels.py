@@ -39,7 +39,10 @@ def shared_cells(machines: Sequence[Machine]) -> list[Key]:
     if len({machine.model for machine in machines}) == 1:
         return alike
     of_one_version = [key for key in alike if not unlike_versions(machines, key)]
-    most = 2 * len({case for case, _ in of_one_version}) >= len({case for case, _ in alike})
+    cases, every = (
+        {case for case, backend in keys if backend not in machines[0].own_code} for keys in (of_one_version, alike)
+    )
+    most = 2 * len(cases) >= len(every)
     return of_one_version if most else alike
 
 

@@ -49,15 +49,15 @@ class LongestSequence:
 def longest_sequences(machines: Sequence[Machine], by_backend: bool = True) -> list[LongestSequence]:
     """Return the longest sequences in the order of a report, for each backend or with any.
 
-    A length fits if it fits with any mask. "Any backend" means one that computes attention and was tried on every
-    machine; a library that a machine lacks is thus no limit of its memory.
+    A length fits if it fits with any mask. "Any backend" means one that computes attention, is ranked (no own code) and
+    was tried on every machine; a library that a machine lacks is thus no limit of its memory.
     """
     several_dtypes = len({case.dtype for machine in machines for case, _ in machine.cells}) > 1
     kinds: dict[tuple[Any, ...], dict[str, dict[Key, Cell | None]]] = {}  # sort key of a row -> label -> cells
     rank: tuple[Any, ...]
     for machine in machines:
         for (case, backend), cell in {**dict.fromkeys(machine.planned), **machine.cells}.items():
-            if not (by_backend or cell is None or cell.is_exact):
+            if not by_backend and (backend in machine.own_code or not (cell is None or cell.is_exact)):
                 continue
             s = case.shape
             rank = (DTYPES.index(case.dtype), s.headdim, s.headdim_v, DIRECTIONS.index(case.direction), pattern(case))

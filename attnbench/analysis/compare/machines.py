@@ -27,7 +27,8 @@ from attnbench.core.record import NO_ROOM_TO_CHECK, WRONG, Record, Run
 from attnbench.core.text import listed, some
 from attnbench.results import run_file
 from attnbench.results.cells import Cell, Key, by_key, cells, is_of_earlier_check
-from attnbench.results.pool import Card, Pool, Reading, load
+from attnbench.results.metrics import limit
+from attnbench.results.pool import Card, Pool, Reading
 from attnbench.results.run_setup import (
     OF_ONE_MACHINE,
     VARIABLE,
@@ -38,7 +39,7 @@ from attnbench.results.run_setup import (
     unique_labels,
 )
 from attnbench.results.together import Together, together
-from attnbench.results.uncertainty import hardly_known, spread
+from attnbench.results.uncertainty import hardly_known, load, spread
 
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
@@ -75,6 +76,7 @@ class Machine:
     older: Mapping[str, int]  # backend -> rounds left out for an older method or version
     card_of_round: Mapping[int, Card] = field(repr=False)
     cells: Mapping[Key, Cell] = field(repr=False)  # with and without a figure, in the order of a report
+    own_code: frozenset[str] = frozenset()  # the backends that `own_code` names, which are in no ranking
     metric: Literal["latency", "sustained_latency", "joules"] = "latency"  # the quantity of its figures
 
     @property
@@ -126,13 +128,13 @@ class Machine:
 
     def _reading(self, key: Key) -> Reading:
         rounds = self.log_rounds[key]
-        metric = "utilization" if self.metric == "latency" else "sustained_utilization"
-        share = None if key[0].is_decode else self.cells[key].value(metric)
+        cell, by_memory = self.cells[key], key[0].is_decode
+        without_pauses = self.metric != "latency" and not by_memory
         return Reading(
             {card: {n: rounds[n] for n in of} for card, of in grouped(rounds, self.card_of_round.__getitem__).items()},
             process=key[1],
-            load=load(share),
-            by_memory=key[0].is_decode,
+            load=load(cell.value("sustained_utilization")) if without_pauses else cell.load,
+            by_memory=by_memory,
             informs=key[0].ranks == 1 and not self.decides_nothing(key),
         )
 
@@ -205,9 +207,13 @@ class Machine:
         half = cell.half_interval(self.metric)
         return hardly_known(half) and not (half is None and cell.run.reduced)
 
+    def is_ranked(self, key: Key) -> bool:
+        """Return whether a cell takes part in rankings: it computed exact attention, by code that anyone can take."""
+        return self.cells[key].is_ranked and key[1] not in self.own_code
+
     def _reads_fastest(self, keys: Iterable[Key]) -> dict[Case, Key]:
         best: dict[Case, Key] = {}
-        for key in (key for key in keys if self.cells[key].is_ranked):
+        for key in filter(self.is_ranked, keys):
             rival = best.setdefault(key[0], key)
             if self.log_figure[key] < self.log_figure[rival]:
                 best[key[0]] = key
@@ -216,6 +222,10 @@ class Machine:
     def latency(self, key: Key) -> float:
         """Return the seconds of a cell that has a figure."""
         return math.exp(self.log_figure[key])
+
+    def limit(self, key: Key) -> str:
+        """Return what limits the speed of a cell's case here: "compute", "memory" or "launch" (metrics.limit)."""
+        return limit(key[0], self.cells[key].rates)
 
     def gbps(self, key: Key) -> float | None:
         """Return the GB/s of each rank in a cell that has a figure, from the least bytes that a call must move.
@@ -283,8 +293,18 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
     days = [group[0].run.started[:10] for group in groups]
     texts = [[*({**of, "method": ""}).values(), day, of["method"]] for of, day in zip(setups, days, strict=True)]
     unique = unique_labels(names, texts)
-    used = together(file.run for file in files)
-    return [machine_of(label, group, used) for label, group in zip(unique, groups, strict=True)]
+    used, own = together(file.run for file in files), own_code([file.run for file in files])
+    return [machine_of(label, group, used, own) for label, group in zip(unique, groups, strict=True)]
+
+
+def own_code(runs: Sequence[Run]) -> frozenset[str]:
+    """Return the names of a person's own code (Run.own_code) in some runs; none if nothing else was measured.
+
+    A reader cannot take such code, so it is ranked only where there is nothing else.
+    """
+    measured = [{record.backend for record in run.records if record.status == "ok"} for run in runs]
+    others = {name for run, names in zip(runs, measured, strict=True) for name in names - run.own_code}
+    return frozenset(name for run in runs for name in run.own_code) - others if others else frozenset()
 
 
 def left_out(paths: Sequence[Path], runs: Sequence[Run], labelled: bool) -> dict[Path, str]:
@@ -370,13 +390,15 @@ def short_name(run: Run) -> str:
     return f"{bare} CPU" if device.kind == "cpu" else bare
 
 
-def machine_of(label: str, files: Sequence[File], beside: Together | None = None) -> Machine:
-    """Return the machine measured in some files. `beside` has the facts of all compared runs."""
+def machine_of(
+    label: str, files: Sequence[File], beside: Together | None = None, own: frozenset[str] = frozenset()
+) -> Machine:
+    """Return the machine measured in some files. `beside` has the facts of all compared runs, `own` the own code."""
     beside = together(file.run for file in files) if beside is None else beside
     versions = _versions_that_count(files)
     runs, older, card_of_round = _joined(files, versions)
     found = {key: cell for run in reversed(runs) for key, cell in by_key(cells([run], beside=beside)).items()}
-    return Machine(label, tuple(files), runs, versions, older, card_of_round, found)
+    return Machine(label, tuple(files), runs, versions, older, card_of_round, found, own)
 
 
 def _joined(

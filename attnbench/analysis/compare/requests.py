@@ -22,6 +22,7 @@ from typing import NamedTuple
 from attnbench.analysis.compare.common_cells import FASTEST_ON_ANOTHER, common
 from attnbench.analysis.compare.like_kernels import shared_cells, tried_by_all
 from attnbench.analysis.compare.machines import Machine
+from attnbench.analysis.compare.products import weights
 from attnbench.analysis.compare.workload import MeasuredPart, MeasuredWorkload, shares_of_time
 from attnbench.core.axes import AXES
 from attnbench.core.case import Case
@@ -31,13 +32,15 @@ from attnbench.core.formats import percent, size
 from attnbench.core.groups import grouped
 from attnbench.core.models import Layers, Model, Phase, find
 from attnbench.core.sizes import format_size, parse_size
+from attnbench.core.step import Step
 from attnbench.core.text import count, listed
 from attnbench.results import case_names
 from attnbench.results.cells import Key
 from attnbench.run.axes import matches
 from attnbench.run.model_axes import FIXED, layer_axes
-from attnbench.run.step_axes import heads, whole_step
+from attnbench.run.step_axes import whole_step
 
+SERVED: tuple[Phase, ...] = ("prefill", "decode")
 EXAMPLE = "chat: 2k in, 300 out, llama-3.1-8b, batch 32"
 FAR = 8.0  # largest ratio of FLOPs or bytes between a case and the measured cases of its interpolation
 EXTRA = 1.25  # largest ratio of length or batch between a case and the nearest measured one, for extrapolation
@@ -60,6 +63,16 @@ class Requests:
     tp: int = 1
 
     @property
+    def step(self) -> Step | None:
+        """The model's sizes beside attention; None if the table of models lacks them."""
+        return whole_step(self.model) if self.model.step else None
+
+    @property
+    def calls(self) -> Mapping[Phase, int]:
+        """Phase -> how often it runs: a prefill for each sequence, a decode for each token of a sequence."""
+        return {"prefill": self.batch, "decode": self.seqlen_out}
+
+    @property
     def seqlen_halfway(self) -> int:
         """The number of keys of a sequence when half of its output is generated."""
         return self.seqlen_in + self.seqlen_out // 2
@@ -77,10 +90,8 @@ class Requests:
             raise UserError(f"--workload: {self.too_large(full)}; {advice}")
         notes = (f"{self.too_large(full)}: no figure of it there.",) if full else ()
         machines = [machine for machine in machines if machine not in full]
-        cases = common(machine.fastest for machine in machines)
         cells = {*shared_cells(machines)} if shared else None
-        phases: tuple[Phase, ...] = ("prefill", "decode")
-        found = [_part(self, of, phase, cases, machines, cells) for of in self.model.layers for phase in phases]
+        found = [_part(self, layers, phase, machines, cells) for layers in self.model.layers for phase in SERVED]
         parts = tuple(shares_of_time(found, reference))
         tokens = self.batch * self.seqlen_out
         return MeasuredWorkload(self.name, "calls", 1, tokens, reference, parts, notes, "generated tokens")
@@ -94,33 +105,20 @@ class Requests:
         return 2 * self.batch * kept * of_token
 
     @property
-    def weights(self) -> int:
-        """The bytes of the model's weights on one device, in 16 bits; 0 if the table of models does not have them.
-
-        It does not for models with experts, which are published in fewer bits.
-        """
-        if not self.model.step or self.model.step.get("experts"):
-            return 0
-        whole = whole_step(self.model)
-        return 2 * (whole.weights(heads(self.model)) + whole.outside) // self.tp
+    def weights(self) -> float:
+        """The bytes of the model's weights on one device, as published; 0 if the table of models lacks its sizes."""
+        return weights(self.model, self.step) / self.tp if self.step else 0.0
 
     def too_large(self, machines: Sequence[Machine]) -> str:
-        """Return a text with the memory that the requests need, and the memory of each machine that has less.
-
-        Returns "" if none has less.
-        """
-        machines = [machine for machine in machines if self.cache + self.weights > _room(machine)]
-        if not machines:
+        """Return a text with the memory that the requests need, and the free memory of machines with less; or ""."""
+        rooms = {machine.label: machine.environment.device for machine in machines}
+        free = {label: min(device.memory, device.free) for label, device in rooms.items()}
+        small = [f"{label} has {size(room)}" for label, room in free.items() if self.cache + self.weights > room]
+        if not small:
             return ""
-        weights = f" and {size(self.weights)} of weights" if self.weights else ", its weights not counted"
-        each = listed([f"{machine.label} has {size(_room(machine))}" for machine in machines])
-        return f"{self.name!r} needs {size(self.cache)} of KV cache{weights}, in 16 bits, and {each}"
-
-
-def _room(machine: Machine) -> int:
-    """Return the bytes that were free on a device when its run began; the driver's own memory is not among them."""
-    device = machine.environment.device
-    return min(device.memory, device.free)
+        of_weights = f" and {size(self.weights)} of weights" if self.weights else ", its weights not counted"
+        bits = ", in 16 bits" if (self.model.bits, self.model.expert_bits) == (16, 16) else ", in the published bits"
+        return f"{self.name!r} needs {size(self.cache)} of KV cache{of_weights}{bits}, and {listed(small)}"
 
 
 def is_in_words(text: str) -> bool:
@@ -170,8 +168,10 @@ class Sum:
 
     @property
     def rank(self) -> tuple[object, ...]:
-        """The order of preference among sums, the best first."""
-        near = round(self.doublings, 6), *_pages(self.case), self._apart
+        """The order of preference among sums, the best first; of other heads, the nearest by their ratios."""
+        pairs = zip(_heads(self.case), _heads(next(iter(self.times))), strict=True)
+        apart = sum(abs(math.log(one / other)) for one, other in pairs)
+        near = round(self.doublings, 6), *_pages(self.case), apart
         return (self.other_heads, self.case.dtype != "bf16", *near, self.case.key)
 
     @property
@@ -189,48 +189,40 @@ class Sum:
             _is_decode(self.case) and not self.other_heads and is_beyond(own.batch, {shape.batch for shape in shapes})
         )
 
-    @property
-    def _apart(self) -> float:
-        """The distance between the measured and the requested numbers of heads: a sum of absolute log ratios."""
-        pairs = zip(_heads(self.case), _heads(next(iter(self.times))), strict=True)
-        return sum(abs(math.log(one / other)) for one, other in pairs)
+
+def best_sum(
+    asked: Requests, layers: Layers, phase: Phase, machines: Sequence[Machine], cells: Collection[Key] | None = None
+) -> tuple[Sum, dict[Machine, dict[Key, float]]] | None:
+    """Return the preferred time of a phase of a kind of layers, with its cells on each machine.
+
+    None unless some sum has a figure on all machines. `cells`: the cells to choose from; None for all.
+    """
+    cases = common(machine.fastest for machine in machines)
+    sums = (interpolated(asked, phase, family) for family in families(asked, layers, phase, cases))
+    for total in sorted(filter(None, sums), key=lambda one: one.rank):
+        on_each = {machine: fastest_sum(machine, total.times, cells) for machine in machines}
+        if all(on_each.values()):
+            return total, on_each
+    return None
 
 
 def _part(
-    asked: Requests,
-    layers: Layers,
-    phase: Phase,
-    cases: Iterable[Case],
-    machines: Sequence[Machine],
-    cells: Collection[Key] | None,
+    asked: Requests, layers: Layers, phase: Phase, machines: Sequence[Machine], cells: Collection[Key] | None
 ) -> MeasuredPart:
     """Return one phase of a kind of layers. Raises UserError unless all machines have a figure for it."""
-    best: tuple[tuple[object, ...], Sum, dict[Machine, dict[Key, float]]] | None = None
-    for family in families(asked, layers, phase, cases):
-        total = interpolated(asked, phase, family)
-        on_each = {machine: fastest_sum(machine, total.times, cells) for machine in machines} if total else {}
-        if total and all(on_each.values()):
-            rank = total.rank
-            best = min(filter(None, (best, (rank, total, on_each))), key=lambda one: one[0])
+    best = best_sum(asked, layers, phase, machines, cells)
     if best is None:
-        lacking = [of.label for of in machines if not _has(of, asked, layers, phase)]
+        lacking = [machine.label for machine in machines if not best_sum(asked, layers, phase, [machine])]
         raise UserError(_no_figure(asked, layers, phase, lacking))
-    _, total, on_each = best
+    total, on_each = best
     if cells is None and not tried_by_all(machines, (key for of in on_each.values() for key in of)):
         raise UserError(f"--workload: for {phase} not each machine tried {FASTEST_ON_ANOTHER}")
     of_layers = f"{phase}, {_kind(layers)}"
     pages = AXES["page_size"].label(total.case)
     name = f"{of_layers}: {case_names.lengths(total.case)} b{asked.batch} {total.case.dtype} {pages}".strip()
-    steps = asked.batch if phase == "prefill" else asked.seqlen_out
-    what = phase if len(asked.model.layers) == 1 else of_layers
-    said = stands_in(asked, what, total)
-    return MeasuredPart(name, 0.0, layers.count * steps, (total.case,), 0, on_each, total.doubt, said, asked.tp)
-
-
-def _has(machine: Machine, asked: Requests, layers: Layers, phase: Phase) -> bool:
-    """Whether a machine has a figure for a phase of a kind of layers, from its own cases."""
-    sums = (interpolated(asked, phase, family) for family in families(asked, layers, phase, machine.fastest))
-    return any(fastest_sum(machine, of.times, None) for of in sums if of)
+    said = stands_in(asked, phase if len(asked.model.layers) == 1 else of_layers, total)
+    calls = layers.count * asked.calls[phase]
+    return MeasuredPart(name, 0.0, calls, (total.case,), 0, on_each, total.doubt, said, asked.tp)
 
 
 def families(asked: Requests, layers: Layers, phase: Phase, cases: Iterable[Case]) -> list[list[Case]]:
@@ -262,20 +254,18 @@ def interpolated(asked: Requests, phase: Phase, family: Sequence[Case]) -> Sum |
     own = _with_heads(_with(family[0], asked.batch, asked.seqlen_halfway), asked)
     batch = max(1, round(asked.batch * own.shape.nheads_k / family[0].shape.nheads_k))  # as many keys and values
     case = _with(family[0], batch, asked.seqlen_halfway)
-    by_batch: dict[int, dict[int, Case]] = {}
-    for one in family:
-        by_batch.setdefault(one.shape.batch, {})[one.shape.seqlen_k] = one
-    rows = {}
-    for b, lengths in by_batch.items():
-        sizes = {n: float(ideal_bytes(one)) for n, one in lengths.items()}
-        row = _between(asked.seqlen_halfway, sizes, ideal_bytes(_with(case, b, asked.seqlen_halfway)))
+    rows: dict[int, _Between] = {}  # batch -> its time at the requested length
+    sizes: dict[int, float] = {}
+    for b, of_batch in grouped(family, lambda one: one.shape.batch).items():
+        sizes[b] = ideal_bytes(_with(case, b, asked.seqlen_halfway))
+        row = _between(asked.seqlen_halfway, {one.shape.seqlen_k: ideal_bytes(one) for one in of_batch}, sizes[b])
         if row:
             rows[b] = row
-    sizes = {b: float(ideal_bytes(_with(case, b, asked.seqlen_halfway))) for b in rows}
-    found = _between(batch, sizes, ideal_bytes(case))
+    found = _between(batch, {b: sizes[b] for b in rows}, ideal_bytes(case))
     if found is None:
         return None
-    times = {by_batch[b][n]: of_b * of_n for b, of_b in found.times.items() for n, of_n in rows[b].times.items()}
+    measured = {(one.shape.batch, one.shape.seqlen_k): one for one in family}
+    times = {measured[b, n]: of_b * of_n for b, of_b in found.times.items() for n, of_n in rows[b].times.items()}
     total = Sum(own, times, found.doublings + max(rows[b].doublings for b in found.times))
     return _scaled(total, ideal_bytes(own) / ideal_bytes(case))
 
@@ -300,7 +290,7 @@ class _Between(NamedTuple):
     """A time as a sum of times at measured positions on one axis, such as lengths."""
 
     times: Mapping[int, float]  # position -> how often its time counts
-    doublings: float
+    doublings: float  # to the nearest position
 
 
 def _between(place: int, sizes: Mapping[int, float], size: float) -> _Between | None:
@@ -334,7 +324,7 @@ def fastest_sum(machine: Machine, times: Mapping[Case, float], cells: Collection
     usable = [
         of
         for of in map(cells_of, dict.fromkeys(backend for _, backend in machine.log_rounds))
-        if all(key in machine.log_rounds and machine.cells[key].is_ranked for key in of)
+        if all(key in machine.log_rounds and machine.is_ranked(key) for key in of)
         and (cells is None or all(key in cells for key in of))
     ]
     best = min(usable, key=lambda of: sum(n * machine.latency(key) for key, n in of.items()), default={})

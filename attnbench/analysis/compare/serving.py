@@ -9,8 +9,8 @@ generates. f is the time to fill one sequence, d the time of a step of generatio
     device-seconds a token     tp / (tokens a second)     the base of rent and energy
 
 f and d are sums of the time of attention, from the pool of measured cells (requests.py has the interpolation), and of
-the products with weights (products.py), each on one of `tp` devices. Left out are the traffic between these devices,
-norms, sampling, the host and the wait for a free slot in the batch.
+the products with weights and the all-reduces (products.py), each on one of `tp` devices. Left out are norms, sampling,
+the host, the latency of an all-reduce and the wait for a free slot in the batch.
 
 Doubts have names, and enter a figure by its derivative. In a ratio of two machines, a doubt with the same name, such as
 the share of the bandwidth from one measured step, moves both alike and cancels in part or whole.
@@ -28,20 +28,19 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from attnbench.analysis.compare.machines import Machine
-from attnbench.analysis.compare.products import Rate, StepShare, rate, step_shares
-from attnbench.analysis.compare.requests import Requests, Sum, families, fastest_sum, interpolated, stands_in
+from attnbench.analysis.compare.products import Rate, StepShare, bus, rate, sent, step_shares, weights
+from attnbench.analysis.compare.requests import SERVED, Requests, best_sum, stands_in
 from attnbench.analysis.compare.speed_ratio import ROUNDS, TABLE, Ratio, uncertainty
 from attnbench.core import stats
-from attnbench.core.case import Case, Shape
-from attnbench.core.flops import products, weight_bytes
 from attnbench.core.groups import grouped
-from attnbench.core.models import Layers, Phase
+from attnbench.core.models import Phase
 from attnbench.core.record import Run
+from attnbench.core.step import Step
 from attnbench.core.text import listed
 from attnbench.results.cells import Key
-from attnbench.run.step_axes import whole_step
+from attnbench.run.step_axes import heads
 
-BATCHES = tuple(2**n for n in range(13))  # of a curve, besides the measured ones
+BATCHES = tuple(2**n for n in range(13))  # of a curve, besides the measured and the requested ones
 Doubts = Mapping[object, float]  # name -> half the 95 % interval of the logarithm that it adds
 
 
@@ -51,6 +50,7 @@ class PhaseTime:
 
     attention: float  # seconds, for all layers
     products: float  # seconds
+    sending: float  # seconds of the all-reduces between devices, by their bytes alone; 0 if their rate is not known
     doubts: Doubts
     stands_in: tuple[str, ...]  # the measured cases that stand in for attention, for each kind of layers
     backends: tuple[str, ...]
@@ -60,7 +60,7 @@ class PhaseTime:
 
     @property
     def seconds(self) -> float:
-        return self.attention + self.products
+        return self.attention + self.products + self.sending
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,18 @@ class Served:
 
     asked: Requests
     machine: Machine
-    prefill: PhaseTime
-    decode: PhaseTime
+    phases: Mapping[Phase, PhaseTime]
+    bus: Rate | None  # between its devices; None if not known, or for one device
+
+    @property
+    def prefill(self) -> PhaseTime:
+        """The filling of one sequence."""
+        return self.phases["prefill"]
+
+    @property
+    def decode(self) -> PhaseTime:
+        """A step of generation of the whole batch."""
+        return self.phases["decode"]
 
     @property
     def first_token(self) -> float:
@@ -80,7 +90,7 @@ class Served:
     @property
     def tokens_a_second(self) -> float:
         """Generated tokens a second on all devices together."""
-        return self.asked.batch * self.asked.seqlen_out / self._seconds
+        return self.asked.batch * self.asked.seqlen_out / sum(self._seconds.values())
 
     @property
     def of_a_user(self) -> float:
@@ -100,7 +110,12 @@ class Served:
     @property
     def attention(self) -> float:
         """The share of attention in the time."""
-        return sum(n * of.attention for n, of in self._phases) / self._seconds
+        return sum(self._shares[phase] * of.attention / of.seconds for phase, of in self.phases.items())
+
+    @property
+    def sending(self) -> float:
+        """The share of the all-reduces in the time."""
+        return sum(self._shares[phase] * of.sending / of.seconds for phase, of in self.phases.items())
 
     @property
     def at_most(self) -> bool:
@@ -108,15 +123,15 @@ class Served:
 
         The figures are then upper bounds.
         """
-        return any(of.rate.at_most for _, of in self._phases)
+        return any(of.rate.at_most for of in self.phases.values())
 
     @cached_property
     def doubts(self) -> Doubts:
         """Source of doubt -> its half interval in the logarithm of the tokens a second."""
         found = defaultdict[object, float](float)
-        for n, of in self._phases:
+        for phase, of in self.phases.items():
             for name, half in of.doubts.items():
-                found[name] += half * n * of.seconds / self._seconds
+                found[name] += half * self._shares[phase]
         return found
 
     def interval(self, value: float) -> tuple[float, float] | None:
@@ -126,7 +141,7 @@ class Served:
         half = math.hypot(*self.doubts.values())
         return value * stats.exp(-half), value * stats.exp(half)
 
-    def watts(self, phase: str) -> list[float]:
+    def watts(self, phase: Phase) -> list[float]:
         """Return the power in watts of the fastest attention in each case of a phase, without pauses."""
         sustained = self.machine.sustained
         keys = (
@@ -143,23 +158,22 @@ class Served:
         """
         if self.at_most:
             return None, None
-        limit, total = self.machine.environment.power_limit_w, self.asked.batch * self.asked.seqlen_out
-        watts = [self.watts(phase) for phase in ("prefill", "decode")]
+        limit, watts = self.machine.environment.power_limit_w, {phase: self.watts(phase) for phase in self.phases}
+        kilowatt_hours = self.device_seconds * 1e6 / 3.6e6  # for each W
         low = None
-        if all(watts):
-            joules = sum(n * of.seconds * stats.median(w) for (n, of), w in zip(self._phases, watts, strict=True))
-            low = joules * self.asked.tp / total * 1e6 / 3.6e6
-        high = self.device_seconds * limit * 1e6 / 3.6e6 if limit else None
+        if all(watts.values()):
+            low = kilowatt_hours * sum(share * stats.median(watts[phase]) for phase, share in self._shares.items())
+        high = kilowatt_hours * limit if limit else None
         return low if low and (high is None or low < high) else None, high
 
-    @property
-    def _phases(self) -> tuple[tuple[int, PhaseTime], ...]:
-        """(How often it runs, its time) for prefill and decode."""
-        return (self.asked.batch, self.prefill), (self.asked.seqlen_out, self.decode)
+    @cached_property
+    def _seconds(self) -> Mapping[Phase, float]:
+        return {phase: self.asked.calls[phase] * of.seconds for phase, of in self.phases.items()}
 
-    @property
-    def _seconds(self) -> float:
-        return sum(n * of.seconds for n, of in self._phases)
+    @cached_property
+    def _shares(self) -> Mapping[Phase, float]:
+        """Phase -> its share of the time."""
+        return {phase: seconds / sum(self._seconds.values()) for phase, seconds in self._seconds.items()}
 
 
 @dataclass(frozen=True)
@@ -183,10 +197,8 @@ class Serving:
 
         None if one of them has none, or only an upper bound.
         """
-        if label not in self.found or reference not in self.found:
-            return None
-        ours, theirs = self.found[reference], self.found[label]
-        if ours.at_most or theirs.at_most:
+        ours, theirs = self.found.get(reference), self.found.get(label)
+        if not ours or not theirs or ours.at_most or theirs.at_most:
             return None
         names = {*ours.doubts, *theirs.doubts}
         half = math.hypot(*(theirs.doubts.get(name, 0.0) - ours.doubts.get(name, 0.0) for name in names))
@@ -194,110 +206,79 @@ class Serving:
         return Ratio(value, value * stats.exp(-half), value * stats.exp(half), (ROUNDS, TABLE))
 
 
-def why_not_whole(asked: Requests) -> str:
-    """Return why the figures of the whole model are not computed; "" if they are."""
-    if not asked.model.step:
-        return f"the table of models has no sizes of {asked.model.name} beside those of attention"
-    return "products of experts are not computed" if asked.model.step.get("experts") else ""
-
-
 def serving(asked: Requests, machines: Sequence[Machine], runs: Sequence[Run]) -> Serving:
     """Return the serving figures of all machines. `runs` include the measured steps of models."""
     shares = step_shares(runs)
-    found: dict[str, Served] = {}
-    without: dict[str, str] = {}
-    curves: dict[str, list[Served]] = {}
+    each = {machine.label: served(asked, machine, shares) for machine in machines}
+    curves = {}
     for machine in machines:
-        one = served(asked, machine, shares)
-        if isinstance(one, str):
-            without[machine.label] = one
-        else:
-            found[machine.label] = one
-        if not why_not_whole(asked):
-            each = (served(replace(asked, batch=batch), machine, shares) for batch in _batches(asked, machine))
-            curves[machine.label] = [of for of in each if not isinstance(of, str)]
+        measured = {case.shape.batch for case in machine.fastest if case.is_decode and not case.is_ragged}
+        batches = sorted({*BATCHES, *measured, asked.batch})
+        points = (served(replace(asked, batch=batch), machine, shares) for batch in batches)
+        curves[machine.label] = [one for one in points if isinstance(one, Served)]
+    found = {label: one for label, one in each.items() if isinstance(one, Served)}
+    without = {label: one for label, one in each.items() if isinstance(one, str)}
     return Serving(asked, found, without, {label: own for label, own in curves.items() if own}, shares)
 
 
 def served(asked: Requests, machine: Machine, shares: Sequence[StepShare]) -> Served | str:
     """Return the serving figures of a machine, or the reason for their absence."""
-    if why := why_not_whole(asked) or asked.too_large([machine]):
+    step = asked.step
+    if not step:
+        return f"the table of models has no sizes of {asked.model.name} beside those of attention"
+    if why := asked.too_large([machine]):
         return why
-    phases = []
-    for phase in ("prefill", "decode"):
-        of_products = [rate(machine, asked.model.name, of, shares) for of in ("prefill", "decode")]
-        attention = [_attention(asked, layers, phase, machine) for layers in asked.model.layers]
-        if not all(of_products):
-            return "its rates of products are not known"
-        if not all(attention):
+    by_flops, by_bytes = (rate(machine, step, phase, shares) for phase in SERVED)
+    if not by_flops or not by_bytes:
+        return "its rates of products are not known"
+    between = bus(machine, asked.tp) if asked.tp > 1 else None
+    phases: dict[Phase, PhaseTime] = {}
+    for phase in SERVED:
+        found = _phase_time(asked, step, phase, machine, by_flops, by_bytes, between)
+        if not found:
             return f"no {phase} was measured that it could be interpolated between"
-        known = [one for one in attention if one]
-        phases.append(_phase_time(asked, phase, machine, known, *(one for one in of_products if one)))
-    return Served(asked, machine, *phases)
-
-
-def _batches(asked: Requests, machine: Machine) -> list[int]:
-    """Return the batches of a curve: powers of two, the measured ones of decode, and the requested one."""
-    decode = {case.shape.batch for case in machine.fastest if case.is_decode and not case.is_ragged}
-    return sorted({*BATCHES, *decode, asked.batch})
-
-
-@dataclass(frozen=True)
-class _Attention:
-    """The attention of one kind of layers in a phase on a machine."""
-
-    layers: Layers
-    total: Sum
-    cells: Mapping[Key, float]
-
-
-def _attention(asked: Requests, layers: Layers, phase: Phase, machine: Machine) -> _Attention | None:
-    """Return the best sum of a machine's measured cells; None if all are too far."""
-    found = (interpolated(asked, phase, family) for family in families(asked, layers, phase, machine.fastest))
-    for total in sorted((one for one in found if one), key=lambda one: one.rank):
-        if of := fastest_sum(machine, total.times, None):
-            return _Attention(layers, total, of)
-    return None
+        phases[phase] = found
+    return Served(asked, machine, phases, between)
 
 
 def _phase_time(
-    asked: Requests, phase: Phase, machine: Machine, found: Sequence[_Attention], by_flops: Rate, by_bytes: Rate
-) -> PhaseTime:
-    seconds = [one.layers.count * sum(n * machine.latency(k) for k, n in one.cells.items()) for one in found]
-    attention = sum(seconds)
-    step = _step(asked, phase)
-    computing, reading = products(step) / by_flops.value / asked.tp, weight_bytes(step) / by_bytes.value / asked.tp
-    of_products, bound = max((computing, by_flops), (reading, by_bytes), key=lambda pair: pair[0])
-    total = attention + of_products
-    weights = defaultdict[Key, float](float)
-    for one in found:
-        for key, n in one.cells.items():
-            weights[key] += one.layers.count * n * machine.latency(key) / attention
-    doubts = {name: half * of_products / total for name, half in bound.doubts.items()}
-    doubts[phase, "cells", machine.label] = uncertainty(machine, weights) * attention / total
-    far = math.hypot(*(one.total.doubt * s / total for one, s in zip(found, seconds, strict=True)))
-    doubts[phase, "interpolation", machine.label] = far
-    several = len(asked.model.layers) > 1
-    names = (f"{phase} of {one.layers.count} layers" if several else phase for one in found)
-    said = (stands_in(asked, name, one.total) for name, one in zip(names, found, strict=True))
+    asked: Requests, step: Step, phase: Phase, machine: Machine, by_flops: Rate, by_bytes: Rate, between: Rate | None
+) -> PhaseTime | None:
+    """Return the time of a phase; None if all measured cases are too far from it."""
+    model, sequences = asked.model, asked.batch if phase == "decode" else 1
+    best = [best_sum(asked, layers, phase, [machine]) for layers in model.layers]
+    found = [(layers, one[0], one[1][machine]) for layers, one in zip(model.layers, best, strict=True) if one]
+    if len(found) < len(best):
+        return None
+    tokens = sequences if phase == "decode" else asked.seqlen_in
+    computing = step.products(heads(model), tokens, sequences) / by_flops.value / asked.tp
+    reading = weights(model, step, tokens) / by_bytes.value / asked.tp
+    products, bound = max((computing, by_flops), (reading, by_bytes), key=lambda pair: pair[0])
+    sending = sent(step, asked.tp, tokens) / between.value if between else 0.0
+    times = defaultdict[Key, float](float)  # cell -> seconds in the phase
+    far = []  # seconds of doubt
+    for layers, total, of in found:
+        seconds = {key: layers.count * n * machine.latency(key) for key, n in of.items()}
+        far.append(total.doubt * sum(seconds.values()))
+        for key, own in seconds.items():
+            times[key] += own
+    attention = sum(times.values())
+    whole = attention + products + sending
+    doubts: dict[object, float] = {name: half * products / whole for name, half in bound.doubts.items()}
+    of_attention = {key: seconds / attention for key, seconds in times.items()}
+    doubts[phase, "cells", machine.label] = uncertainty(machine, of_attention) * attention / whole
+    doubts[phase, "interpolation", machine.label] = math.hypot(*far) / whole
+    several = len(model.layers) > 1
+    names = (f"{phase} of {layers.count} layers" if several else phase for layers, _, _ in found)
+    said = (stands_in(asked, name, total) for name, (_, total, _) in zip(names, found, strict=True))
     return PhaseTime(
         attention,
-        of_products,
+        products,
+        sending,
         doubts,
         tuple(filter(None, said)),
-        tuple(dict.fromkeys(backend for one in found for _, backend in one.cells)),
+        tuple(dict.fromkeys(backend for _, backend in times)),
         bound,
-        measured=not any(one.total.doubt for one in found),
-        beyond=any(one.total.beyond for one in found),
+        measured=not any(total.doubt for _, total, _ in found),
+        beyond=any(total.beyond for _, total, _ in found),
     )
-
-
-def _step(asked: Requests, phase: Phase) -> Case:
-    """Return a step of the whole model on one device: the filling of one sequence, or a token for each sequence."""
-    model = asked.model
-    decodes = phase == "decode"
-    n = asked.seqlen_halfway if decodes else asked.seqlen_in
-    sizes = model.nheads, model.nheads_k, model.headdim, model.headdim_v
-    shape = Shape(asked.batch if decodes else 1, 1 if decodes else n, n, *sizes)
-    step = replace(whole_step(model), phase="decode" if decodes else "prefill")
-    return Case(shape, "bf16", "fwd", causal=True, step=str(step))

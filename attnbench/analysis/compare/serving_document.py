@@ -10,6 +10,7 @@ from attnbench.analysis.compare.answer import price_text, ratio_text
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.compare.money import worth_below
 from attnbench.core.formats import digits, duration, share
+from attnbench.core.groups import grouped
 from attnbench.core.sizes import format_size
 from attnbench.core.text import capitalized, count, listed
 from attnbench.render.document import BandLine, Column, LineChart, Table
@@ -17,7 +18,8 @@ from attnbench.results.case_names import NOTHING
 from attnbench.results.disturbed import doubt
 
 if TYPE_CHECKING:
-    from attnbench.analysis.compare.serving import PhaseTime, Served, Serving
+    from attnbench.analysis.compare.requests import Requests
+    from attnbench.analysis.compare.serving import Served, Serving
 
 LEFT_OUT = "norms, sampling, the host, and waiting for a place in the batch"
 INTERPOLATED, BEYOND, LIMIT = "~", "?", "!"
@@ -60,34 +62,46 @@ def _of_machine(c: Comparison, found: Serving, label: str) -> str:
 
 def _made_of(found: Serving) -> str:
     """Return the measured cases and steps behind the figures, and the parts that they leave out."""
-    attention = ", ".join(f"{share(one.attention)} on {label}" for label, one in found.found.items())
-    said = [f"Attention is {attention}"]
-    said += _by_machine({label: "; ".join(_stand_ins(one)) for label, one in found.found.items()})
-    rest = [f"on {label} {_rest(one)}" for label, one in found.found.items()]
-    said.append(f"what is not attention is known {'; '.join(rest)}")
-    devices = f"what the {found.asked.tp} devices send each other, " if found.asked.tp > 1 else ""
+    each, tp = found.found, found.asked.tp
+    said = ["Attention is " + ", ".join(f"{share(one.attention)} on {label}" for label, one in each.items())]
+    said += _by_machine({label: "; ".join(_stand_ins(one)) for label, one in each.items()})
+    rests = {
+        label: [f"in {phase} by {of.rate.said}" for phase, of in one.phases.items()] for label, one in each.items()
+    }
+    rest = "; ".join(f"on {label} {' and '.join(phases)}" for label, phases in rests.items())
+    said += [f"what is not attention is known {rest}", *_experts(found.asked)]
+    buses = {label: f"{one.bus.said} ({share(one.sending)} of the time)" for label, one in each.items() if one.bus}
+    if buses:
+        by = "; ".join(f"on {label} {text}" for label, text in buses.items())
+        said.append(f"two all-reduces a layer take at least the time of their bytes, without latency: {by}")
+    unknown = [label for label, one in each.items() if tp > 1 and not one.bus]
+    devices = f"what the {tp} devices send each other on {listed(unknown)}, " if unknown else ""
     return f"{'; '.join(said)}. Left out: {devices}{LEFT_OUT}."
 
 
-def _rest(one: Served) -> str:
-    """Return the source of a machine's time outside attention, for each phase."""
-    return " and ".join(f"in {phase} by {_phase(one, phase).rate.said}" for phase in ("prefill", "decode"))
+def _experts(asked: Requests) -> list[str]:
+    """Return the assumption on experts; empty for a model without them."""
+    model, step = asked.model, asked.step
+    if not step or not step.experts:
+        return []
+    fewer = {f"{model.expert_bits:g} bits for experts": model.expert_bits, f"{model.bits:g} for the rest": model.bits}
+    weights = " and ".join(text for text, bits in fewer.items() if bits != 16)
+    published = f"; weights have {weights}, products the rate of bf16" if weights else ""
+    return [
+        f"each token is assumed to take {step.taken} of {step.experts} experts at random, so that a step of decode "
+        f"reads {digits(step.experts_of(asked.batch))} of a layer's{published}"
+    ]
 
 
 def _by_machine(each: dict[str, str]) -> list[str]:
     """Return each distinct text once, with its machines if the texts differ; without empty ones."""
-    texts = dict.fromkeys(filter(None, each.values()))
-    if len(texts) == 1 and all(each.values()):
-        return [*texts]
-    return [f"{text} (on {listed(label for label, own in each.items() if own == text)})" for text in texts]
+    texts = grouped(each, each.__getitem__)
+    alone = len(texts) == 1
+    return [text if alone else f"{text} (on {listed(labels)})" for text, labels in texts.items() if text]
 
 
 def _stand_ins(one: Served) -> tuple[str, ...]:
     return (*one.prefill.stands_in, *one.decode.stands_in)
-
-
-def _phase(one: Served, phase: str) -> PhaseTime:
-    return one.prefill if phase == "prefill" else one.decode
 
 
 def _money(c: Comparison, found: Serving) -> str:
@@ -109,35 +123,35 @@ def _money(c: Comparison, found: Serving) -> str:
 
 def _cost(c: Comparison, one: Served) -> str:
     """Return the cost of a million tokens on a machine, with the interval; "" without a price of time."""
+    offer, text = c.offer(one.machine.label), _cost_alone(c, one)
+    if not offer or not text:
+        return ""
+    ends = one.interval(offer.million_tokens(one.device_seconds) or 0.0)
+    return f"{text} ({' to '.join(map(offer.price.money, ends))})" if ends else f"at least {text}"
+
+
+def _cost_alone(c: Comparison, one: Served) -> str:
     offer = c.offer(one.machine.label)
     cost = offer.million_tokens(one.device_seconds) if offer else None
-    if not offer or cost is None:
-        return ""
-    ends = one.interval(cost)
-    return (
-        f"{offer.price.money(cost)} ({' to '.join(map(offer.price.money, ends))})"
-        if ends
-        else f"at least {offer.price.money(cost)}"
-    )
+    return offer.price.money(cost) if offer and cost is not None else ""
 
 
 def _energy(found: Serving) -> str:
-    each = [(label, text) for label, one in found.found.items() if (text := _kilowatt_hours(one))]
+    each = {label: text for label, one in found.found.items() if (text := _kilowatt_hours(one))}
     if not each:
         return ""
-    texts = listed(f"{text} kWh on {label}" for label, text in each)
-    powers = [(label, _powers(found.found[label])) for label, _ in each]
-    known = [f"on {label} {text}" for label, text in powers if text]
-    low = f"the lower figure by the power of attention without pauses ({'; '.join(known)}), the upper "
-    return f"A million generated tokens take {texts}: {low if known else ''}by the power limit."
+    texts = listed(f"{text} kWh on {label}" for label, text in each.items())
+    known = [f"on {label} {text}" for label in each if (text := _powers(found.found[label]))]
+    low = f"the lower figure by the power of attention without pauses ({'; '.join(known)}), the upper " if known else ""
+    return f"A million generated tokens take {texts}: {low}by the power limit."
 
 
 def _powers(one: Served) -> str:
     """Return the power of attention in each phase: "667 W in 43 prefills and 239 W in 1 decode"; "" if unknown."""
     if one.kilowatt_hours()[0] is None:
         return ""
-    each = ((phase, one.watts(phase)) for phase in ("prefill", "decode"))
-    return listed(f"{sorted(found)[len(found) // 2]:.0f} W in {count(len(found), phase)}" for phase, found in each)
+    each = ((phase, sorted(one.watts(phase))) for phase in one.phases)
+    return listed(f"{watts[len(watts) // 2]:.0f} W in {count(len(watts), phase)}" for phase, watts in each)
 
 
 def _kilowatt_hours(one: Served) -> str:
@@ -207,12 +221,6 @@ def _mark(one: Served) -> str:
     return LIMIT if one.at_most else BEYOND if one.decode.beyond else "" if one.decode.measured else INTERPOLATED
 
 
-def _cost_alone(c: Comparison, one: Served) -> str:
-    offer = c.offer(one.machine.label)
-    cost = offer.million_tokens(one.device_seconds) if offer else None
-    return offer.price.money(cost) if offer and cost is not None else ""
-
-
 # ---- A page, and other programs.
 
 
@@ -221,10 +229,12 @@ def charts(c: Comparison) -> list[LineChart]:
     found = c.serving
     if not found or not found.curves:
         return []
+    asked, tp = found.asked, f", tp {found.asked.tp}" if found.asked.tp > 1 else ""
+    size = f"{format_size(asked.seqlen_in)} in, {asked.seqlen_out} out"
     return [
         LineChart(
             "interactivity-chart",
-            f"Batch against interactivity: {_asked(found)}",
+            f"Batch against interactivity: {asked.model.name}{tp}, {size}",
             f"Above and to the right is better. At each point its batch; bands: 95 % interval. {NOTE}",
             "generated tokens/s a user",
             "generated tokens/s a GPU",
@@ -236,11 +246,6 @@ def charts(c: Comparison) -> list[LineChart]:
 def _line(label: str, own: Sequence[Served]) -> BandLine:
     points = ((one.of_a_user, one.of_a_gpu, *(one.interval(one.of_a_gpu) or 2 * (one.of_a_gpu,))) for one in own)
     return BandLine(label, tuple(points), tuple(f"{one.asked.batch}{_mark(one)}" for one in own))
-
-
-def _asked(found: Serving) -> str:
-    tp = f", tp {found.asked.tp}" if found.asked.tp > 1 else ""
-    return f"{found.asked.model.name}{tp}, {format_size(found.asked.seqlen_in)} in, {found.asked.seqlen_out} out"
 
 
 def data(c: Comparison) -> dict[str, Any] | None:
@@ -278,8 +283,10 @@ def _row(c: Comparison, one: Served) -> dict[str, Any]:
         "interpolated": not one.decode.measured,
         "beyond": one.decode.beyond,
         "at_most": one.at_most,
-        "backends": {"prefill": one.prefill.backends, "decode": one.decode.backends},
-        "products": {phase: _phase(one, phase).rate.said for phase in ("prefill", "decode")},
+        "backends": {phase: of.backends for phase, of in one.phases.items()},
+        "products": {phase: of.rate.said for phase, of in one.phases.items()},
+        "sending": one.sending,
+        "bus": one.bus.value if one.bus else None,
         "stands_in": _stand_ins(one),
     }
 

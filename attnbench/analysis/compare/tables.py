@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnbench.analysis.compare.answer import fit_text, length_text, on_devices, price_text, ratio_text
@@ -28,7 +29,12 @@ if TYPE_CHECKING:
 MOST_ROWS = 24  # in the tables of cases, missing cells and lengths, unless --all was given
 MOST_COLUMNS = 4  # for machines; with more, no page is wide enough
 NO_TOTAL = "; so the case is in no total of own fastest backends"
-_TEXT = {"machine", "figures", "with", "part", "case", "cases of", "cell", "backend", "backends", "why"}
+_TEXT = {"machine", "figures", "with", "part", "case", "cases of", "cell", "backend", "backends", "why", "limited by"}
+_UNITS: Mapping[str, tuple[str, Callable[[Figures, str], float | None]]] = {  # by the limit of a case
+    "compute": ("TFLOP/s", Figures.tflops),
+    "memory": ("GB/s", Figures.gbps),
+    "launch": ("", Figures.seconds),
+}
 _LONG_TEXT = {"where", "reason"}  # text too
 
 
@@ -49,6 +55,7 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
         *(_bars(c) if every else []),
         *_cases(c),
         *([_cells(c)] if every else []),
+        _cells(c, own=True),
         _missing(c),
         _longest(c),
     ]
@@ -87,7 +94,7 @@ def _machines(c: Comparison) -> Table:
     if (c.workload and c.workload.devices != (1,)) or any(case.ranks > 1 for case in c.main.cases):
         note += " TFLOP/s, GB/s and W: of each of several devices."
     if any(row["GB/s"] != NOTHING for row in rows):
-        note += " GB/s: of decode, by the least bytes that a call moves; TFLOP/s: of the other cases."
+        note += " GB/s: where memory is the limit, by the least bytes that a call moves; TFLOP/s: where compute is."
     if any(row["of peak"] != NOTHING for row in rows):
         note += " Of peak: the datasheet's."
     if c.workload and c.workload.tokens_are != "tokens":
@@ -213,18 +220,26 @@ def _groups(c: Comparison, brief: bool = False) -> Table:
 
 
 def _rates(c: Comparison) -> Table:
-    """Return the rates by kind of work: GB/s and tokens/s through a layer for decode, else TFLOP/s."""
-    works = {name: c.main.of(cases) for name, cases in kinds_of_work(c.main.cases).items()}
-
-    def rate(name: str, machine: Machine) -> str:
-        figures, label = works[name], machine.label
-        found = [(figures.tflops(label), "TFLOP/s"), (figures.gbps(label), "GB/s")]
-        found.append((figures.tokens_of_decode(label), "tokens/s"))
-        return ", ".join(f"{digits(value)} {unit}" for value, unit in found if value)
-
+    """Return the speed by kind of work and limit, each in its unit, and for decode tokens/s through a layer."""
+    rows: list[dict[str, str]] = []
+    texts: list[Callable[[str], str]] = []
+    for work, cases in kinds_of_work(c.main.cases).items():
+        of_work = c.main.of(cases)
+        for limit, (unit, value) in _UNITS.items():
+            if own := [case for case in cases if of_work.limits[case] == limit]:
+                rows.append({"cases of": work, "limited by": limit, "cases": str(len(own))})
+                texts.append(partial(_with_unit, value, unit, c.main.of(own)))
+        if of_work.tokens_of_decode(c.reference.label):
+            rows.append({"cases of": work, "limited by": "any", "cases": str(len(cases))})
+            texts.append(partial(_with_unit, Figures.tokens_of_decode, "tokens/s", of_work))
     note = "With the same backends. Tokens/s: through the attention of one layer." if c.main.shared else ""
-    table = _table("rates", "Rates by kind of work", [{"cases of": name} for name in works], note)
-    return _by_machine(c, table, [*works], [_MachineColumn("rate", "{}", rate)])
+    table = _table("rates", "Rates by kind of work", rows, note)
+    return _by_machine(c, table, texts, [_MachineColumn("rate", "{}", lambda text, machine: text(machine.label))])
+
+
+def _with_unit(value: Callable[[Figures, str], float | None], unit: str, figures: Figures, label: str) -> str:
+    found = value(figures, label)
+    return "" if found is None else f"{digits(found)} {unit}" if unit else duration(found)
 
 
 def _bars(c: Comparison) -> list[Table]:
@@ -260,13 +275,17 @@ def _bars(c: Comparison) -> list[Table]:
 
 
 def _cases(c: Comparison) -> list[Table]:
-    """Return the common cases, with decode in its own table, by each machine's fastest backend and by shared ones."""
-    decode = [case for case in c.cases if case.is_decode]
-    others = [case for case in c.cases if not case.is_decode]
+    """Return the common cases by each machine's fastest backend and by shared ones, with a table for each limit."""
+    fastest = "The fastest backend of each case"
     return [
-        _cases_of(c, others, "cases", "The fastest backend of each case", "TFLOP/s", Machine.tflops),
-        _cases_of(c, decode, "decode", "The fastest backend of each case of decode", "GB/s", Machine.gbps),
+        _cases_of(c, c.of_limit("compute"), "cases", fastest, "TFLOP/s", Machine.tflops),
+        _cases_of(c, c.of_limit("memory"), "by-memory", f"{fastest} that memory limits", "GB/s", Machine.gbps),
+        _cases_of(c, c.of_limit("launch"), "by-launch", f"{fastest} that launching limits", "us", _microseconds),
     ]
+
+
+def _microseconds(machine: Machine, key: Key) -> float:
+    return machine.latency(key) * 1e6
 
 
 def _cases_of(
@@ -337,24 +356,27 @@ def _lacking(c: Comparison, key: Key) -> list[str]:
     return [*said, *([f"{key[1]} ran unlike kernels: {c.unlike[key]}{NO_TOTAL}"] if key in c.unlike else [])]
 
 
-def _cells(c: Comparison) -> Table:
-    named = [(c.backend_name(backend, *c.machines), case) for case, backend in c.cells]
-    errors = (c.reference.cells[key].value("approximation_error") for key in c.cells)
+def _cells(c: Comparison, own: bool = False) -> Table:
+    """Return the cells that all machines have: of own code, which is in no ranking (`own`), or of all others."""
+    cells = [key for key in c.cells if (key[1] in c.own_code) == own]
+    named = [(c.backend_name(backend, *c.machines), case) for case, backend in cells]
+    errors = (c.reference.cells[key].value("approximation_error") for key in cells)
     names = [
         name if error is None else f"{name} (approx., err {percent(error)})"
         for name, error in zip(_names(named), errors, strict=True)
     ]
-    table = _table("cells", "Cells that all machines have", [{"cell": name} for name in names], "In bursts.")
+    name, title = ("own-code", "Own code, in no ranking") if own else ("cells", "Cells that all machines have")
+    table = _table(name, title, [{"cell": name} for name in names], "In bursts.")
     rate = _MachineColumn("TFLOP/s", "{}, TFLOP/s", lambda key, machine: _or_nothing(machine.tflops(key)))
-    if any(key[0].is_decode or not c.reference.cells[key].is_exact for key in c.cells):
-        rate = _MachineColumn("rate", "{}", _rate)
-    return _by_machine(c, table, c.cells, [rate], [_speed(c, lambda key, machine: c.same_ratio(machine, key))])
+    if any(c.reference.limit(key) != "compute" or not c.reference.cells[key].is_exact for key in cells):
+        rate = _MachineColumn("rate", "{}", lambda key, machine: _rate(machine, key, c.reference.limit(key)))
+    return _by_machine(c, table, cells, [rate], [_speed(c, lambda key, machine: c.same_ratio(machine, key))])
 
 
-def _rate(key: Key, machine: Machine) -> str:
-    """Return the rate of a cell with its unit (GB/s for decode), or the time of an approximation, without a rate."""
-    rate, unit = (machine.gbps(key), "GB/s") if key[0].is_decode else (machine.tflops(key), "TFLOP/s")
-    return f"{digits(rate)} {unit}" if rate else duration(machine.latency(key))
+def _rate(machine: Machine, key: Key, limit: str) -> str:
+    """Return the rate of a cell with the unit of its limit; the time of an approximation, or where launching limits."""
+    rate, unit = (machine.gbps(key), "GB/s") if limit == "memory" else (machine.tflops(key), "TFLOP/s")
+    return f"{digits(rate)} {unit}" if rate and limit != "launch" else duration(machine.latency(key))
 
 
 def _missing(c: Comparison) -> Table:

@@ -329,7 +329,8 @@ def _fastest_cells(
     found = {}
     for machine in machines:
         keys = machine.log_rounds if among is None else [key for key in machine.log_rounds if key in among]
-        found[machine] = machine.fastest_of(key for key in keys if key[0] in wanted and key[1] in allowed)
+        able = machine if part.backend is None else replace(machine, own_code=frozenset())  # named, it may be own code
+        found[machine] = able.fastest_of(key for key in keys if key[0] in wanted and key[1] in allowed)
     if not found[reference]:
         raise UserError(
             f"workload: {reference.label}, to which the others are compared, has no figure for {part.name!r}; "

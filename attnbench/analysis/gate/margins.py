@@ -65,13 +65,21 @@ class Margins:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     cells: tuple[tuple[str, Mapping[str, float]], ...] = ()  # (glob, metric -> margin)
-    units: float = 0.0  # the least margin of a latency: the spread between units where the runs are of two; else 0
+    units: uncertainty.Cards = uncertainty.NO_CARDS  # the differences of units where the runs are of two
 
-    def of(self, metric: str, cell: str) -> float:
-        """Return the margin of a metric for the cell with this full name."""
+    def of(self, metric: str, cell: str, load: float = 1.0) -> float:
+        """Return the margin of a metric for the cell with this full name, at a load from 0 to 1 (Cell.load)."""
         own = [amounts[metric] for glob, amounts in self.cells if metric in amounts and fits(cell, glob)]
         asked = own[-1] if own else self.metrics.get(metric, RULES[metric].margin)
-        return max(asked, self.units) if RULES[metric].of_unit else asked
+        return max(asked, self.least(load)) if RULES[metric].of_unit else asked
+
+    def least(self, load: float = 1.0) -> float:
+        """Return the least margin of a latency: the largest relative difference of a cell between two units.
+
+        In 99 of 100 gates of 100 cells, all cells lie within it: UNITS standard deviations (Bonferroni), from
+        spreads.json. 0 for runs of one unit.
+        """
+        return math.expm1(UNITS * math.sqrt(2) * self.units.units(load))
 
     def unused(self, names: Iterable[str]) -> list[str]:
         """Return the globs that match none of these cells."""
@@ -79,17 +87,16 @@ class Margins:
         return [glob for glob, _ in self.cells if not any(fits(name, glob) for name in names)]
 
 
-def between_units(baseline: Run, current: Run) -> float:
-    """Return the largest relative difference of a cell between two units of a GPU model; 0 for runs of one unit.
+def between_units(baseline: Run, current: Run) -> uncertainty.Cards:
+    """Return the differences of the units of a GPU model for runs of two units, else none.
 
     Runs of which only one has a UUID may be of two units, and count as such. Runs without one, as on a CPU, are taken
-    to be of one unit. In 99 of 100 gates of 100 cells, all cells lie within the difference: UNITS standard deviations
-    (Bonferroni), from spreads.json.
+    to be of one unit.
     """
     ours, theirs = baseline.environment.device, current.environment.device
     if ours.uuid == theirs.uuid or ours.name != theirs.name:
-        return 0.0
-    return math.expm1(UNITS * math.sqrt(2) * uncertainty.spread(theirs).units)
+        return uncertainty.NO_CARDS
+    return uncertainty.spread(theirs).cards
 
 
 def margins(options: Sequence[str], file: Path | None = None) -> Margins:

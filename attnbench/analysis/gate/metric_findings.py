@@ -64,7 +64,7 @@ def metric_findings(
             if before and after:
                 cells = [run[new.key] for run in earlier if new.key in run] if rule.noisy and not paired else []
                 others = tuple(filter(None, (round_values(metric, cell) for cell in cells)))
-                margin = margins.of(metric, full_name(new.backend, new.case))
+                margin = margins.of(metric, full_name(new.backend, new.case), new.load)
                 both.append(_Pair(old, new, before, after, margin, others))
         smallest = 0.0
         if metric == "latency":

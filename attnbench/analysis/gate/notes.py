@@ -152,7 +152,7 @@ def incomplete(side: str, run: Run) -> Iterator[str]:
 
 def units(margins: Margins, baseline: Run, current: Run) -> Iterator[str]:
     """Yield a note on runs of two units of one GPU model, or of which it is not known whether they are of two."""
-    if not margins.units:
+    if not any(margins.units):
         return
     sides = {"baseline": baseline.environment.device.uuid, "current run": current.environment.device.uuid}
     unknown = [side for side, uuid in sides.items() if uuid is None]
@@ -160,7 +160,7 @@ def units(margins: Margins, baseline: Run, current: Run) -> Iterator[str]:
     if unknown:
         whose = f"The runs may be of two units of this GPU model, as the {unknown[0]} has no UUID"
     yield (
-        f"{whose}, and cells of two units differ by up to {percent(margins.units)}, which no round shows "
+        f"{whose}, and cells of two units differ by up to {percent(margins.least())}, which no round shows "
         f"({uncertainty.spread(current.environment.device)}). A smaller margin of latency counts as that; for a "
         f"smaller one measure the baseline on this unit{'' if unknown else ' too'}."
     )

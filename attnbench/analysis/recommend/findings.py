@@ -18,7 +18,7 @@ from attnbench.core.case import Case
 from attnbench.core.groups import grouped
 from attnbench.core.models import Model
 from attnbench.core.record import WRONG, Run, Status
-from attnbench.results import case_names
+from attnbench.results import case_names, metrics
 from attnbench.results.case_names import case_rank
 from attnbench.results.cells import Cell, Machine, heaviest, machine_of
 from attnbench.results.run_setup import unique_labels
@@ -93,7 +93,7 @@ class Candidate:
     @property
     def rate(self) -> tuple[str, float | None]:
         """The metric that tells most of the speed, and its value over all of the cells."""
-        metric = "gbps" if self.cells[0].case.is_decode else "tflops"
+        metric = "gbps" if metrics.limit(self.cells[0].case, self.cells[0].rates) == "memory" else "tflops"
         parts = [(cell.value(metric), count * (cell.value("latency") or 0.0)) for count, cell in self.parts]
         if any(rate is None for rate, _ in parts) or not self.latency:
             return metric, None

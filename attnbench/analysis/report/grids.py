@@ -7,8 +7,9 @@ and query lengths that follow from row and column do not make grids of their own
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 from attnbench.core.case import Case
@@ -57,7 +58,8 @@ def grids(
     The figures to read with a speed are the error of fp8 cells, the errors of approximations, and for masks by name the
     rate of computed pairs, their share and the time to build the mask.
 
-    Without `names` each case has the metrics that its users look at: `Cell.usual`.
+    Without `names` each case has its own unit and the metrics beside it: `Cell.usual`. A grid of throughput has all its
+    rows, those that memory limits in GB/s, as their labels say, and those that launching limits as a time.
 
     `by` is the axis of the columns: if None, the backends, or the sequence lengths where there are many backends. A
     metric that no cell has gives no grids. A metric's grids end after about `lines` lines, divided by the number of
@@ -66,9 +68,13 @@ def grids(
     """
     if by is None:
         by = _ROW if len({c.backend for c in cells if c.status != "skipped"}) > ABREAST else "backend"
-    wanted = [(name, cells) for name in names]
-    if not names:
-        of_each = {name: [c for c in cells if name in c.usual] for name in metrics.USUAL}
+    wanted, default, several_units = [(name, cells) for name in names], not names, set[int]()
+    if default:
+        several_units.update(map(id, _of_several_units(cells, by)))
+        of_each = {
+            name: [c for c in cells if name in (("tflops",) if id(c) in several_units else c.usual)]
+            for name in metrics.USUAL
+        }
         wanted = [(name, chosen) for name, chosen in of_each.items() if chosen]
         names = [name for name, _ in wanted]
     narrow, masked = [c for c in cells if c.case.dtype == "fp8"], [c for c in cells if c.case.mask]
@@ -83,19 +89,35 @@ def grids(
     lines = max(min(FEWEST_LINES, lines), lines / devices)
     longest = 0
     found = []
+    own_units = several_units if default else set[int]()
     for name, chosen in wanted:
         metric = METRICS[name]
-        made, left = _grids(chosen, several, metric, by, lines if name in names else lines - longest)
+        of_cell = partial(_metric, metric, own_units if name == "tflops" else ())
+        made, left = _grids(chosen, several, metric, by, lines if name in names else lines - longest, of_cell)
         longest = max(longest, sum(len(grid.rows) + FRAME for grid in made))
         if made or left or name in names:
             competing: Any = "column" if made and made[0].corner == "backend" else "row"
             more = f"{count(left, 'more table')} not shown: {ALL_SHOWN}" if left else ""
-            found.append(Grids(heading(metric, cells), tuple(made), competing, more))
+            found.append(Grids(heading(metric, chosen, own_units=default), tuple(made), competing, more))
     return found
 
 
-def heading(metric: Metric, cells: Sequence[Cell]) -> str:
-    """Return the heading of a metric's figures, with how FLOPs are counted and what the percentages are of."""
+def _of_several_units(cells: Sequence[Cell], by: str) -> list[Cell]:
+    """Return the cells of all grids in which compute limits some case, so that throughput is their first unit."""
+    own = [c for c in cells if not c.case.step and c.case not in c.source.approximated]
+    return [c for part in _parts(own, by) if any(c.usual[0] == "tflops" for c in part) for c in part]
+
+
+def _metric(metric: Metric, own_units: Collection[int], cell: Cell) -> Metric:
+    """Return the metric of a cell in the grids of a metric: its own unit, if `own_units` has the cell's id."""
+    return METRICS[cell.usual[0]] if id(cell) in own_units else metric
+
+
+def heading(metric: Metric, cells: Sequence[Cell], own_units: bool = False) -> str:
+    """Return the heading of a metric's figures, with how FLOPs are counted and what the percentages are of.
+
+    `own_units`: cells that memory limits are in GB/s.
+    """
     if metric.name == "first_call":
         states = sorted({c.run.policy.caches for c in cells if c.status == "ok"})
         how = "; in other runs ".join(COMPILED[state] for state in states)
@@ -119,6 +141,9 @@ def heading(metric: Metric, cells: Sequence[Cell]) -> str:
     if metric.name == "utilization":
         return f"{counted}, share of the peak ({peaks})"
     some = {c.rates.bandwidth for c in measured if c.rates.bandwidth and c.bound == "memory"}
+    of_memory = f"; GB/s where memory is the limit ({', '.join(map(bandwidth, sorted(some)))})"
+    if own_units:
+        return f"{counted}, and share of the peak ({peaks})" + (of_memory if some else "")
     roofline = f"; {MEMORY_BOUND}: of the roofline, where memory bounds ({', '.join(map(bandwidth, sorted(some)))})"
     return f"{counted}, and share of the peak ({peaks})" + (roofline if some else "")
 
@@ -147,25 +172,36 @@ def _with_plainest_mask(cells: Sequence[Cell]) -> list[Cell]:
     return [c for c in cells if plainest.get((c.device, _but_mask(c.case))) == case_names.mask_rank(c.case)]
 
 
-def _grids(cells: Sequence[Cell], several: bool, metric: Metric, by: str, lines: float) -> tuple[list[Grid], int]:
+def _grids(
+    cells: Sequence[Cell], several: bool, metric: Metric, by: str, lines: float, of_cell: Callable[[Cell], Metric]
+) -> tuple[list[Grid], int]:
     """Return grids until they have `lines` lines together, and the number of those that are left out.
 
-    several: whether the report has cells of other devices.
+    several: whether the report has cells of other devices. of_cell: the metric of each cell.
     """
-    row, column = ("backend", _ROW) if by == _ROW else (_ROW, by)
-    titles = [axis for axis in _AXES if axis not in (row, column, *_IMPLIED)]
-    implied = [axis for axis in _IMPLIED if axis != column]
     found: list[Grid] = []
     left = 0
-    for group in _split(cells, titles):
-        for part in _split_implied(group, row, column, implied):
-            if lines <= 0:
-                left += any(c.status != "skipped" for c in part)
-                continue
-            if made := _grid(part, several, metric, (row, column)):
-                found.append(made)
-                lines -= len(made.rows) + FRAME
+    for part in _parts(cells, by):
+        if lines <= 0:
+            left += any(c.status != "skipped" for c in part)
+            continue
+        if made := _grid(part, several, metric, _row_and_column(by), of_cell):
+            found.append(made)
+            lines -= len(made.rows) + FRAME
     return found, left
+
+
+def _row_and_column(by: str) -> tuple[str, str]:
+    return ("backend", _ROW) if by == _ROW else (_ROW, by)
+
+
+def _parts(cells: Sequence[Cell], by: str) -> Iterator[list[Cell]]:
+    """Yield the cells of each grid."""
+    row, column = _row_and_column(by)
+    titles = [axis for axis in _AXES if axis not in (row, column, *_IMPLIED)]
+    implied = [axis for axis in _IMPLIED if axis != column]
+    for group in _split(cells, titles):
+        yield from _split_implied(group, row, column, implied)
 
 
 def _value(axis: str, cell: Cell) -> Any:
@@ -218,7 +254,9 @@ def _tells(known: str, axis: str, cells: Sequence[Cell]) -> bool:
     return True
 
 
-def _grid(cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str, str]) -> Grid | None:
+def _grid(
+    cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str, str], of_cell: Callable[[Cell], Metric]
+) -> Grid | None:
     """Return the grid of some cells, None where it would hold no figure and no ending but skips.
 
     several: whether the report has cells of other devices. axes: of the rows and of the columns.
@@ -226,24 +264,35 @@ def _grid(cells: Sequence[Cell], several: bool, metric: Metric, axes: tuple[str,
     row, column = axes
     at = {(_value(row, c), _value(column, c)): c for c in cells}
     tried = [key for key, cell in at.items() if cell.status != "skipped"]
-    values = {key: value for key, cell in at.items() if (value := cell.value(metric.name)) is not None}
+    values = {key: value for key, cell in at.items() if (value := cell.value(of_cell(cell).name)) is not None}
     if not tried or (not values and any(at[key].status == "ok" for key in tried)):
         return None
     rows, columns = (sorted(set(keys)) for keys in zip(*tried, strict=True))  # without rows and columns of skips
 
     rivals = grouped((at[key] for key in values if "backend" in axes and at[key].is_ranked), lambda cell: cell.case)
-    starred = {id(cell) for found in rivals.values() for cell in _best(metric, found)}
+    starred = {id(cell) for found in rivals.values() for cell in _best(of_cell(found[0]), found)}
 
     details, row_extra, column_extra = _details(cells, row, column)
     of_row, of_column = {r: cell for (r, _), cell in at.items()}, {c: cell for (_, c), cell in at.items()}
-    figures = {key: _entry(cell, metric, id(cell) in starred) for key, cell in at.items()}
+    figures = {key: _entry(cell, of_cell(cell), id(cell) in starred) for key, cell in at.items()}
+    units = {key: unit for key, cell in at.items() if (unit := of_cell(cell).unit) not in (metric.unit, "s")}
+    of_rows = {r: unit for (r, _), unit in units.items() if all((r, c) in units for c in columns if (r, c) in at)}
+    rest = {(r, c): unit for (r, c), unit in units.items() if r not in of_rows}
+    of_columns = {c: unit for (_, c), unit in rest.items() if all((r, c) in rest for r in rows if (r, c) in at)}
+    for r, c in rest.keys() & values.keys():
+        if c not in of_columns:
+            figures[r, c] = _with_unit(figures[r, c], rest[r, c])
     return Grid(
         title=_title(cells[0], several, axes),
         details=details,
         corner="backend" if row == "backend" else "seqlen",
-        columns=tuple(_label(of_column[c], column, column_extra) for c in columns),
+        columns=tuple(_label(of_column[c], column, column_extra, of_columns.get(c, "")) for c in columns),
         rows=tuple(
-            (_label(of_row[r], row, row_extra), tuple(figures.get((r, c), Ending()) for c in columns)) for r in rows
+            (
+                _label(of_row[r], row, row_extra, of_rows.get(r, "")),
+                tuple(figures.get((r, c), Ending()) for c in columns),
+            )
+            for r in rows
         ),
     )
 
@@ -312,10 +361,14 @@ def _details(cells: Sequence[Cell], row: str, column: str) -> tuple[str, list[st
     return ", ".join(filter(None, told)), row_extra, column_extra
 
 
-def _label(cell: Cell, axis: str, extra: Sequence[str]) -> str:
-    """Return the label of a row or column: its value on `axis`, then on the implied axes that it has to name."""
+def _with_unit(figure: Figure | Ending, unit: str) -> Figure | Ending:
+    return replace(figure, aside=f"{unit} {figure.aside}".strip()) if isinstance(figure, Figure) else figure
+
+
+def _label(cell: Cell, axis: str, extra: Sequence[str], unit: str = "") -> str:
+    """Return the label of a row or column: its value on `axis`, on the implied axes that it has to name, and a unit."""
     names = [_text(a, cell, short=True) or f"no {a}" for a in (axis, *extra)]
-    return " ".join(names)
+    return " ".join([*names, *([unit] if unit else [])])
 
 
 @cache

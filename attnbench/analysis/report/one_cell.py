@@ -33,6 +33,7 @@ from attnbench.results.cells import Cell, runs_of
 from attnbench.results.disturbed import doubt
 from attnbench.results.export_rows import COLUMNS, table_rows
 from attnbench.results.metrics import METRICS
+from attnbench.results.uncertainty import NORMAL
 
 MOST = 8  # cells that are shown one after another
 LISTED = 12  # cells that are named where there are too many
@@ -143,7 +144,7 @@ def _facts(cell: Cell) -> Iterator[tuple[str, str, str]]:
         yield "interpreter", python, ""
     if known := cell.uncertainty:
         within = f"within the process {formats.percent(known.within)}, " if known.within is not None else ""
-        units = f"; between units of a model {formats.percent(known.units)} more" if known.units else ""
+        units = f"; between units of a model {formats.percent(NORMAL * cell.units)} more" if cell.units else ""
         what = "tracing" if cell.uses_span else "other work on the CPU"
         load = f"; {what} {formats.percent(known.added)}" if known.added else ""
         yield "uncertainty", f"{formats.percent(known.total)}, with 95 %: {within}{known}{load}{units}", ""

@@ -20,7 +20,7 @@ from attnbench.results.run_setup import setup_texts
 def note_on_figures(cells: Sequence[Cell]) -> str:
     """Return the note on all figures of the page: how FLOPs and bytes are counted, and what their shares are of."""
     told = {"tflops": "utilization", "gbps": "gbps"}  # usual metric of a cell -> the metric whose heading explains it
-    usual = {name: [c for c in cells if name in metrics.usual(c.case) and c.is_exact] for name in told}
+    usual = {name: [c for c in cells if name in metrics.usual(c.case, c.rates) and c.is_exact] for name in told}
     return ". ".join(heading(METRICS[told[name]], found) for name, found in usual.items() if found)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -71,15 +71,13 @@ class Pair:
 class Findings:
     """All findings from run files that the pages of a site show.
 
-    The user's own code (Run.own_code), such as an experiment, is no implementation that a reader can install, and is
-    ranked with no other. If there is nothing else, the site shows it alone.
+    A person's own code has its pages and is in no ranking, unless there is nothing else, as in a comparison
+    (`machines.own_code`).
     """
 
     def __init__(self, files: Sequence[RunFile]) -> None:
         self.files = tuple(files)
-        self.machines, self.of_own_code = (_machines(_of_backends(self.files, own=own)) for own in (False, True))
-        if not self.machines:
-            self.machines, self.of_own_code = self.of_own_code, []
+        self.machines = _machines(self.files)
         self.pairs, self.not_compared = _pairs(self.machines)
         self._file_of = {id(record.measurements): file for file in self.files for record in file.run.records}
 
@@ -101,12 +99,18 @@ class Findings:
     @cached_property
     def backends(self) -> tuple[str, ...]:
         """All backends with a figure for a kind of work, in the order of a report, without own code."""
-        return _backends(self.machines)
+        return tuple(name for name in self._every_backend if name not in self.own_code)
 
     @cached_property
     def own_code(self) -> tuple[str, ...]:
         """The names of own code with a figure for a kind of work."""
-        return tuple(name for name in _backends(self.of_own_code) if name not in self.backends)
+        own = {name for machine in self.machines for name in machine.own_code}
+        return tuple(name for name in self._every_backend if name in own)
+
+    @cached_property
+    def _every_backend(self) -> tuple[str, ...]:
+        found = {backend for machine in self.machines for case, backend in machine.log_rounds if work_of(case)}
+        return tuple(sorted(found, key=case_names.backend_rank))
 
     @cached_property
     def _words(self) -> Mapping[tuple[str, str], str]:
@@ -206,23 +210,10 @@ def _below(path: Path, roots: Sequence[Path]) -> Path:
     return next((path.relative_to(root) for root in roots if path.is_relative_to(root)), Path(path.name))
 
 
-def rate(machine: Machine, key: Key, work: Work) -> float | None:
-    """Return the rate of a cell in the unit of its kind of work; None for an approximation, which does other work."""
-    return machine.gbps(key) if work.metric == "gbps" else machine.tflops(key)
-
-
-def _of_backends(files: Iterable[RunFile], *, own: bool) -> list[RunFile]:
-    """Return the run files with only own code (`own`), or without it; files with nothing left are omitted."""
-    found = []
-    for file in files:
-        run = file.run
-        records = tuple(record for record in run.records if (record.backend in run.own_code) == own)
-        if run.own_code and records:
-            plan = tuple(job for job in run.plan if (job.backend in run.own_code) == own)
-            found.append(replace(file, run=replace(run, records=records, plan=plan)))
-        elif not run.own_code and not own:
-            found.append(file)
-    return found
+def rate(machine: Machine, key: Key) -> float | None:
+    """Return the rate of a cell in the unit of its limit; None for approximations, and where launching is the limit."""
+    rates = {"memory": Machine.gbps, "compute": Machine.tflops}
+    return rates[limit](machine, key) if (limit := machine.limit(key)) in rates else None
 
 
 def _machines(files: Sequence[RunFile]) -> list[Machine]:
@@ -237,14 +228,9 @@ def _machines(files: Sequence[RunFile]) -> list[Machine]:
         return []
 
 
-def _backends(machines: Iterable[Machine]) -> tuple[str, ...]:
-    found = {backend for machine in machines for case, backend in machine.log_rounds if work_of(case)}
-    return tuple(sorted(found, key=case_names.backend_rank))
-
-
 def _pairs(found: Sequence[Machine]) -> tuple[list[Pair], int]:
     """Return (pairs of machines with the most common cases, the number of other pairs), compared as `compare` does."""
-    cases = {machine: {case for case, _ in machine.log_rounds} for machine in found}
+    cases = {machine: {case for case, _ in filter(machine.is_ranked, machine.log_rounds)} for machine in found}
     shared = {(a, b): len(cases[a] & cases[b]) for a, b in combinations(found, 2)}
     in_order = sorted((pair for pair in shared if shared[pair]), key=lambda pair: -shared[pair])
     pairs = []
@@ -262,7 +248,7 @@ def _pairs(found: Sequence[Machine]) -> tuple[list[Pair], int]:
 
 def _standings(machine: Machine) -> dict[Case, Standing]:
     """Return case -> ranking of a machine's backends, for every case in which an exact backend has a figure."""
-    ranked = [key for key in machine.log_rounds if machine.cells[key].is_ranked and work_of(key[0])]
+    ranked = [key for key in machine.log_rounds if machine.is_ranked(key) and work_of(key[0])]
     found = {}
     for case, keys in grouped(ranked, lambda key: key[0]).items():
         contest = contest_of([machine.cells[key] for key in keys])

@@ -38,6 +38,7 @@ def changes(site: Findings) -> list[Change]:
         if not before:
             continue
         both = (key for key in machine.log_rounds if key in before.log_rounds and work_of(key[0]))
+        both = (key for key in both if key[1] not in machine.own_code)
         same_method = (key for key in both if before.versions[key][0] == machine.versions[key][0])
         for backend, keys in sorted(grouped(same_method, lambda key: key[1]).items(), key=_rank):
             weights = equal_weights(keys)
@@ -83,7 +84,7 @@ def table(site: Findings, found: list[Change]) -> Table:
                 str(len(change.keys)),
                 _version(change.before, change.keys),
                 _version(change.machine, change.keys),
-                file_links(site, (of.cells[key] for of in (change.before, change.machine) for key in change.keys)),
+                file_links(site, (of.cells[key] for of in (change.before, change.machine) for key in change.keys), 0),
             )
         )
     columns = (

@@ -86,7 +86,7 @@ def _command(*words: str) -> tuple[Section, ...]:
 
 def _index(site: Findings, given: Sequence[str]) -> Document:
     measured = sum(len(machine.log_rounds) for machine in site.machines)
-    cards = len({card for machine in (*site.machines, *site.of_own_code) for card in machine.cards})
+    cards = len({card for machine in site.machines for card in machine.cards})
     days = sorted(file.run.started[:10] for file in site.files if file.run.started)
     when = f", {' to '.join(dict.fromkeys((days[0], days[-1])))}" if days else ""
     models = listed(machine.label for machine in site.machines)
@@ -153,16 +153,7 @@ def _gpu(site: Findings, machine: Machine, given: Sequence[str]) -> Document:
 
 def _by_command(site: Findings, given: Sequence[str]) -> tuple[Section, ...]:
     """Return the command that gives the figures of all machines as a table for programs."""
-    return _compared(site, "compare" if site.pairs else "report", *given, "-f", "csv")
-
-
-def _compared(site: Findings, *words: str) -> tuple[Section, ...]:
-    """Return the section with a `compare` command, and a note that it also takes own code, if there is any."""
-    (section,) = _command(*words)
-    if not site.own_code:
-        return (section,)
-    more = f"It takes own code as well ({listed(site.own_code)}), so that some figures differ a little."
-    return (replace(section, blocks=(Paragraphs(((Span(more, "quiet"),),)),)),)
+    return _command("compare" if site.pairs else "report", *given, "-f", "csv")
 
 
 def _work(site: Findings, work: Work, given: Sequence[str]) -> Document:
@@ -233,14 +224,13 @@ def _own_code(site: Findings) -> Iterator[Block]:
 
 
 def _backend(site: Findings, name: str, given: Sequence[str]) -> Document:
-    every = site.machines if name in site.backends else site.of_own_code
-    own = [machine for machine in every if any(backend == name for _, backend in machine.log_rounds)]
+    own = [machine for machine in site.machines if any(backend == name for _, backend in machine.log_rounds)]
     said = []
     for machine in own:
-        first = sum(wins(site.of_work(machine, work))[name] for work in WORKS.values()) if every is site.machines else 0
+        first = sum(wins(site.of_work(machine, work))[name] for work in WORKS.values())
         number = sum(key[1] == name for key in machine.log_rounds)
         version = machine.run.versions.get(name, "")
-        told = f"the fastest, or alike with it, in {first} of " if every is site.machines else "own code, "
+        told = f"the fastest, or alike with it, in {first} of " if name in site.backends else "own code, "
         said.append(f"{machine.label}: {told}{count(number, 'case')}" + (f"; {version}." if version else "."))
     works = (
         work for work in WORKS.values() if any(work_of(c) == work for m in own for c, b in m.log_rounds if b == name)
@@ -264,8 +254,12 @@ def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
     return replace(
         shown,
         title=pair.title,
-        blocks=(pair_chart(site, pair), *linked(site, pair.comparison, shown.blocks), files_table(both)),
-        appendix=(*shown.appendix, *_compared(site, "compare", *given, "--to", pair.labels[1], "--all")),
+        blocks=(
+            pair_chart(site, pair, with_files=True),
+            *linked(site, pair.comparison, shown.blocks),
+            files_table(both),
+        ),
+        appendix=(*shown.appendix, *_command("compare", *given, "--to", pair.labels[1], "--all")),
     )
 
 

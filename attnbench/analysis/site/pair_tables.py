@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from attnbench.analysis.compare.findings import Comparison
 from attnbench.analysis.site.findings import Findings
-from attnbench.analysis.site.tables import file_links
+from attnbench.analysis.site.tables import MOST_SOURCES, file_links
 from attnbench.core.case import Case
 from attnbench.render.document import Block, Column, Entry, Table
 from attnbench.results.cells import Key
@@ -17,13 +17,16 @@ BARS = ("bars", "decode-bars")  # with a row for each kind of case and machine
 
 
 def linked(site: Findings, c: Comparison, blocks: Iterable[Block]) -> Iterator[Block]:
-    """Yield the blocks of a comparison, its tables of cases, cells and kinds of case with links to the run files."""
-    decode = [case for case in c.cases if case.is_decode]
-    others = [case for case in c.cases if not case.is_decode]
+    """Yield the blocks of a comparison, its totals, cases, cells and kinds of case with links to the run files."""
     of_cells: dict[str, list[Cells]] = {
-        "cases": [_fastest(c, case) for case in others],
-        "decode": [_fastest(c, case) for case in decode],
-        "cells": [{label: [key] for label in c.labels} for key in c.cells],
+        "machines": [
+            {label: [*figures.chosen[label].values()] for label in c.labels} for figures in c.figures for _ in c.labels
+        ],
+        "cases": [_fastest(c, case) for case in c.of_limit("compute")],
+        "by-memory": [_fastest(c, case) for case in c.of_limit("memory")],
+        "by-launch": [_fastest(c, case) for case in c.of_limit("launch")],
+        "cells": [{label: [key] for label in c.labels} for key in c.cells if key[1] not in c.own_code],
+        "own-code": [{label: [key] for label in c.labels} for key in c.cells if key[1] in c.own_code],
     }
     for block in blocks:
         if not isinstance(block, Table):
@@ -54,11 +57,11 @@ def _with_links(site: Findings, c: Comparison, table: Table, compared: Sequence[
     """Return a table with links to run files. A row with an empty first column belongs to the row above."""
     by_label = {machine.label: machine for machine in c.machines}
 
+    shown = 0 if table.name == "machines" else MOST_SOURCES
+
     def links(cells: Cells, labels: Iterable[str]) -> Entry:
-        return file_links(
-            site,
-            (by_label[label].cells[key] for label in labels for key in cells[label] if key in by_label[label].cells),
-        )
+        found = ((by_label[label].cells, key) for label in labels for key in cells[label])
+        return file_links(site, (of[key] for of, key in found if key in of), shown)
 
     place = next((i for i, column in enumerate(table.columns) if column.heading == "machine"), None)
     rows: list[tuple[Entry, ...]] = []

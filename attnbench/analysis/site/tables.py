@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from attnbench.analysis.compare.answer import ratio_text
 from attnbench.analysis.compare.figures import Figures
@@ -20,7 +20,7 @@ from attnbench.results import case_names
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell, Key
 
-MOST_SOURCES = 2  # linked run files for a figure
+MOST_SOURCES = 2  # run files for a figure that are shown; the others are folded
 LEAST_AXIS = 0.02  # to both sides of 1x
 UNLIKE = "†"  # beside a ratio of two GPUs, each with its own backend
 MOST_NAMED = 3  # backends in a sentence
@@ -43,17 +43,17 @@ def joined(spans: Iterable[Sequence[Span]], by: str = ", ") -> tuple[Span, ...]:
     return tuple(found)
 
 
-def share_of_limit(machine: Machine, key: Key, work: Work) -> str:
+def share_of_limit(machine: Machine, key: Key) -> str:
     """Return the share of the datasheet's limit, such as "71%"; "-" if it is not known."""
-    found = _part(machine, key, work)
+    found = _part(machine, key)
     return share(found) if found else NOTHING
 
 
-def _part(machine: Machine, key: Key, work: Work) -> float | None:
-    if work.metric == "tflops":
-        return machine.utilization(key)
-    bandwidth, gbps = machine.cells[key].rates.bandwidth, machine.gbps(key)
-    return gbps * 1e9 / bandwidth if bandwidth and gbps else None
+def _part(machine: Machine, key: Key) -> float | None:
+    limit, bandwidth = machine.limit(key), machine.cells[key].rates.bandwidth
+    if limit == "memory":
+        return (machine.gbps(key) or 0.0) * 1e9 / bandwidth if bandwidth else None
+    return machine.utilization(key) if limit == "compute" else None
 
 
 def sources(site: Findings, machine: Machine, key: Key) -> tuple[Span, ...] | str:
@@ -61,10 +61,10 @@ def sources(site: Findings, machine: Machine, key: Key) -> tuple[Span, ...] | st
     return _links(site.sources(machine.cells[key]))
 
 
-def file_links(site: Findings, cells: Iterable[Cell]) -> tuple[Span, ...] | str:
-    """Return links to the pages of the run files behind the figures of some cells, as `sources` does."""
+def file_links(site: Findings, cells: Iterable[Cell], shown: int = MOST_SOURCES) -> tuple[Span, ...] | str:
+    """Return links to the pages of the run files behind the figures of some cells, those after `shown` folded."""
     found = {file.address: file for cell in cells for file in site.sources(cell)}
-    return _links(sorted(found.values(), key=lambda file: file.run.started, reverse=True))
+    return _links(sorted(found.values(), key=lambda file: file.run.started, reverse=True), shown)
 
 
 def run_links(site: Findings, runs: Iterable[Run]) -> tuple[Span, ...] | str:
@@ -72,20 +72,21 @@ def run_links(site: Findings, runs: Iterable[Run]) -> tuple[Span, ...] | str:
     return _links(site.files_of(runs))
 
 
-def _links(found: Sequence[RunFile]) -> tuple[Span, ...] | str:
-    links = joined([link(_day(file), file.address)] for file in found[:MOST_SOURCES])
-    more = len(found) - MOST_SOURCES
-    return (*links, Span(f" and {more} more")) if more > 0 else links or NOTHING
+def _links(found: Sequence[RunFile], shown: int = MOST_SOURCES) -> tuple[Span, ...] | str:
+    links, more = (joined([link(_day(file), file.address)] for file in of) for of in (found[:shown], found[shown:]))
+    told = f"and {len(found) - shown} more" if links else count(len(found), "file")
+    return (*links, Span(told, folded=more)) if more else links or NOTHING
 
 
 def _day(file: RunFile) -> str:
     return file.run.started[:10] or file.name
 
 
-def figure(machine: Machine, key: Key, work: Work) -> str:
-    """Return the rate of a cell without its unit, with a mark if the clock was held down."""
-    found = rate(machine, key, work)
-    return NOTHING if found is None else digits(found) + ("~" if machine.cells[key].held_down else "")
+def figure(machine: Machine, key: Key) -> str:
+    """Return a cell's rate with its unit, or its time without a rate, with a mark if the clock was held down."""
+    found, unit = rate(machine, key), "GB/s" if machine.limit(key) == "memory" else "TFLOP/s"
+    held = "~" if machine.cells[key].held_down else ""
+    return f"{digits(found)} {unit}{held}" if found else f"{duration(machine.latency(key))}{held}"
 
 
 def interval(machine: Machine, key: Key) -> str:
@@ -134,10 +135,10 @@ def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
             (
                 site.names[standing.case],
                 standing_entry(site, standing),
-                figure(machine, best, work) if standing.fastest else NOTHING,
+                figure(machine, best) if standing.fastest else NOTHING,
                 f"±{interval(machine, best)}" if standing.fastest else NOTHING,
-                share_of_limit(machine, best, work) if standing.fastest else NOTHING,
-                _part_bar(site, machine, best, work) or "",
+                share_of_limit(machine, best) if standing.fastest else NOTHING,
+                _part_bar(site, machine, best) or "",
                 f"{then[1]}, {percent(apart)} slower" if then and standing.fastest else NOTHING,
                 str(site.cards(machine, [best])),
                 sources(site, machine, best),
@@ -146,9 +147,9 @@ def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
     columns = (
         Column("case"),
         Column("fastest"),
-        Column(work.unit, "right"),
+        Column("speed", "right", wrap=False),
         Column("±", "right", optional=1),
-        Column("of peak" if work.metric == "tflops" else "of bandwidth", "right", optional=1),
+        Column("of limit", "right", optional=1),
         Column("0 to 100%", optional=2),
         Column("next", optional=2),
         Column("cards", "right", optional=2),
@@ -163,13 +164,9 @@ def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
     return Table(work.name, columns, tuple(rows), f"{work.title}, {count(len(rows), 'case')}", note)
 
 
-def _part_bar(site: Findings, machine: Machine, key: Key, work: Work) -> Bar | None:
-    part = _part(machine, key, work)
-    label = (
-        f"{key[1]}: {figure(machine, key, work)} {work.unit}, {share(part)} of what the datasheet allows"
-        if part
-        else ""
-    )
+def _part_bar(site: Findings, machine: Machine, key: Key) -> Bar | None:
+    part = _part(machine, key)
+    label = f"{key[1]}: {figure(machine, key)}, {share(part)} of what the datasheet allows" if part else ""
     return Bar(0.0, min(1.0, part), site.machines.index(machine), label=label) if part else None
 
 
@@ -198,7 +195,9 @@ def summary(site: Findings) -> Table:
             standings = site.of_work(machine, work)
             contests = [one for one in standings if one.fastest and len(one.measured) > 1]
             known = [one.fastest for one in standings if one.fastest]
-            best = max(known, key=lambda key: rate(machine, key, work) or 0.0, default=None)
+            usual = Counter(machine.limit(key) for key in known).most_common(1)
+            rates = {key: rate(machine, key) or 0.0 for key in known if machine.limit(key) == usual[0][0]}
+            best = max(rates, key=lambda key: rates[key], default=None)
             keys = [key for one in standings for key in one.measured]
             files = [file for key in known for file in site.sources(machine.cells[key])]
             newest = max((file.run.started[:10] for file in files), default=NOTHING)
@@ -212,7 +211,7 @@ def summary(site: Findings) -> Table:
                     )
                     or NOTHING,
                     str(len(contests)),
-                    _reached(site, machine, best, work) if best else NOTHING,
+                    _reached(site, machine, best) if best else NOTHING,
                     f"{best[1]}, {best[0].dtype}" if best else "",
                     str(site.cards(machine, keys)),
                     newest,
@@ -232,10 +231,10 @@ def summary(site: Findings) -> Table:
     return Table("fastest", columns, tuple(rows), "What is fastest where", note)
 
 
-def _reached(site: Findings, machine: Machine, best: Key, work: Work) -> tuple[Span, ...]:
+def _reached(site: Findings, machine: Machine, best: Key) -> tuple[Span, ...]:
     found = site.sources(machine.cells[best])
-    of_limit = share_of_limit(machine, best, work)
-    told = f"{figure(machine, best, work)} {work.unit}" + (f" ({of_limit})" if of_limit != NOTHING else "")
+    of_limit = share_of_limit(machine, best)
+    told = figure(machine, best) + (f" ({of_limit})" if of_limit != NOTHING else "")
     return (link(told, found[0].address) if found else Span(told),)
 
 
@@ -256,8 +255,11 @@ def ratio_bar(ratio: Ratio, low: float, high: float, label: str, group: int = 0)
     return Bar(at(first), at(last), group, known, label=label)
 
 
-def pair_chart(site: Findings, pair: Pair) -> Table:
-    """Return the speed ratio of a pair as a bar with its interval, for each kind of work."""
+def pair_chart(site: Findings, pair: Pair, *, with_files: bool = False) -> Table:
+    """Return the speed ratio of a pair as a bar with its interval, for each kind of work.
+
+    `with_files` adds the run files behind each.
+    """
     other, home = pair.labels
     c = pair.comparison
     bursts = [figures for figures in c.figures if not figures.sustained]
@@ -285,6 +287,7 @@ def pair_chart(site: Findings, pair: Pair) -> Table:
                 ratio_text(ratio),
                 bar,
                 str(len(figures.cases)),
+                *([file_links(site, _cells(figures), 0)] if with_files else []),
             )
         )
     columns = (
@@ -293,12 +296,18 @@ def pair_chart(site: Findings, pair: Pair) -> Table:
         Column(f"speed / {home}"),
         Column(f"{low:.2f}x to {high:.2f}x"),
         Column("cases", "right", optional=1),
+        *([Column("run files", optional=1)] if with_files else []),
     )
     note = (
         f"Bars begin at 1x, as fast as {home}; to the left is slower. Thin lines: 95 % interval, cards included. "
         "Geometric means in bursts."
     )
     return Table(f"speed-{site.pair(pair)}", columns, tuple(rows), f"{other} against {home}, by kind of work", note)
+
+
+def _cells(figures: Figures) -> Iterator[Cell]:
+    """Yield the cells behind a total of all machines."""
+    return (figures.machines[label].cells[key] for label, of in figures.chosen.items() for key in of.values())
 
 
 def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Table:
@@ -313,8 +322,7 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
             alone += 1
             continue
         known = [(m, one.fastest) for m, one in own if one.fastest]
-        rates = {m.label: rate(m, key, work) or 0.0 for m, key in known}
-        most = max(rates.values(), default=0.0)
+        least = min((m.latency(key) for m, key in known), default=0.0)
         for i, (machine, standing) in enumerate(own):
             best, first = standing.fastest, known[0][0] if known else None
             ratio = ""
@@ -324,15 +332,14 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
                 if ratio and best[1] != known[0][1][1]:
                     ratio = f"{ratio} {UNLIKE}"
             bar: Entry = ""
-            if best and most and len(known) > 1:
-                told = f"{figure(machine, best, work)} {work.unit} with {best[1]}"
-                bar = gpu_bar(site, machine, rates[machine.label] / most, told)
+            if best and len(known) > 1:
+                bar = gpu_bar(site, machine, least / machine.latency(best), f"{figure(machine, best)} with {best[1]}")
             rows.append(
                 (
                     "" if i else site.names[case],
                     gpu_link(site, machine, work),
                     standing_entry(site, standing),
-                    figure(machine, best, work) if best else NOTHING,
+                    figure(machine, best) if best else NOTHING,
                     bar,
                     ratio,
                     sources(site, machine, best) if best else NOTHING,
@@ -342,7 +349,7 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
         Column("case"),
         Column("GPU", wrap=False),
         Column("fastest"),
-        Column(work.unit, "right"),
+        Column("rate", "right", wrap=False),
         Column("of the best GPU", optional=2),
         Column("speed", "right", wrap=False, optional=1),
         Column("run files", optional=1),
@@ -374,25 +381,24 @@ def backend_table(site: Findings, backend: str, work: Work, machines: Sequence[M
         most = min(machine.latency(key) for machine in own)
         for i, machine in enumerate(own):
             standing = site.standings[machine.label].get(case) if machine.label in site.standings else None
-            text = figure(machine, key, work) if exact else duration(machine.latency(key))
-            unit = f" {work.unit}" if exact else ""
+            text = figure(machine, key)
             part = most / machine.latency(key)
             rows.append(
                 (
                     "" if i else site.names.get(case) or case_names.full_name("", case).strip(),
                     gpu_link(site, machine, work),
                     text,
-                    gpu_bar(site, machine, part, f"{text}{unit}") if len(own) > 1 else "",
+                    gpu_bar(site, machine, part, text) if len(own) > 1 else "",
                     f"±{interval(machine, key)}",
-                    share_of_limit(machine, key, work) if exact else NOTHING,
-                    _beside_the_fastest(site, machine, key, standing),
+                    share_of_limit(machine, key) if exact else NOTHING,
+                    _beside_the_fastest(machine, key, standing),
                     sources(site, machine, key),
                 )
             )
     columns = (
         Column("case"),
         Column("GPU", wrap=False),
-        Column(work.unit if exact else "latency", "right", wrap=False),
+        Column("rate" if exact else "latency", "right", wrap=False),
         Column("of the best GPU", optional=2),
         Column("±", "right", optional=1),
         Column("of limit", "right", optional=1),
@@ -408,15 +414,14 @@ def _keys(machine: Machine, backend: str, work: Work) -> list[Key]:
     return [key for key in machine.log_rounds if key[1] == backend and work_of(key[0]) == work]
 
 
-def _beside_the_fastest(site: Findings, machine: Machine, key: Key, standing: Standing | None) -> str:
+def _beside_the_fastest(machine: Machine, key: Key, standing: Standing | None) -> str:
     """Return a cell's speed over the fastest backend's in its case, or a text that it is the fastest or ties."""
     best = standing and standing.fastest
     if not standing or not best:
         return NOTHING
     if key in (best, *standing.alike):
         return "=" if standing.alike else "fastest"
-    of = next(of for of in site.machines if of.label == machine.label)  # without own code
-    return percent(of.latency(best) / machine.latency(key))
+    return percent(machine.latency(best) / machine.latency(key))
 
 
 def files_table(files: Sequence[RunFile], title: str = "Run files") -> Table:

@@ -1,4 +1,4 @@
-"""The kinds of work with their own pages on a site, each with the rate that describes it best."""
+"""The kinds of work with their own pages on a site, as `compare` has them, and all of several GPUs."""
 
 from __future__ import annotations
 
@@ -11,25 +11,20 @@ from attnbench.core.case import Case
 
 @dataclass(frozen=True)
 class Work:
-    """A kind of work. `name` is used in addresses; `metric` is the rate of its figures: "tflops" or "gbps"."""
+    """A kind of work. `name` is used in addresses."""
 
     name: str
     title: str
     what: str
-    metric: str
-
-    @property
-    def unit(self) -> str:
-        return "GB/s" if self.metric == "gbps" else "TFLOP/s"
 
 
 WORKS: Mapping[str, Work] = {
     kind.name: kind
     for kind in (
-        Work("prefill", "Prefill", "a forward pass of many queries on one GPU", "tflops"),
-        Work("decode", "Decode", "a forward of few queries on a long cache, on one GPU", "gbps"),
-        Work("training", "Training", "a backward pass, or both passes, on one GPU", "tflops"),
-        Work("several-gpus", "Several GPUs", "one sequence split over several GPUs; rates are of each", "tflops"),
+        Work("prefill", "Prefill", "a forward pass of many queries on one GPU"),
+        Work("decode", "Decode", "a forward of few queries on a long cache, on one GPU"),
+        Work("training", "Training", "a backward pass, or both passes, on one GPU"),
+        Work("several-gpus", "Several GPUs", "one sequence split over several GPUs; rates are of each"),
     )
 }
 

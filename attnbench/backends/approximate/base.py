@@ -1,4 +1,4 @@
-"""Code that approximate backends share: defaults of core/backend.py's ApproximateBackend, and helper functions.
+"""Defaults and helper functions of backends that approximate attention (core/backend.py, ApproximateBackend).
 
 Methods that leave keys out keep an eighth of them, at most 256, as FlashAttention's appendix E.6 (arXiv 2205.14135).
 """
@@ -25,14 +25,14 @@ COMPRESSION, MOST_KEPT = 8, 256
 KEPT = f"an eighth of the keys, at most {MOST_KEPT}"
 CHUNK = 2**25  # most scores that a definition computes at once
 COPIES = 64  # most copies of k and v in a definition: each takes memory for its gradient
-# Each definition would need a rule for a query that sees no key.
+# Queries that see no key are refused, because each method would need a rule of its own for them.
 APPROXIMATE_LIMITS = replace(TORCH_LIMITS, unequal_causal=False, empty_rows=False)
 
 
 class Approximate(BackendBase):
-    """Defaults for a method that selects nothing.
+    """Defaults for a method that attends to all pairs of query and key.
 
-    A method that attends to some pairs of query and key overrides `attended`; its definition is softmax over the pairs.
+    A method that attends to some pairs overrides `attended`; its definition is the softmax over these pairs.
     """
 
     exact = False
@@ -64,7 +64,7 @@ class Approximate(BackendBase):
         return None
 
     def selected_count(self, case: Case) -> int | None:
-        return None  # must be overridden beside `scores`: the check finds launches wrong without it
+        return None  # a method that overrides `scores` must override this too, or the check finds its launches wrong
 
     def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
         return selected  # one choice for all query heads of a key head
@@ -79,7 +79,7 @@ def kept_keys(case: Case) -> int:
 
 
 def positions(case: Case, rows: Tensor) -> Tensor:
-    """Return the key positions at which query rows stand, between 0 and the last key."""
+    """Return the position of each query row among the keys, between 0 and the last key."""
     s = case.shape
     return (rows + s.seqlen_k - s.seqlen_q).clamp(0, s.seqlen_k - 1)
 
@@ -102,7 +102,7 @@ def block_means(t: Tensor, block: int) -> Tensor:
 
 
 def in_selected_blocks(selected: Tensor, rows: Tensor, keys: int, block: int) -> Tensor:
-    """Return (rows, keys), True where a key lies in a block that a row of `selected` (..., kept) names; -1 is none."""
+    """Return (rows, keys), True where a key is in a block that the row's `selected` (..., kept) names; -1 is none."""
     import torch
 
     blocks = -(-keys // block)
@@ -112,10 +112,10 @@ def in_selected_blocks(selected: Tensor, rows: Tensor, keys: int, block: int) ->
 
 
 def gathered(t: Tensor, heads: Tensor, places: Tensor) -> Tensor:
-    """Return the rows of t (heads, rows, ...) at `places` of `heads`, two index tensors that broadcast.
+    """Return the rows `places` of the heads `heads` of t (heads, rows, ...): two index tensors that broadcast.
 
-    The gradient of a row that is taken several times is summed in float32, as kernels sum; torch's indexing rounds the
-    sum each time.
+    Gradients of a row that is taken several times are summed in float32, as in kernels; torch's indexing would round
+    after each addition.
     """
     found: Tensor = _gather().apply(t.flatten(0, 1), heads * t.shape[1] + places)
     return found

@@ -58,7 +58,7 @@ class BlockTopk(Approximate):
 
     def workspace(self, case: Case) -> Workspace:
         s, kept = case.shape, kept_blocks(case)
-        # The gathered keys and values of each block of queries, and its mask as bool and in the dtype.
+        # Memory of each query: its block's keys and values, gathered, and a mask as bool and in the case's dtype.
         per_query = (kept * (s.headdim + s.headdim_v) + kept * BLOCK) * ITEMSIZE[case.dtype] + kept * BLOCK
         copies = 2 if case.has_backward else 1
         return Workspace(s.batch * s.nheads * s.seqlen_q * per_query * copies, "the blocks selected", passes=2.0)
@@ -94,7 +94,7 @@ class BlockTopk(Approximate):
             q = q.unflatten(1, (s.nheads_k, group))
             with torch.no_grad():
                 best = block_scores(case, q, k[:, :, None]).topk(kept, dim=-1)
-                selected = best.indices  # hidden blocks too, where fewer are seen: the mask excludes them
+                selected = best.indices  # hidden blocks too, where fewer are visible: the mask excludes them
                 named = selected.masked_fill(best.values.isneginf(), -1) if case.causal else selected
             mask = None
             if case.causal or s.seqlen_k % BLOCK:

@@ -63,7 +63,7 @@ class Linformer(Approximate):
         s, e = case.shape, projection(case, inputs.k.device)
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # (batch, nheads, seqlen, headdim)
-            every = e.expand(*k.shape[:2], -1, -1)  # a 2-d factor would make torch copy k and v
+            every = e.expand(*k.shape[:2], -1, -1)  # expanded, because torch would copy k and v for a 2-d factor
             rows = q.reshape(s.batch, s.nheads_k, -1, s.headdim)  # no mask, so all query heads of a key head are rows
             out = scaled_dot_product_attention(rows, every @ k, every @ v, scale=case.softmax_scale)
             return out.reshape(*q.shape[:3], s.headdim_v)

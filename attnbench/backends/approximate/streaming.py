@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 SINKS = 4
-BLOCK = 128  # queries of a block
+BLOCK = 128  # queries in a block
 
 
 def sinks_and_window(case: Case) -> tuple[int, int]:
-    """Return how many first keys and how many last ones a query attends to."""
+    """Return how many of the first keys and how many of the last keys a query attends to."""
     kept = kept_keys(case)
     sinks = min(SINKS, kept // 2)
     return sinks, kept - sinks
@@ -58,7 +58,7 @@ class Streaming(Approximate):
         sinks, window = sinks_and_window(case)
         group = s.nheads // s.nheads_k
         block = min(BLOCK, s.seqlen_q)
-        # Keys of a block: the sinks, and the keys from the window of its first query to the position of its last one.
+        # Keys of a block: the sinks, and all keys from the window of its first query to the position of its last query.
         at = positions(case, torch.arange(-(-s.seqlen_q // block) * block, device=device)).view(-1, block, 1)
         near = torch.arange(window + block, device=device) + at[:, :1, 0] - window
         first = torch.arange(sinks, device=device).expand(len(at), -1)

@@ -36,8 +36,9 @@ class CudnnFp8(Cudnn):
     """cuDNN's attention in e4m3, its backward in e4m3 and e5m2."""
 
     name = "cudnn-fp8"
-    min_version = "1.14"  # diagonal_alignment
+    min_version = "1.14"  # the first with the option diagonal_alignment
     efficiency = 1.1
+    compiles = 1.2
     limits: ClassVar = Limits(
         dtypes=("fp8",),
         capability=(9, 0),
@@ -120,9 +121,9 @@ def _is_blackwell(device: Device) -> bool:
 
 
 def in_8_bits(found: Signature, case: Case, device: Device) -> Signature:
-    """Return a signature that requires operands of 8 bits in the names of the kernels, which Hopper's names show.
+    """Return a signature that requires kernels with 8-bit operands, which kernel names show on Hopper only.
 
-    The size of the error cannot tell: a result in 8 bits has a large error whatever the operands are.
+    The error cannot show it: a result in 8 bits has a large error whatever the operands are.
     """
     if device.capability is None or _is_blackwell(device):
         return found
@@ -133,7 +134,7 @@ def in_8_bits(found: Signature, case: Case, device: Device) -> Signature:
 def _forward_scales(descale: Tensors, out_dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the factors of the forward by cuDNN's names, (1, 1, 1, 1) each. Probabilities are scaled by 448.
 
-    An e4m3 output has the scale of v, a bf16 output none.
+    An e4m3 output has v's scale, a bf16 output has none.
     """
     found = {f"descale_{name}": descale[name].view(1, 1, 1, 1) for name in "qkv"}
     one = found["descale_q"].new_ones(1, 1, 1, 1)

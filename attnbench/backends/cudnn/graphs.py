@@ -81,11 +81,12 @@ class Cudnn(Library):
         alibi="use_alibi_mask=True",
     )
     efficiency = 0.65
+    compiles = 0.6
     runtime_checker = "cuDNN"
     module = "cudnn"
     distributions: ClassVar = ("nvidia-cudnn-frontend",)
     install = "pip install nvidia-cudnn-frontend"
-    min_version = "1.13"  # generate_stats
+    min_version = "1.13"  # the first with the argument generate_stats
     limits: ClassVar = Limits(
         headdim_v=True,
         window=True,
@@ -237,7 +238,7 @@ class Graph:
         return self.symbols[name]
 
     def plain_input(self, name: str, t: Tensor) -> Any:
-        """Declare an input without heads or sequences, such as lengths and offsets."""
+        """Declare an input of one value or one per sequence, such as lengths and offsets."""
         self.symbols[name] = self.graph.tensor(
             dim=list(t.shape), stride=list(t.stride()), data_type=_data_type(self.cudnn, t.dtype), name=name
         )
@@ -261,7 +262,7 @@ class Graph:
         self._place(name, stride)
 
     def _as_seen(self, name: str, t: Tensor, by_head: bool) -> tuple[list[int], list[int]]:
-        """Return shape and strides of a tensor as the graph sees it. With offsets it ignores the batch's stride."""
+        """Return shape and strides of a tensor as the graph sees it; with offsets the batch's stride has no effect."""
         seen = t if by_head else t.transpose(1, 2)
         dim, stride = list(seen.shape), list(seen.stride())
         if self.packing:
@@ -270,7 +271,7 @@ class Graph:
         return dim, stride
 
     def _place(self, name: str, stride: list[int]) -> None:
-        """Give a tensor of a ragged batch the offsets of its sequences."""
+        """Give a tensor of a ragged batch the offsets at which its sequences begin."""
         import torch
 
         if not self.packing:
@@ -390,7 +391,7 @@ def _sink_options(graph: Graph, inputs: Inputs) -> dict[str, Any]:
 
 
 def alibi_refusal(case: Case) -> str | None:
-    """Return why cuDNN's ALiBi, which is causal and aligned top-left, is not the case's; None where it is."""
+    """Return why cuDNN's ALiBi (causal, aligned top-left) differs from the case's; None where it is the same."""
     if not case.causal or case.shape.seqlen_q == 1:
         return "its ALiBi is causal only, with more queries than one"
     return None if case.has_equal_lengths else "its ALiBi is aligned top-left, so that seqlen_q must equal seqlen_k"
@@ -436,7 +437,7 @@ def stats_shape(case: Case) -> tuple[int, int, int, int]:
 
 
 def _side(name: str) -> str:
-    """Return "q" for a tensor with the sequences of the queries, "k" for one with those of the keys."""
+    """Return "q" for a tensor with the sequences of the queries, "k" for one with the sequences of the keys."""
     return "k" if name in ("k", "v", "dk", "dv") else "q"
 
 

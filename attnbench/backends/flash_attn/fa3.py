@@ -51,7 +51,7 @@ SLOWER_WITHOUT = (
     "PACKGQA",
     "CLUSTER",
     "SPLIT",
-)  # switches that leave a case correct but slower
+)  # these switches leave results correct, but slower
 LATENT_K, LATENT_V = 64, (256, 512)  # latent rows: most columns of the key alone; least and most columns of the value
 
 
@@ -236,7 +236,7 @@ def _headdim_refusal(case: Case) -> str | None:
 
 
 def left_out_of_build() -> frozenset[str]:
-    """Return the features that the installed build lacks, "FP16" for FLASH_ATTENTION_DISABLE_FP16; empty if unknown."""
+    """Return the features that the build lacks: "FP16" for FLASH_ATTENTION_DISABLE_FP16; empty where not known."""
     try:
         flags = importlib.import_module("flash_attn_config").CONFIG["build_flags"]
         return frozenset(flag.partition("DISABLE_")[2] for flag, is_set in flags.items() if is_set is True) - {""}
@@ -245,9 +245,9 @@ def left_out_of_build() -> frozenset[str]:
 
 
 def build_refusal(case: Case, left_out: frozenset[str]) -> str | None:
-    """Return why a build without the features `left_out` cannot run the case, with the switch, or None where it can.
+    """Return why a build without the features `left_out` cannot run the case, and by which switch; None where it can.
 
-    It follows run_mha_fwd_constexpr and mha_bwd in hopper/flash_api_stable.cpp.
+    The rules are those of run_mha_fwd_constexpr and mha_bwd in hopper/flash_api_stable.cpp.
     """
     features = (
         ("FP16", case.dtype == "fp16", "fp16"),

@@ -54,6 +54,7 @@ class FlashAttention4(Library):
         sink="learnable_sink=sink",
     )
     efficiency = 0.75
+    compiles = 2.5
     module = "flash_attn.cute"
     distributions: ClassVar = ("flash-attn-4",)
     uses: ClassVar = ("nvidia-cutlass-dsl",)
@@ -101,7 +102,7 @@ class FlashAttention4(Library):
         planned = plan() if plan else {}
         pairs = None
         if case.mask:
-            tables = [*options.get("aux_tensors", ()), *planned.pop("aux_tensors", ())]  # score_mod reads the first
+            tables = [*options.get("aux_tensors", ()), *planned.pop("aux_tensors", ())]  # score_mod's comes first
             options |= {"causal": False, "window_size": (None, None), "mask_mod": mask_mod(case)}
             options["aux_tensors"] = tables or None
             pairs = functools.partial(pairs_of_lists, planned["block_sparse_tensors"])
@@ -135,7 +136,7 @@ def _lengths(case: Case, device: torch.device) -> dict[str, Any]:
 
 
 def _page_refusal(case: Case, device: Device) -> str | None:
-    """Return why a cache of pages is refused, by interface.py or because the library does not test the head dims."""
+    """Return why a cache of pages is refused: interface.py refuses it, or the library does not test the head dims."""
     major = device.capability[0] if device.capability else HOPPER
     if major == 12:
         return "no cache of pages on compute capability 12"
@@ -146,7 +147,7 @@ def _page_refusal(case: Case, device: Device) -> str | None:
 
 
 def hopper_refusal(case: Case, device: Device) -> str | None:
-    """Return why Hopper refuses the case (flash_bwd_sm90.py, which numbers a score_mod's heads as in packed groups)."""
+    """Return why Hopper refuses the case (flash_bwd_sm90.py). Grouped heads get other head numbers in its score_mod."""
     s = case.shape
     grouped = s.nheads != s.nheads_k
     if device.capability is None or device.capability[0] != HOPPER or not case.has_backward or not grouped:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HOPPER = 9
-MARGIN = 2  # additional blocks of random:P, for the queries of a block beyond the last query
+MARGIN = 2  # blocks that the table of random:P has beyond the last query, for a block that is not full
 
 
 def block_sizes(case: Case, major: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -85,7 +85,7 @@ def _lists(case: Case, device: torch.device, size: tuple[int, int], *, by_keys: 
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of blocks in each row, (1, 1, rows), and the blocks, (1, 1, rows, columns), ascending."""
+    """Return the number of True blocks in each row, (1, 1, rows), and their indices in order, (1, 1, rows, columns)."""
     order = blocks.int().argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1).int()[None, None], order.int()[None, None].contiguous()
 

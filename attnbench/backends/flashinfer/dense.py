@@ -144,7 +144,7 @@ class FlashInfer(Library):
     )
     forward_kernels = "PrefillWith\\w*KVCacheKernel"
     latent_kernels = "BatchMLAPage(d|Attention)"
-    tensor_cores = True  # option of the decode wrapper
+    tensor_cores = True  # argument of the decode wrapper
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.mask and self.backend == "fa3":
@@ -273,7 +273,7 @@ class Fa3(FlashInfer):
     paste = flashinfer_paste("fa3")
     efficiency = 0.75
     backend = "fa3"
-    limits: ClassVar = replace(  # fp8 caches for fp8 queries only
+    limits: ClassVar = replace(  # no fp8 caches: fa3 reads them for fp8 queries only
         FlashInfer.limits, capability=(9, 0), capability_below=(9, 1), alibi=False, masks=False, cache_dtypes=()
     )
     forward_kernels = r"\bPrefillWithKVCacheKernel"
@@ -293,7 +293,7 @@ class Cudnn(FlashInfer):
     efficiency = 0.65
     starts_compiler = False
     backend = "cudnn"
-    min_version = "0.6.4"  # plan() takes v_indptr
+    min_version = "0.6.4"  # the first whose plan() takes v_indptr
     limits: ClassVar = Limits(capability=(9, 0), headdim_pairs=HEADDIMS, backward=False, empty_rows=False, ragged=True)
     forward_kernels = "cudnn.*(fprop|sdpa)"
 
@@ -325,7 +325,7 @@ class TrtLlm(FlashInfer):
         window='mask_mode="sliding_window", window_left={left}',
         sink="sinks=sink.float()",
     )
-    min_version = "0.6.7"  # trtllm_fmha_v2_prefill
+    min_version = "0.6.7"  # the first with trtllm_fmha_v2_prefill
     efficiency = 0.65
     limits: ClassVar = Limits(
         capability=(9, 0),
@@ -346,7 +346,7 @@ class TrtLlm(FlashInfer):
             return "its sliding window is causal only"
         hopper = device.capability is not None and device.capability[0] == HOPPER
         if hopper and not case.has_equal_lengths:
-            # In 0.6.13 on Hopper. FlashInfer's own tests have equal lengths only.
+            # Seen in 0.6.13 on Hopper; FlashInfer tests equal lengths only.
             return "FMHA v2 gives wrong results for unequal lengths"
         if hopper and case.shape.headdim != case.shape.headdim_v:
             return "FMHA v2 on Hopper needs headdim_v equal to headdim"
@@ -412,12 +412,12 @@ def _trtllm_gen(case: Case, sink: Tensor | None, options: dict[str, Any]) -> Att
 
 
 def _with_copy(sink: Tensor | None, prepared: Prepared) -> Prepared:
-    """Return a prepared call that reads this copy of the sink."""
+    """Return a prepared call whose `reads` include the sink that the launch reads; unchanged without a sink."""
     return prepared if sink is None else replace(prepared, reads={**prepared.reads, "sink": sink})
 
 
 def offsets(cu_seqlens: Tensor, each: int = 1) -> Tensor:
-    """Return the offsets of the sequences, (batch + 1,) int32, in units of which a token has `each`.
+    """Return the offsets of the sequences, (batch + 1,) int32, in a unit of which each token has `each`.
 
     Raises Unsupported where int32 cannot hold the last offset.
     """

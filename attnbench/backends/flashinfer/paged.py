@@ -102,11 +102,10 @@ def _prefill(case: Case, inputs: Inputs, buffer: Tensor, backend: str, sink: Ten
 
 
 def sink_variant(case: Case, inputs: Inputs, backend: str) -> dict[str, Any]:
-    """Return the options with which a prefill wrapper compiles FlashInfer's kernels with an attention sink.
+    """Return the arguments with which a prefill wrapper compiles FlashInfer's kernels with an attention sink.
 
-    They follow BatchAttentionWithAttentionSinkWrapper (attention/_core.py). It has no head dim in the name of the
-    compiled module, so that one process could not run two head dims. run() takes the sink and the scale after the
-    tensors.
+    They follow BatchAttentionWithAttentionSinkWrapper (attention/_core.py), whose module name lacks the head dim, so
+    that one process could not run two head dims. run() takes the sink and the scale after the tensors.
     """
     import torch
     from flashinfer.jit.attention.variants import attention_sink_decl
@@ -191,7 +190,7 @@ def host_cu_seqlens(case: Case) -> tuple[Tensor, Tensor]:
 def _pages(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     """Return (offsets, pages, keys in the last page) of the sequences, all int32.
 
-    `offsets` (sequences + 1,) are the places in `pages` at which sequences begin. The pages are on the device, the
+    `offsets` (sequences + 1,) are the indices in `pages` at which sequences begin. The pages are on the device, the
     others on the host.
     """
     import torch

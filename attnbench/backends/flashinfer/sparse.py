@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 BLOCK = 128  # most queries and keys of a block
-FEW_ROWS = 4  # blocks of fewer queries run its decode kernels, unless they have a mask of pairs
+FEW_ROWS = 4  # a block with fewer queries runs the decode kernels, unless it has a mask of pairs
 
 
 def sparse_refusal(case: Case) -> str | None:

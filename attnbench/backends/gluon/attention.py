@@ -1,6 +1,6 @@
 """Exact attention for Hopper in Gluon, differentiable: checks of the inputs, and the autograd function.
 
-The algorithm and the arithmetic are those of backends/triton/attention.py, but one kernel computes all gradients.
+The algorithm and the arithmetic are as in backends/triton/attention.py, but one kernel computes all gradients.
 forward.py and backward.py explain how the warps of a program share the work.
 """
 
@@ -78,7 +78,7 @@ class _Attention(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.problem = problem
         ctx.mark_non_differentiable(lse)
-        ctx.set_materialize_grads(False)  # else autograd would launch a kernel for a gradient of lse
+        ctx.set_materialize_grads(False)  # otherwise autograd would launch a kernel for a gradient of lse
         return out, lse
 
     @staticmethod
@@ -88,7 +88,7 @@ class _Attention(torch.autograd.Function):
             return None, None, None, None
         q, k, v, out, lse = ctx.saved_tensors
         if dout.stride(-1) != 1 or not can_use_tma(dout):  # a broadcast gradient, for example of out.sum()
-            # Not contiguous(), which returns a contiguous tensor unchanged, even with an unaligned address.
+            # Not contiguous(): it returns a contiguous tensor unchanged, even where the address is unaligned.
             dout = dout.clone(memory_format=torch.contiguous_format)
         gradients = attention_backward(dout, q, k, v, *padded_lse_and_delta(dout, out, lse), ctx.problem)
         return *(x if needed else None for x, needed in zip(gradients, ctx.needs_input_grad, strict=False)), None

@@ -36,6 +36,7 @@ class Gluon(OwnKernels):
     )
     limits: ClassVar = Limits(capability=(9, 0), capability_below=(10, 0), amd=False, headdim=(16, 256), headdim_v=True)
     efficiency = 0.6
+    compiles = 1.8
     forward_kernels = "^_forward_hopper$"
     backward_kernels = "^_backward_hopper(_wide)?$"
 

@@ -71,7 +71,7 @@ def attention_backward(
     tiles = choose_backward_tiles(headdim, headdim_v)
     group, key_blocks = nheads // nheads_k, triton.cdiv(seqlen_k, tiles.keys)
     parts = query_parts(group, key_blocks * batch * nheads_k, multiprocessors(device_index(q)))
-    members, sets = group // parts, batch * nheads_k * parts  # query heads of a program; number of such sets of heads
+    members, sets = group // parts, batch * nheads_k * parts  # query heads of a program; number of such groups of heads
     dk, dv = torch.empty(k.shape, dtype=k.dtype, device=k.device), torch.empty(v.shape, dtype=v.dtype, device=v.device)
     dk_parts, dv_parts = (dk, dv) if parts == 1 else (empty_splits(k, parts), empty_splits(v, parts))
     dq_sum = zero_sum(q, tiles)
@@ -111,7 +111,7 @@ def _backward_hopper(
     Q, K, V, DOut, Lse, Delta, DQ,  # tensor descriptors
     DK, DV, stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
     scale, scale_log2, seqlen_q, seqlen_k, right, nheads, group,
-    members, sets, section,  # see find_work
+    members, sets, section,  # arguments of find_work
     RIGHT: gl.constexpr, HEADDIM: gl.constexpr, HEADDIM_V: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of 128 keys of a key head, from `members` query heads, and add to their dq."""
@@ -127,7 +127,7 @@ def _backward_hopper(
     fence_async_shared()  # the barriers are written by ordinary stores, and TMA reports to them
     dk = gradient_of(DK, stride_dkb, stride_dkn, stride_dkh, work, HEADDIM)
     dv = gradient_of(DV, stride_dvb, stride_dvn, stride_dvh, work, HEADDIM_V)
-    # The tuples stand here, because a tuple in a variable would turn constants into values.
+    # Tuples are written out in the call, because a tuple in a variable would turn its constants into values.
     gl.warp_specialize(
         [
             (_compute, (0, work, own, queries, douts, exchange, DQ, buffers, dk, dv, scale, scale_log2)),

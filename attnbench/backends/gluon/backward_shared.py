@@ -14,7 +14,7 @@ from attnbench.backends.gluon.pipeline import Sizes, aggregate
 from attnbench.backends.triton import device_functions
 
 KEYS = gl.constexpr(64)  # keys of a consumer: the rows of one wgmma
-REGISTERS = gl.constexpr(240)  # registers of a thread of a consumer: the most with two consumers
+REGISTERS = gl.constexpr(240)  # registers of a thread of a consumer: the most that two consumers can have
 
 _block_and_head = gluon.jit(device_functions.block_and_head.fn)  # Gluon cannot call functions of Triton
 
@@ -23,7 +23,7 @@ _block_and_head = gluon.jit(device_functions.block_and_head.fn)  # Gluon cannot 
 class Work:
     """The keys of a program, and the blocks of queries that see them.
 
-    It visits blocks of `rows` queries from `begin` on, in query head h and the ones after it: `count` blocks in all.
+    It visits `count` blocks of `rows` queries: from `begin` on, first in query head h, then in the heads after it.
     """
 
     sizes: Sizes
@@ -31,7 +31,7 @@ class Work:
     h: gl.tensor
     bh: gl.tensor  # b * nheads + h
     head: gl.tensor  # head of dk and dv: key head * parts + part, where the query heads of a key head are in parts
-    start_n: gl.tensor  # its first key
+    start_n: gl.tensor  # first key of the program
     begin: gl.tensor
     count: gl.tensor
     rows: gl.constexpr
@@ -57,7 +57,7 @@ class Work:
 
     @gluon.jit
     def first_number(self):
-        """Return the number of the first block among all blocks of queries of the batch, head by head."""
+        """Return the number of the first block, counted over all blocks of queries of the batch, head by head."""
         return self.bh * gl.cdiv(self.sizes.seqlen_q, self.rows) + self.begin // self.rows
 
     @gluon.jit
@@ -98,7 +98,7 @@ def find_work(sizes, members, sets, section, N: gl.constexpr, M: gl.constexpr):
     """Return the work of this program: N keys, and a set of `members` query heads, in blocks of M queries.
 
     `sets` is the number of such sets in the batch. Programs compute the same keys of `section` sets, whose queries fit
-    L2, before the next keys. The first keys come first, because under a causal mask most queries see them.
+    in L2, before the next keys. The first keys come first, because under a causal mask most queries see them.
     """
     block, set_index = _block_and_head(gl.cdiv(sizes.seqlen_k, N), sets, section)
     start_n = block * N

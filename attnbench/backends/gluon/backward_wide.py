@@ -38,7 +38,7 @@ def _backward_hopper_wide(
     Q, K, V, DOut, Lse, Delta, DQ, DQRest,  # tensor descriptors
     DK, DV, stride_dkb, stride_dkn, stride_dkh, stride_dvb, stride_dvn, stride_dvh,
     scale, scale_log2, seqlen_q, seqlen_k, right, nheads, group,
-    members, sets, section,  # see find_work
+    members, sets, section,  # arguments of find_work
     RIGHT: gl.constexpr, HEADDIM: gl.constexpr, HEADDIM_V: gl.constexpr, TILES: gl.constexpr, TILES_V: gl.constexpr,
     STAGES: gl.constexpr, STAGES_V: gl.constexpr, BUFFERS: gl.constexpr,
 ):  # fmt: skip
@@ -57,7 +57,7 @@ def _backward_hopper_wide(
     fence_async_shared()  # the barriers are written by ordinary stores, and TMA reports to them
     dk = gradient_of(DK, stride_dkb, stride_dkn, stride_dkh, work, HEADDIM)
     dv = gradient_of(DV, stride_dvb, stride_dvn, stride_dvh, work, HEADDIM_V)
-    # The tuples stand here, because a tuple in a variable would turn constants into values.
+    # Tuples are written out in the call, because a tuple in a variable would turn its constants into values.
     gl.warp_specialize(
         [
             (
@@ -77,7 +77,7 @@ def _backward_hopper_wide(
 
 @gluon.jit
 def _load(work, own, queries, douts, Q, K, V, DOut, Lse, Delta):
-    """Load K and V, then Q, log-sum-exp, dO and delta of each block of queries, each when its place is free again."""
+    """Load K and V, then Q, log-sum-exp, dO and delta of each block of queries, each when its tile is free again."""
     b, h, m = work.b, work.h, work.begin
     nheads = work.sizes.nheads
     own.load(K, V, b, work.start_n, h // work.sizes.group)

@@ -38,7 +38,7 @@ def zero_sum(q: Tensor, tiles: BackwardTiles) -> Tensor:
 
 
 def added_rows(tiles: BackwardTiles) -> tuple[int, ...]:
-    """Return the number of rows of the sum in one addition: one tile, or above 128 columns one of its two parts."""
+    """Return the rows of the sum that one addition covers: a tile, or above 128 columns one of the tile's two parts."""
     if tiles.wide:
         return 16, 16 if tiles.width == 256 else 8
     return (tiles.queries * tiles.width // 512,)
@@ -93,11 +93,11 @@ def _scale_dq(
     Sum, DQ, stride_b, stride_m, stride_h, scale, seqlen_q, blocks, nheads,
     HEADDIM: tl.constexpr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Write scale times one tile of the sum to its rows and columns of dq.
+    """Write scale times one tile of the sum to the tile's rows and columns of dq.
 
     Sum comes from `zero_sum`, DQ is (batch, seqlen_q, nheads, HEADDIM). Tiles are ordered by (batch, head, block of
-    BLOCK_M queries, consumer), with `blocks` blocks for each head, and each program writes one tile. The table at the
-    head of this file has the part of a block's WIDTH columns or BLOCK_M rows that a tile holds.
+    BLOCK_M queries, consumer), with `blocks` blocks for each head; each program writes one. The docstring of this file
+    says which part of a block's WIDTH columns or BLOCK_M rows a tile holds.
     """
     pid = tl.program_id(0).to(tl.int64)
     part = (pid % 2).to(tl.int32)

@@ -47,8 +47,8 @@ from attnbench.backends.triton.problem import Problem
 
 ROWS = gl.constexpr(64)  # queries of a computing group, the rows of one wgmma
 
-# Keeps the lists that a captured CUDA graph reads at every replay. The cache of work_lists may drop them, and their
-# memory would then be used again.
+# Lists that a captured CUDA graph reads at each replay. Kept here, since the cache of work_lists may drop them, and
+# their memory would be used again.
 _captured: list[Tensor] = []
 
 
@@ -111,7 +111,7 @@ def work_lists(
 def _forward_hopper(
     Q, QRest, K, KRest, V, Out,  # tensor descriptors; QRest and KRest are of the other columns of q and k, or None
     Lse, stride_lb, stride_lh,
-    Work, work_length,  # see block_lists and work_lists
+    Work, work_length,  # contents as in block_lists and work_lists
     scale_log2, seqlen_q, seqlen_k, right, nheads, group,
     RIGHT: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, BLOCKS: gl.constexpr,
     REGISTERS: gl.constexpr,
@@ -122,7 +122,7 @@ def _forward_hopper(
     fence_async_shared()  # the barriers are written by ordinary stores, and TMA reports to them
     sizes = Sizes(seqlen_q, seqlen_k, right, nheads, group, RIGHT)
     work = Work + gl.program_id(0) * work_length
-    # The tuples stand here, because a tuple in a variable would turn constants into values.
+    # Tuples are written out in the call, because a tuple in a variable would turn its constants into values.
     if GROUPS == 2:
         gl.warp_specialize(
             [
@@ -159,7 +159,7 @@ def _tiles_of_keys(sizes, start_m, M: gl.constexpr, N: gl.constexpr):
 def _load(sizes, work, queries, keys, values, Q, QRest, K, KRest, V, GROUPS: gl.constexpr):
     """Load the tiles of every block of queries of this program, as far ahead as the rings allow."""
     M: gl.constexpr = ROWS * GROUPS
-    used = 0  # tiles of keys so far
+    used = 0  # tiles of keys loaded so far
     next_head = gl.load(work + 1)
     next_start = gl.load(work + 2)
     for turn in range(gl.load(work)):
@@ -217,7 +217,7 @@ def _compute(
         keys.barriers.wait(used)
         scores = _start_scores(queries, own, keys, used, s_layout)
         if queries.barriers.stages > GROUPS:  # noqa: SIM102  the one at compile time, the other not
-            if turn > 0:  # by now the output of the block before has left its tile
+            if turn > 0:  # the output of the previous block has left its tile by now
                 tma.store_wait(0)
                 queries.barriers.release(own - GROUPS)
         scores = warpgroup_mma_wait(0, deps=(scores,))
@@ -269,7 +269,7 @@ def _compute(
 
 @gluon.jit
 def _start_scores(queries, i, keys, j, layout: gl.constexpr):
-    """Start S = Q K^T of two tiles, and return the matmul to wait for."""
+    """Start S = Q K^T for two tiles, and return the matmul for which the caller must wait."""
     nothing = gl.zeros([ROWS, keys.rows], gl.float32, layout)
     scores = warpgroup_mma(queries.tile(i), keys.tile(j).permute((1, 0)), nothing, use_acc=False, is_async=True)
     if keys.rest:

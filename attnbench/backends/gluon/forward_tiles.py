@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from typing import NamedTuple
 
-BETWEEN = 1.0  # time of a program between two blocks of queries, in tiles of keys
+BETWEEN = 1.0  # time that a program needs between two blocks of queries, as a number of tiles of keys
 
 
 class ForwardTiles(NamedTuple):
@@ -29,8 +29,8 @@ FORWARD_TILES = {
     (256, 0): ForwardTiles(64, 2, 2, 1, 240),
 }
 
-# Up to SHORT queries headdim 64 has two groups, so 128 queries in a block. In a block of 192 queries more of the scores
-# are wasted, at the diagonal and behind the last query.
+# Up to SHORT queries, headdim 64 has two groups: blocks of 128 queries waste fewer scores than blocks of 192, at the
+# diagonal and beyond the last query.
 SHORT = 2048
 SHORT_TILES = ForwardTiles(128, 4, 2, 2, 240)
 
@@ -74,5 +74,5 @@ def block_lists(
                 time, program = free[0]
                 lists[program] += (head, start)
                 heapq.heapreplace(free, (time + max(-(-seen // keys), 1) + BETWEEN, program))
-    longest = max(map(len, lists)) + 2  # room for the entry that a program reads ahead
+    longest = max(map(len, lists)) + 2  # two zeros at the end, because a program reads one entry ahead
     return [[len(found) // 2, *found, *(0,) * (longest - len(found))] for found in lists]

@@ -64,9 +64,9 @@ add_tile = getattr(tma, "async_atomic_add", _reduce_add)
 
 @aggregate
 class Barriers:
-    """The barriers of a ring of `stages` places; `i` counts the uses of the ring from 0.
+    """The barriers of a ring of `stages` tiles; `i` counts the uses of the ring from 0.
 
-    With no readers there are no `free` barriers: the loader then learns by another signal that a place is free
+    With no readers there are no `free` barriers: the loader then learns by another signal that a tile is free
     (backward.py, `_load`).
     """
 
@@ -82,7 +82,7 @@ class Barriers:
 
     @gluon.jit
     def wait_free(self, i):
-        """Wait until all readers have released the place that use `i` takes."""
+        """Wait until all readers have released the tile of use `i`."""
         mbarrier.wait(self.free.index(i % self.stages), (i // self.stages & 1) ^ 1)
 
     @gluon.jit
@@ -94,18 +94,18 @@ class Barriers:
 
     @gluon.jit
     def wait(self, i):
-        """Wait until the place of use `i` is full."""
+        """Wait until the tile of use `i` is full."""
         mbarrier.wait(self.full.index(i % self.stages), i // self.stages & 1)
 
     @gluon.jit
     def release(self, i):
-        """Report that one reader has read the place of use `i`."""
+        """Report that one reader has read the tile of use `i`."""
         mbarrier.arrive(self.free.index(i % self.stages))
 
 
 @gluon.jit
 def new_barriers(stages: gl.constexpr, readers: gl.constexpr):
-    """Return the barriers of a ring of `stages` places, each of which `readers` roles read."""
+    """Return the barriers of a ring of `stages` tiles, each of which `readers` roles read."""
     full = gl.allocate_shared_memory(gl.int64, [stages, 1], mbarrier.MBarrierLayout())
     free = full
     if readers:
@@ -200,7 +200,7 @@ class RowRing:
 
     @gluon.jit
     def load(self, i, X, RowValues, b, h, nheads, m):
-        """Start to load block i, the rows from m on of (batch, seqlen, nheads, headdim); its place must be free."""
+        """Start to load block i, the rows from m on of (batch, seqlen, nheads, headdim); its tiles must be free."""
         at = i % self.barriers.stages
         full = self.barriers.expect(i, self.rows * (self.tiles * self.width * 2 + 4))
         for j in gl.static_range(self.tiles):

@@ -80,6 +80,7 @@ class Compiled(BackendBase):
     """Base of the backends that torch.compile compiles."""
 
     order = "bhsd"
+    compiles = 3.4
 
     _last: Case | None = None
 
@@ -192,7 +193,7 @@ class FlexFlash(Flex):
 
     def probe(self) -> Probe:
         library = FlashAttention4().probe()
-        if not library.usable:  # first, since torch may be missing too
+        if not library.usable:  # checked first, because torch may be missing too
             return library
         known = typing.get_args(getattr(importlib.import_module("torch.nn.attention.flex_attention"), "_Backend", None))
         if "FLASH" not in known:
@@ -209,7 +210,7 @@ class FlexFlash(Flex):
         if reason := super().unsupported(case, device) or hopper_refusal(case, device):
             return reason
         reads = case.is_ragged or masks.is_own(case.mask) or case.mask.startswith("random")
-        if reads and case.extent.seqlen_q % BLOCK_Q:  # with several blocks, mask.py bounds no index
+        if reads and case.extent.seqlen_q % BLOCK_Q:  # over several blocks, mask.py bounds no index
             return f"a mask that reads tensors needs seqlen_q to be a multiple of {BLOCK_Q}"
         most = max(case.shape.headdim, case.shape.headdim_v)
         if most > 128 and has_mask(case):
@@ -235,7 +236,7 @@ def _with_sink(attention: Callable[..., Any]) -> Callable[..., Tensor]:
 
 
 def _as_queries(case: Case, out: Tensor) -> Tensor:
-    """Return results (sequences, nheads, seqlen_q, headdim_v) in the order of the case's queries."""
+    """Return results (sequences, nheads, seqlen_q, headdim_v) with the dimensions and order of the case's queries."""
     out = out.transpose(1, 2)
     return out.flatten(0, 1)[None] if case.is_ragged else out
 

@@ -87,12 +87,12 @@ class Eager(BackendBase):
     )
 
     def workspace(self, case: Case) -> Workspace:
-        # Matrices alive at the peak, measured on an H200. Forward: scores and probabilities. Backward: the kept
-        # probabilities, their gradient twice, the gradient of the scores, and one more for masked_fill's backward.
-        # Counted, not measured: softcap keeps its tanh, dropout its result and a mask of one byte per element.
+        # Score matrices alive at the peak, measured on an H200. Forward: scores and probabilities. Backward: the kept
+        # probabilities, their gradient twice, the gradient of the scores, and one more for masked_fill's backward. Not
+        # measured but counted: softcap keeps its tanh, dropout its result and a mask of one byte per element.
         masked = has_mask(case)
         more = (1 if case.softcap else 0) + (1.5 if case.dropout_p else 0)
-        more += 1 / case.shape.batch if case.alibi else 0  # its bias has no batch
+        more += 1 / case.shape.batch if case.alibi else 0  # the bias has no batch dimension
         return scores_workspace(case, copies_fwd=2 + more, copies_bwd=(5 if masked else 4) + more)
 
     def signature(self, case: Case, device: Device) -> Signature:

@@ -12,8 +12,8 @@ import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attnbench.backends.base import backward_prepared
-from attnbench.core.backend import Inputs, Prepared, Unsupported, cu_seqlens
+from attnbench.backends.base import backward_prepared, no_backward
+from attnbench.core.backend import Inputs, Prepared, cu_seqlens
 from attnbench.core.case import Case
 
 if TYPE_CHECKING:
@@ -38,13 +38,13 @@ def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Te
     """
     import torch
 
-    # math makes nested tensors of the other layout, and torch warns once
+    # SDPA's math creates nested tensors of the older layout, and torch warns once about it.
     warnings.filterwarnings("ignore", "The PyTorch API of nested tensors is in prototype stage")
     plan = functools.partial(cu_seqlens, case, inputs.q.device)
     starts = dict(zip("qk", plan(), strict=True))
     lengths = {"q": [of.seqlen_q for of in case.sequences], "k": [of.seqlen_k for of in case.sequences]}
     if lengths["q"] == lengths["k"]:
-        starts["k"] = starts["q"]  # only nested tensors with the same offsets tensor have one shape
+        starts["k"] = starts["q"]  # torch takes nested tensors as of one shape only where they share the offsets tensor
 
     def nest(t: Tensor, side: str) -> Tensor:
         least, most = min(lengths[side]), max(lengths[side])
@@ -52,7 +52,7 @@ def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Te
         return nested.detach().transpose(1, 2)
 
     def packed(t: Tensor) -> Tensor:
-        """Return the packed tokens, detached: the memory of a nested tensor itself cannot be queried."""
+        """Return the packed tokens, detached, because a nested tensor does not give its own memory."""
         values: Tensor = t._values  # type: ignore[assignment]  # (nheads, total, headdim)
         return values.transpose(0, 1).unsqueeze(0)
 
@@ -73,8 +73,8 @@ def nested_prepared(case: Case, inputs: Inputs, fn: Callable[[Tensor, Tensor, Te
     def grads(out: Tensor, *, keep: bool) -> tuple[Tensor, ...]:
         try:
             return tuple(map(packed, torch.autograd.grad(out, leaves, dout, retain_graph=keep)))
-        except NotImplementedError as refusal:
-            raise Unsupported(f"no backward: {str(refusal).partition(chr(10))[0]}") from None
+        except RuntimeError as refusal:
+            raise no_backward(refusal) from None
 
     def named(out: Tensor, *found: Tensor) -> dict[str, Tensor]:
         return dict(zip(("out", "dq", "dk", "dv"), (packed(out), *found), strict=True))

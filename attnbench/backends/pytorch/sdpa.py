@@ -128,7 +128,7 @@ class Sdpa(BackendBase):
                     raise
                 with warnings.catch_warnings(record=True) as caught, contextlib.suppress(RuntimeError):
                     warnings.simplefilter("always")
-                    sdpa(q, k, v, **options)  # once more, to collect the warnings
+                    sdpa(q, k, v, **options)  # called again, to collect the warnings
                 messages = [str(w.message) for w in caught]
                 messages += [] if case.is_ragged else self._objections(inputs, options)
                 raise Unsupported(_reason(messages, self.switch) or f"torch refuses: {error}") from None
@@ -138,10 +138,7 @@ class Sdpa(BackendBase):
         return autograd_prepared(case, inputs, attention, self.order, strided=True, **mask_plan(case, inputs.q.device))
 
     def _objections(self, inputs: Inputs, options: dict[str, Any]) -> list[str]:
-        """Return the objections of torch's own check of a fused CUDA kernel.
-
-        torch writes it to the process's stderr only.
-        """
+        """Return the objections of torch's own check of a fused CUDA kernel, read from the process's stderr."""
         import torch
 
         check = getattr(torch.backends.cuda, f"can_use_{self.switch.removeprefix('mem_')}_attention", None)
@@ -229,6 +226,7 @@ class Cudnn(Sdpa):
     switch = "cudnn"
     paste = sdpa_paste("CUDNN_ATTENTION")
     efficiency = 0.6
+    compiles = 1.1
     runtime_checker = "torch"
     # Above headdim 128 support depends on the version of cuDNN.
     limits: ClassVar = Limits(capability_below=(12, 2), headdim_v=True, dropout=True, unequal_causal=False, ragged=True)
@@ -250,6 +248,7 @@ class Choice(Sdpa):
     """SDPA with the backend that torch chooses for the case: a fused kernel, or math's products and softmax."""
 
     name = "sdpa"
+    compiles = 0.8
     paste = sdpa_paste()
     runtime_checker = "torch"
     limits: ClassVar = Math.limits
@@ -258,7 +257,7 @@ class Choice(Sdpa):
     choices: ClassVar = {name: f"{forced.forward_kernels}|{forced.backward_kernels}" for name, forced in FORCED.items()}
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        on_cpu = device.kind == "cpu"  # only math takes nested tensors there
+        on_cpu = device.kind == "cpu"  # on a CPU only math takes nested tensors
         return super().unsupported(case, device) or (_causal_refusal(case) if on_cpu else None)
 
 
@@ -277,7 +276,7 @@ def _reason(messages: list[str], switch: str) -> str:
     for message in messages:
         text = re.sub(r"\s*\((Triggered internally at .*?|function .*)\)", "", message).strip().rstrip(".")
         if "not used because" in text or "runtime disabled" in text or "not compiled" in text:
-            continue  # headings, and warnings about backends that `prepare` switched off
+            continue  # a heading, or a warning about a backend that `prepare` switched off
         if text and text not in own:
             own.append(text)
     return f"torch refuses {f'sdpa {switch}'.strip()}: {'; '.join(own)}" if own else ""

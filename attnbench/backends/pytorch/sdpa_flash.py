@@ -49,11 +49,11 @@ class SdpaFlash(Flash):
     efficiency = 0.75
 
     def __init__(self) -> None:
-        self.direct = self.kernels()  # an instance of its own, whose probe sets its state
+        self.direct = self.kernels()  # an instance of its own, because its probe sets state
 
     def probe(self) -> Probe:
         library = self.direct.probe()
-        if not library.usable:  # first, since torch may be missing too
+        if not library.usable:  # checked first, because torch may be missing too
             return library
         attention = importlib.import_module("torch.nn.attention")
         known: list[str] = getattr(attention, "list_flash_attention_impls", list)()
@@ -121,7 +121,7 @@ class SdpaFlashAttention4(SdpaFlash):
 
 
 def _activate(implementation: str) -> None:
-    """Put a library's kernels behind SDPA's flash backend, once. Raises any error of torch or of the library."""
+    """Make SDPA's flash backend call a library's kernels, once. Raises any error of torch or of the library."""
     from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 
     if current_flash_attention_impl() != implementation:

@@ -47,8 +47,9 @@ class SeveralDevices(BackendBase):
         assert isinstance(found, BackendBase)
         return found
 
-    efficiency, starts_compiler, runtime_checker, probe_imports, distributions, uses = map(
-        _of_inner, ("efficiency", "starts_compiler", "runtime_checker", "probe_imports", "distributions", "uses")
+    efficiency, compiles, starts_compiler, runtime_checker, probe_imports, distributions, uses = map(
+        _of_inner,
+        ("efficiency", "compiles", "starts_compiler", "runtime_checker", "probe_imports", "distributions", "uses"),
     )
 
     def probe(self) -> Probe:
@@ -82,7 +83,7 @@ class SeveralDevices(BackendBase):
         raise NotImplementedError
 
     def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
-        """Return the prepared call of this rank, whose `inputs` are at the positions of `spans`."""
+        """Return the prepared call of this rank, whose `inputs` are the tokens at the positions `spans`."""
         raise NotImplementedError
 
     def spans(self, case: Case, rank: int) -> split_sequence.Spans:
@@ -91,9 +92,10 @@ class SeveralDevices(BackendBase):
 
 
 class RingAttention(SeveralDevices):
-    """Ring attention: every rank keeps its queries, and keys and values go around (Liu et al., arXiv 2310.01889).
+    """Ring attention: every rank keeps its queries and passes keys and values on (Liu et al., arXiv 2310.01889).
 
-    Parts of a causal sequence are in head-tail order, which balances the work; otherwise they are contiguous.
+    A causal sequence is split in head-tail order (rank i has the parts i and 2 * ranks - 1 - i of 2 * ranks), which
+    balances the work; other sequences are split into contiguous parts.
     """
 
     def on_each(self, case: Case) -> Case:
@@ -127,8 +129,8 @@ class RingAttention(SeveralDevices):
         raise NotImplementedError
 
     def nothing_moved(self) -> AbstractContextManager[None]:
-        """Return a context in which the ring moves nothing: each rank computes with keys and values that it has.
+        """Return a context in which the ring moves nothing: each rank computes with the keys and values that it holds.
 
-        They have the same size as the ones that would arrive; their values do not matter.
+        They have the size of the ones that would arrive. Their values do not matter to the time.
         """
         raise NotImplementedError

@@ -58,7 +58,7 @@ class Ring(RingAttention):
 
     def prepare_rank(self, case: Case, inputs: Inputs) -> Prepared:
         force("mem_efficient" if self.kernel == "efficient" else self.kernel)
-        self._entered.close()  # leaves the context of the previous case
+        self._entered.close()  # the context of the previous case
         module = _own_module()
         module.set_rotate_method(self.method)
         module._cp_options.enable_load_balance = case.causal
@@ -71,7 +71,7 @@ class Ring(RingAttention):
         from torch.distributed.tensor.experimental import context_parallel
 
         mesh = init_device_mesh("cuda", (case.ranks,))
-        positions = torch.empty(1, case.shape.seqlen_q, device="cuda")  # context_parallel must split some tensor
+        positions = torch.empty(1, case.shape.seqlen_q, device="cuda")  # context_parallel must get some tensor to split
         self._entered.enter_context(context_parallel(mesh, buffers=[positions], buffer_seq_dims=[1]))
         scale, causal = case.softmax_scale, case.causal
 
@@ -98,7 +98,7 @@ class _NoRotation:
 
 
 def _own_module() -> Any:
-    """Return the private module of torch's context parallel, whose place differs between versions."""
+    """Return the private module of torch's context parallel, whose path differs between versions."""
     import importlib
 
     package = "torch.distributed.tensor.experimental"

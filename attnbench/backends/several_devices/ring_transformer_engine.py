@@ -97,7 +97,7 @@ def _nothing(*given: Any, **_: Any) -> Any:
 class _Done:
     """The handle of a communication that takes no time. A stream that waits for it waits for the stream that began it.
 
-    So the second stream of "p2p", which computes every other block, does not start before the call.
+    So the second stream of "p2p", which computes every other block, starts after the call has begun.
     """
 
     def __init__(self) -> None:

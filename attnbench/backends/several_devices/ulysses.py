@@ -54,7 +54,7 @@ class Ulysses(SeveralDevices):
         import torch
 
         s, ranks = case.shape, case.ranks
-        copies = max(1, ranks // s.nheads_k)  # number of ranks that get the same key head
+        copies = max(1, ranks // s.nheads_k)  # ranks that get the same key head
         given: Mapping[str, Tensor] = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
         if inputs.dout is not None:
             given = {**given, "dout": inputs.dout}
@@ -81,7 +81,7 @@ class Ulysses(SeveralDevices):
             self.on_each(case), Inputs(whole["q"], whole["k"], whole["v"], whole.get("dout"))
         )
         before: dict[str, Tensor] = {}
-        if not case.has_forward:  # `prepare` computed the forward, so `out` is its result
+        if not case.has_forward:  # backward only: `out` is the result of the forward in `prepare`
             before["out"] = back("out", prepared.canonical(prepared.launch())["out"])
 
         def launch() -> dict[str, Tensor]:

@@ -52,12 +52,12 @@ class Function(BackendBase):
         self.given = fn
         self._file, _, self._attribute = spec.rpartition(":") if spec else ("", "", name)
         self._takes_scale = takes_scale(fn)
-        self._uses_triton = "triton.language" in sys.modules  # its file has imported Triton
+        self._uses_triton = "triton.language" in sys.modules  # true where its file has imported Triton
 
     def probe(self) -> Probe:
         """Return a hash of the source as the version, or why the function cannot be called.
 
-        By the hash a run is not resumed with another kernel.
+        The hash keeps a run from being resumed with another kernel.
         """
         of_api = self._file == IN_PROCESS or WRITTEN in Path(self._file).parts
         file = "" if of_api else Path(self._file).name or "its file"
@@ -70,7 +70,7 @@ class Function(BackendBase):
                 re.search(pattern, "")
         except (TypeError, re.error) as error:
             return Probe(reason=f"{self._attribute}.kernels is not one or several regular expressions: {error}")
-        if self._file == IN_PROCESS:  # the state of such a function is not in its source
+        if self._file == IN_PROCESS:  # its source does not show the variables that it reads
             return Probe(version=f"{self.name}, source {digest(live_state(self.given))}")
         return Probe(version=f"{self.name}, source {hash_of_source(self.given, self._file) or 'unknown'}")
 
@@ -116,7 +116,7 @@ class Function(BackendBase):
         return autograd_prepared(case, inputs, call, self.order, strided=True)
 
     def in_other_order(self) -> tuple[Function, str]:
-        """Return this backend with the other order of dimensions, and advice for an error if that order is right."""
+        """Return this backend with the other order of dimensions, and the advice to give if that order proves right."""
         order: Order = "bhsd" if self.order == "bshd" else "bshd"
         other = Function(self.name, self.given, self.parameters)
         other.order = order

@@ -22,11 +22,11 @@ from attnbench.core.machine import Device
 if TYPE_CHECKING:
     import torch
 
-# Options of pip install for a version that is too old, and for a build that does not fit or is incomplete. Neither
+# Options of pip install: for a version that is too old, and for a build that does not fit or is incomplete. Neither
 # replaces torch.
 UPGRADE, REINSTALL = "--upgrade", "--force-reinstall --no-deps --no-cache-dir"
 
-PADDING = 128  # queries; blocks of at most so many are loaded without a mask
+PADDING = 128  # queries; blocks of up to this size are loaded without a mask
 
 # Code that calls flash-attn's function for variable lengths
 VARLEN = (
@@ -43,7 +43,7 @@ class Library(BackendBase):
     min_version = ""  # the oldest version accepted
     below_version = ""  # the oldest version that is too new
     probe_imports = True
-    required_name = ""  # a name that the module must have, where version numbers do not tell
+    required_name = ""  # a name that the module must have, for versions that numbers do not distinguish
 
     def probe(self) -> Probe:
         if importlib.util.find_spec("torch") is None:  # some libraries can be imported without torch
@@ -70,7 +70,7 @@ class Library(BackendBase):
         return self._judged(version) if version else None
 
     def _judged(self, version: str | None) -> Probe:
-        """Return the probe of an installed version, unusable where it is too old or too new."""
+        """Return the probe of an installed version, which is not usable where it is too old or too new."""
         if version and self.min_version and version_numbers(version) < version_numbers(self.min_version):
             reason = f"{self.distributions[0]} {version} is older than {self.min_version}"
             return Probe(reason=reason, install=_with_pip_options(self.install, UPGRADE))
@@ -103,7 +103,7 @@ class OwnKernels(Library):
 
     def _judged(self, version: str | None) -> Probe:
         found = super()._judged(version)
-        return replace(found, version=version) if found.usable else found  # the version of Triton
+        return replace(found, version=version) if found.usable else found  # Triton's version
 
 
 def padded_queries(seqlen_q: int) -> int:
@@ -124,7 +124,7 @@ def refusal_of_interpreter(device: Device) -> str | None:
 
 
 def refusal_when_interpreted(case: Case) -> str | None:
-    """Return why Triton's interpreter, where it is on, computes a case wrongly; else None."""
+    """Return why the interpreter of Triton, if it is on, computes a case wrongly; else None."""
     if is_interpreted() and case.dtype == "fp8":
         return "Triton's interpreter rounds to e4m3 wrongly"
     wrong = is_interpreted() and case.dtype == "bf16"
@@ -142,7 +142,7 @@ def probe_of_failed_import(module: str, error: Exception, install: str, distribu
         absent = f"{module}.".startswith(f"{error.name}.")
         if absent or _requirement_missing(distributions):
             return Probe(reason=reason, install=install)
-        if error.name == "triton":  # a torch for CUDA brings it, so libraries do not require it
+        if error.name == "triton":  # torch for CUDA brings Triton, so libraries do not list it as a requirement
             return Probe(reason=reason, install="pip install triton")
     if "NVIDIA's driver" in reason:
         return Probe(reason=reason, install="install the driver (nvidia-smi shows it), or leave the backend out")
@@ -152,7 +152,7 @@ def probe_of_failed_import(module: str, error: Exception, install: str, distribu
 def _requirement_missing(distributions: tuple[str, ...]) -> bool:
     """Return whether a package that the installed distribution always requires is missing.
 
-    The name of the module that failed to import cannot tell, because its distribution may have another name.
+    The name of the module that failed to import does not answer it, because its distribution may have another name.
     """
     present = [name for name in distributions if installed_version((name,))]
     always = [r for name in present for r in importlib.metadata.requires(name) or () if ";" not in r]
@@ -192,7 +192,7 @@ def reason_of_failed_import(module: str, error: Exception) -> str:
 def installed_version(distributions: tuple[str, ...]) -> str | None:
     """Return the version of the first of these distributions that is installed, or None.
 
-    Metadata without a version, as a removal leaves it, or in another encoding than UTF-8 does not count.
+    Metadata does not count where it has no version, which an incomplete removal leaves, or is not UTF-8.
     """
     for name in distributions:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError, KeyError, UnicodeDecodeError):

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK_Q = 128  # queries of a block of FlexAttention
-COMPILED_FROM = 2**30  # pairs; from here on an uncompiled block mask takes 17 GB to build
-CHUNK = 2**24  # pairs that `seen_blocks` computes at once
+COMPILED_FROM = 2**30  # pairs from which on the block mask is built compiled: uncompiled it would take 17 GB
+CHUNK = 2**24  # pairs that `seen_blocks` computes at a time
 
 
 def effective_window(case: Case) -> tuple[int | None, int | None]:
     """Return (left, right) of causal and the window together; None for a side without a limit.
 
-    The right side of a single query is None, because it stands at the last key.
+    The right side of a single query is None, because its position is the last key's.
     """
     left, right = case.window_size
     if case.shape.seqlen_q == 1:
@@ -49,7 +49,7 @@ def has_mask(case: Case) -> bool:
 
 
 def places(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the sequence of each query, the sequence of each key, and the key at which each query stands, as int32."""
+    """Return three int32 tensors: each query's sequence, each key's sequence, and each query's position as a key."""
     import torch
 
     starts_q, starts_k = cu_seqlens(case, device)
@@ -62,7 +62,7 @@ def places(case: Case, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 def visibility_mask(case: Case, device: torch.device) -> Tensor | None:
     """Return a bool tensor (seqlen_q, seqlen_k), True where a query sees a key; None where there is no mask.
 
-    Its sizes are those of `Case.extent`.
+    Its sizes are from `Case.extent`.
     """
     import torch
 
@@ -164,7 +164,7 @@ def alibi_bias(case: Case, device: torch.device) -> Tensor:
 
 
 def block_mask_workspace(case: Case) -> Workspace:
-    """Return the workspace of `block_mask`, or a fused kernel's where there is no mask or it is built compiled."""
+    """Return the workspace of `block_mask`; a fused kernel's where there is no mask, or where it is built compiled."""
     s = case.extent
     if not has_mask(case) or s.seqlen_q * s.seqlen_k > COMPILED_FROM:
         return flash_workspace(case)
@@ -256,7 +256,7 @@ def paged_block_mask(case: Case, page_table: Tensor) -> BlockMask:
 
 
 def paged_block_mask_workspace(case: Case) -> Workspace:
-    """Return the workspace of `paged_block_mask`, which has a place for every page of the cache in each sequence."""
+    """Return the workspace of `paged_block_mask`: one entry for every page of the cache in each sequence."""
     s, pages = case.shape, count_pages(case)
     rows = -(-s.seqlen_q // BLOCK_Q)
     tables = s.batch * pages * (2 * 8 + 8 * 4 * rows)

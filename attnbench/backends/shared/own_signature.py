@@ -22,7 +22,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "None": ("mask", "attn_mask", "attention_mask", "bias", "attn_bias"),
     "0.0": ("dropout", "dropout_p", "dropout_rate", "attn_dropout"),
 }
-HEADS_FIRST = re.compile(  # matches "B, H, N, D = q.shape", "(batch, num_heads, seq_len, head_dim)", "bhsd"
+HEADS_FIRST = re.compile(  # matches "B, H, N, D = q.shape", "(batch, num_heads, seq_len, head_dim)" and "bhsd"
     r"\b(?:z|b|bs|bsz|bh?_?sz|batch\w*)\s*,\s*(?:h|hq|nh|n_?heads?\w*|num_\w*heads?\w*|heads?\w*)\s*,\s*"
     r"(?:n|s|t|l|m|n_?ctx|seq\w*|\w*len\w*)\s*,|\bbh[snlt]d\b",
     re.IGNORECASE,
@@ -60,7 +60,7 @@ def takes_scale(function: Callable[..., Any]) -> bool:
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
     """Return the signature of a function; None where it cannot be read."""
-    module_call = getattr(function, "forward", None)  # of an nn.Module, whose __call__ takes any arguments
+    module_call = getattr(function, "forward", None)  # an nn.Module's __call__ takes any arguments
     try:
         return inspect.signature(module_call if callable(module_call) else function)
     except (TypeError, ValueError):
@@ -94,7 +94,7 @@ def _adapter(
     """Return advice for a signature that does not fit, with a line of code that calls the function by its own names."""
     named = [p for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     values = {p.name: value for p in named if (value := _value_of(p.name)) is not None}
-    if not {"q", "k", "v"} <= {*values.values()}:  # q, k and v by position
+    if not {"q", "k", "v"} <= {*values.values()}:  # q, k and v are passed by position
         first = [p.name for p in named if p.kind != p.KEYWORD_ONLY and values.get(p.name) in (None, *GIVEN[:3])][:3]
         if len(first) < 3:
             return f"write a function of {CALL[1:-1]} that calls it"

@@ -1,4 +1,4 @@
-"""Find the files of a person's own code, and hash them, so that two versions of a kernel are told apart."""
+"""Find the files of a person's own code and hash them, so that two versions of a kernel are distinguished."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from attnbench.core.own_files import content_of, is_others, is_own, named_by
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", sys.prefix, sys.base_prefix)  # folders of installed libraries
 hashed: dict[str, str] = {}  # path of each file that hash_of_source has covered -> its hash
-_named_folders: set[Path] = set()  # folders of files that a person named: all files in them are own
+_named_folders: set[Path] = set()  # folders of files that a person named: every file in them is the person's own
 
 
 def layers(own: Any) -> list[Any]:
@@ -54,7 +54,7 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     try:
         contents = {path: content_of(path) for path in files}
         hashed.update({str(path): _short(content) for path, content in contents.items()})
-        for content in sorted(contents.values(), key=_short):  # in no order of paths: a checkout may lie elsewhere
+        for content in sorted(contents.values(), key=_short):  # sorted by content: another checkout has other paths
             digest.update(content)
     except OSError:
         return None
@@ -107,7 +107,7 @@ def _mapped(files: Sequence[Path]) -> Iterator[Path]:
     is_beside = _is_beside(files)
     with contextlib.suppress(OSError):  # other systems than Linux have no such file
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
-        names = dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines if ".so" in line)  # several lines each
+        names = dict.fromkeys(line.split(maxsplit=5)[-1] for line in lines if ".so" in line)  # a library has several
         for path in map(Path, names):
             hidden = any(part.startswith(".") for part in path.parts)
             is_others = hidden or any(path.is_relative_to(folder) for folder in folders)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
-CHOICE = "transformer_engine.pytorch.attention.dot_product_attention"  # the module that chooses the backend
+CHOICE = "transformer_engine.pytorch.attention.dot_product_attention"  # module that chooses among the backends
 FLASH_FORWARD = "flash_fwd|FlashAttnFwd|FlashAttentionForward"
 FLASH_BACKWARD = "flash_bwd|FlashAttnBwd|FlashAttentionBackward"
 UNFUSED_KERNELS = "scaled_\\w*softmax"
@@ -84,7 +84,7 @@ class TransformerEngine(Library):
     distributions: ClassVar = ("transformer-engine",)
     uses: ClassVar = ("flash-attn", "flash-attn-3", "flash-attn-4", "nvidia-cudnn-frontend")
     install = "pip install --no-build-isolation 'transformer-engine[pytorch]'"
-    min_version = "2.3"  # older versions have CHOICE in another module
+    min_version = "2.3"  # older versions have the module CHOICE elsewhere
     limits: ClassVar = Limits(
         headdim_v=True, window=True, dropout=True, empty_rows=False, sink=True, alibi=True, ragged=True
     )
@@ -191,6 +191,7 @@ class Fused(TransformerEngine):
     """Transformer Engine's FusedAttention, which is cuDNN."""
 
     name = "transformer-engine-fused"
+    compiles = 0.3
     paste = te_paste("UNFUSED", "FLASH")
     switched_off: ClassVar = ("UNFUSED", "FLASH")
     forward_kernels = "cudnn.*fprop"
@@ -212,7 +213,7 @@ class Flash(TransformerEngine):
     other_kernels: ClassVar = (UNFUSED_KERNELS, "cudnn.*(fprop|bprop)")
 
     def _alibi_refusal(self, case: Case, device: Device) -> str | None:
-        return None  # flash-attn 2 computes ALiBi
+        return None  # flash-attn 2 computes ALiBi, which FusedAttention may refuse
 
     def probe(self) -> Probe:
         found = super().probe()
@@ -261,12 +262,12 @@ def _load_cudnn_of_torch() -> None:
     loaded, and has no path to them (transformer_engine/common/__init__.py).
     """
     torch = importlib.import_module("torch")
-    root = Path(str(torch.__file__)).parent.with_name("nvidia")  # of the imported torch, if there are several
+    root = Path(str(torch.__file__)).parent.with_name("nvidia")  # of the imported torch, where several are installed
     for name in ("cudnn", "nvrtc", "curand"):
         if found := sorted(root.glob(f"*/lib/lib{name}.so.*")):
             os.environ.setdefault(f"{name.upper()}_HOME", str(found[0].parents[1]))
     for part in sorted(root.glob("cudnn/lib/libcudnn*.so.*")):
-        with contextlib.suppress(OSError):  # the import reports a missing library
+        with contextlib.suppress(OSError):  # a missing library: Transformer Engine's import reports it
             ctypes.CDLL(str(part), mode=ctypes.RTLD_GLOBAL)
 
 

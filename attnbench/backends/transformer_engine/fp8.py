@@ -45,6 +45,7 @@ class Fp8(Fused):
     name = "transformer-engine-fp8"
     paste = Paste((), {"fp8": PASTE}, full='attn_mask_type="no_mask"', causal='attn_mask_type="causal"')
     efficiency = 1.1
+    compiles = 0.6
     min_version = "2.20"  # the first version with the names that are imported here
     limits: ClassVar = replace(CudnnFp8.limits, unequal_causal=False)
 

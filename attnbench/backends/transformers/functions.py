@@ -55,7 +55,7 @@ class HuggingFace(Library):
     module = "transformers"
     distributions: ClassVar = ("transformers",)
     install = "pip install transformers"
-    min_version = "4.57"  # 4.48 and newer have ALL_ATTENTION_FUNCTIONS; before 4.57 windows have one key more
+    min_version = "4.57"  # ALL_ATTENTION_FUNCTIONS exists from 4.48 on; before 4.57 a window has one key more
 
     def probe(self) -> Probe:
         """Return the probe of transformers and of the library whose kernels it calls."""
@@ -101,7 +101,7 @@ class Eager(HuggingFace):
     limits: ClassVar = replace(EAGER_AND_SDPA_LIMITS, sink=True)
 
     def workspace(self, case: Case) -> Workspace:
-        return scores_workspace(as_one(case), copies_fwd=5, copies_bwd=8)  # softmax is in float32
+        return scores_workspace(as_one(case), copies_fwd=5, copies_bwd=8)  # the softmax is in float32
 
     def signature(self, case: Case, device: Device) -> Signature:
         return eager_signature(case, device)

@@ -36,7 +36,7 @@ class StepBackend(HuggingFace):
     steps = True
     min_version = "5.0"  # the first version with the caches, masks and attention functions of worker/step/
     limits: ClassVar[Limits | None] = ANY
-    switch = ""  # torch's name of the only backend of SDPA to leave on
+    switch = ""  # torch's name of the one backend of SDPA that is left on
 
     def probe(self) -> Probe:
         os.environ["HF_HUB_OFFLINE"] = "1"  # before the import, so that no kernel is downloaded in place of a library

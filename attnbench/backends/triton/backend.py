@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 MIN_CAPABILITY_FP8 = (8, 9)
-MAX_LATENT = 512  # most columns of headdim_v in latent rows
+MAX_LATENT = 512  # most columns of v in latent rows
 # Most keys with parts of dk and dv in fp32, where the query heads of a key head are split: 8 programs of 128 keys for
 # each of 148 multiprocessors (B200), or 16 programs of 64 keys (block_sizes.query_splits).
 MAX_SPLIT_KEYS = 8 * 148 * 128
@@ -41,6 +41,7 @@ MAX_SPLIT_KEYS = 8 * 148 * 128
 
 class Triton(OwnKernels):
     name = "triton"
+    compiles = 1.1
     install = "pip install 'triton>=3.4'"
     min_version = "3.4"  # the first version with tensor descriptors made on the host
     paste = Paste(
@@ -105,7 +106,7 @@ class Triton(OwnKernels):
             return Signature()  # Triton's interpreter calls no operators of torch
         if case.is_paged:
             return Signature(("^_paged$",))
-        forward = ("^_(forward|decode)$",) if case.has_forward else ()  # _decode where few queries share a key head
+        forward = ("^_(forward|decode)$",) if case.has_forward else ()  # _decode: few queries share a key head
         return Signature(forward + (("^_delta$", "^_dk_dv$", "^_dq$") if case.has_backward else ()))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
@@ -186,7 +187,7 @@ def _prepare_paged(case: Case, inputs: Inputs, options: Mapping[str, Any]) -> Pr
 
 
 def _by_keys(v: Tensor) -> Tensor:
-    """Return v with contiguous keys, as tensor cores need it in e4m3."""
+    """Return v with its keys contiguous in memory, as tensor cores need it in e4m3."""
     return v.transpose(1, 3).contiguous().transpose(1, 3)
 
 

@@ -38,11 +38,11 @@ Kernel = Literal["fwd", "dkdv", "dq", "decode"]
 # has 40 MB of L2, an H100 50 MB, each in two halves.
 L2_BUDGET = 16 << 20
 
-MIN_BLOCK = 16  # the least side of a matmul
-MIN_SPLIT_BLOCKS = 4  # the least blocks of keys or of queries for one program of a split
-SPLIT_WARPS = 64  # most warps a multiprocessor for dk and dv, where the query heads of a key head are split
-PAGED_PROGRAMS = 16  # most programs a multiprocessor over a cache of pages
-PAGED_STRETCH = 1024  # the least keys of such a program
+MIN_BLOCK = 16  # least side of a matmul
+MIN_SPLIT_BLOCKS = 4  # least number of blocks, of keys or of queries, for one program of a split
+SPLIT_WARPS = 64  # most warps on a multiprocessor for dk and dv, where the query heads of a key head are split
+PAGED_PROGRAMS = 16  # most programs on a multiprocessor over a cache of pages
+PAGED_STRETCH = 1024  # least keys of a program over a cache of pages
 
 
 class Blocks(NamedTuple):
@@ -61,29 +61,29 @@ class Blocks(NamedTuple):
 # memory of each row in KiB.
 _HALF_PRECISION: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {
-        64: (Blocks(128, 64, 4, 3), Blocks(128, 64, 4, 2)),  # 64, 48
-        128: (Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),  # 128, 96, 64
+        64: (Blocks(128, 64, 4, 3), Blocks(128, 64, 4, 2)),  # 64, 48 KiB
+        128: (Blocks(128, 64, 8, 3), Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2)),  # 128, 96, 64 KiB
         256: (Blocks(128, 64, 8, 2), Blocks(128, 32, 8, 2), Blocks(64, 32, 4, 2), Blocks(64, 16, 4, 2)),
-        # 192, 128, 96, 64
+        # 192, 128, 96, 64 KiB
     },
     "dkdv": {
-        64: (Blocks(64, 128, 8, 3), Blocks(64, 64, 4, 2), Blocks(32, 64, 4, 2)),  # 112, 64, 40
+        64: (Blocks(64, 128, 8, 3), Blocks(64, 64, 4, 2), Blocks(32, 64, 4, 2)),  # 112, 64, 40 KiB
         128: (Blocks(64, 128, 8, 3), Blocks(64, 64, 4, 2), Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 2)),
-        # 192, 112, 72, 52
+        # 192, 112, 72, 52 KiB
         256: (Blocks(32, 64, 8, 3), Blocks(32, 64, 8, 2), Blocks(32, 32, 8, 1), Blocks(16, 32, 8, 1)),
-        # 168, 136, 68, 50
+        # 168, 136, 68, 50 KiB
     },
     "dq": {
-        64: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2)),  # 96, 56
+        64: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2)),  # 96, 56 KiB
         128: (Blocks(128, 64, 8, 3), Blocks(64, 64, 4, 2), Blocks(64, 32, 4, 2), Blocks(32, 32, 4, 2)),
-        # 176, 104, 68, 50
+        # 176, 104, 68, 50 KiB
         256: (Blocks(128, 32, 8, 2), Blocks(64, 32, 8, 2), Blocks(32, 32, 8, 1), Blocks(32, 16, 8, 1)),
-        # 200, 132, 66, 49
+        # 200, 132, 66, 49 KiB
     },
     "decode": {  # BLOCK_M is the largest possible; a call uses the least that holds its queries
-        64: (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),  # 56, 40
-        128: (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),  # 112, 80
-        256: (Blocks(64, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(64, 16, 4, 2)),  # 160, 96, 64
+        64: (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),  # 56, 40 KiB
+        128: (Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2)),  # 112, 80 KiB
+        256: (Blocks(64, 64, 8, 2), Blocks(64, 32, 4, 2), Blocks(64, 16, 4, 2)),  # 160, 96, 64 KiB
     },
 }
 _SINGLE_PRECISION: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
@@ -101,21 +101,21 @@ _SINGLE_PRECISION: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 _HOPPER_MEASURED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     "fwd": {
         64: (Blocks(64, 128, 4, 3, tma=True, resident=True),),  # 96 KiB
-        128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 112
-        192: (Blocks(128, 64, 8, 3, tma=True, resident=True),),  # 120; `ahead` would make ptxas serialise the matmuls
-        256: (Blocks(64, 32, 4, 3, tma=True, resident=True, ahead=True),),  # 112
+        128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 112 KiB
+        192: (Blocks(128, 64, 8, 3, tma=True, resident=True),),  # 120 KiB; with `ahead` ptxas serialises the matmuls
+        256: (Blocks(64, 32, 4, 3, tma=True, resident=True, ahead=True),),  # 112 KiB
     },
     "dkdv": {
-        64: (Blocks(64, 64, 4, 3, tma=True),),  # 65
-        128: (Blocks(64, 128, 8, 3, ahead=True), Blocks(64, 128, 8, 3)),  # 161
-        192: (Blocks(64, 128, 8, 2, tma=True),),  # 161
-        256: (Blocks(64, 64, 8, 2, tma=True, ahead=True),),  # 200
+        64: (Blocks(64, 64, 4, 3, tma=True),),  # 65 KiB
+        128: (Blocks(64, 128, 8, 3, ahead=True), Blocks(64, 128, 8, 3)),  # 161 KiB
+        192: (Blocks(64, 128, 8, 2, tma=True),),  # 161 KiB
+        256: (Blocks(64, 64, 8, 2, tma=True, ahead=True),),  # 200 KiB
     },
     "dq": {
-        64: (Blocks(128, 64, 4, 3, tma=True, ahead=True),),  # 81
-        128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 96
-        192: (Blocks(64, 32, 4, 3, tma=True, resident=True, ahead=True),),  # 60
-        256: (Blocks(128, 32, 8, 3, tma=True, ahead=True),),  # 224
+        64: (Blocks(128, 64, 4, 3, tma=True, ahead=True),),  # 81 KiB
+        128: (Blocks(64, 64, 4, 3, tma=True, resident=True, ahead=True),),  # 96 KiB
+        192: (Blocks(64, 32, 4, 3, tma=True, resident=True, ahead=True),),  # 60 KiB
+        256: (Blocks(128, 32, 8, 3, tma=True, ahead=True),),  # 224 KiB
     },
 }
 
@@ -123,12 +123,12 @@ _HOPPER_MEASURED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
 # Rows for ragged batches, in which dk and dv have no tensor descriptors: the fastest of 4 or 5 candidates on an H100,
 # for sequences of `uniform` and `documents` lengths, mean 1k and 4k, causal (tests/gpu/time_ragged_tiles.py).
 _HOPPER_RAGGED: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
-    "dkdv": {64: (Blocks(64, 64, 4, 2),), 128: (Blocks(64, 128, 8, 2),)},  # 48, 128
+    "dkdv": {64: (Blocks(64, 64, 4, 2),), 128: (Blocks(64, 128, 8, 2),)},  # 48, 128 KiB
 }
 # Rows for ragged batches whose longest sequence is short (Problem.mask_kind).
 _HOPPER_RAGGED_SHORT: dict[Kernel, dict[int, tuple[Blocks, ...]]] = {
     **_HOPPER_RAGGED,
-    "fwd": {64: (Blocks(128, 64, 4, 3),)},  # 64
+    "fwd": {64: (Blocks(128, 64, 4, 3),)},  # 64 KiB
 }
 _HOPPER_BY_MASK = {"varlen": _HOPPER_RAGGED, "varlen short": _HOPPER_RAGGED_SHORT}
 
@@ -171,7 +171,7 @@ def candidates(
     """
     limit = _shared_memory_limit(device)
     rows = rows_of((_HALF_PRECISION if itemsize <= 2 else _SINGLE_PRECISION)[kernel], block_d, block_dv)
-    # The estimate is an upper bound, so the smallest row may fit even if the estimate is above the limit.
+    # The need is an upper bound, so the smallest row may fit even where its bound exceeds the limit.
     fitting = tuple(r for r in rows if shared_memory(kernel, r, block_d, block_dv, itemsize) <= limit) or rows[-1:]
     measured: tuple[Blocks, ...] = ()
     if use_tma and itemsize == 2 and has_tma(device):
@@ -297,7 +297,7 @@ def column_parts(headdim: int) -> tuple[int, int]:
 
 def head_dim_constants(q: Tensor, v: Tensor) -> dict[str, int]:
     """Return a kernel's constants for the head dims of q and v and the widths of the blocks that hold them."""
-    least = MIN_BLOCK * (2 if q.element_size() == 1 else 1)  # the depth of one matmul instruction
+    least = MIN_BLOCK * (2 if q.element_size() == 1 else 1)  # the least depth of a matmul instruction
     headdim, headdim_v = q.shape[-1], v.shape[-1]
     block_d, block_dv = (max(least, triton.next_power_of_2(n)) for n in (headdim, headdim_v))
     return {"HEADDIM": headdim, "HEADDIM_V": headdim_v, "BLOCK_D": block_d, "BLOCK_DV": block_dv}

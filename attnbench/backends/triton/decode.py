@@ -100,7 +100,7 @@ def combine_stretches(part: Tensor, part_lse: Tensor, out: Tensor, lse: Tensor, 
 )
 def _decode(
     Q, K, V,
-    Out, Lse,  # one per stretch; with a single stretch the final results
+    Out, Lse,  # one result for each stretch; with a single stretch the final result
     Cu_q, Cu_k, Descale_q, Descale_k, Descale_v, Sink, Slopes,
     stride_qb, stride_qm, stride_qh, stride_kb, stride_kn, stride_kh,
     stride_vb, stride_vn, stride_vh,  # with FP8, stride_vn is the stride of the headdim

@@ -193,7 +193,7 @@ def add_alibi(scores, slope, distance):
 
 @triton.jit
 def alibi_slope(slopes, scale_log2):
-    """Return ALiBi's slopes for unscaled scores: over the factor `scale_log2` that scores get before exp2."""
+    """Return ALiBi's slopes divided by `scale_log2`, the factor that scores get before exp2, for unscaled scores."""
     return slopes * (1.4426950408889634 / scale_log2)  # log2(e)
 
 

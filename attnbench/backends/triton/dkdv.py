@@ -77,7 +77,7 @@ def _dk_dv(
     begin, full_begin, full_end, end = queries_seeing(
         start_n, tl.minimum(start_n + BLOCK_N, seqlen_k), seqlen_q, seqlen_k, left, right, LEFT, RIGHT, VARLEN, BLOCK_M
     )
-    if KIND:  # the loop below then counts the blocks of a list
+    if KIND:  # the loop below then counts blocks of the list of a mask by name
         begin, full_begin = 0, 0
         Listed, full_end, end = listed_blocks(Listed, start_n // BLOCK_N, tl.cdiv(seqlen_q, BLOCK_M), BLOCK_M)
     # Query m sees the keys from m - left to m + right, counted from the key with which query 0 is aligned. `keys` are

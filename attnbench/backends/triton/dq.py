@@ -76,7 +76,7 @@ def _dq(
         start_m, tl.minimum(start_m + BLOCK_M, seqlen_q), seqlen_q, seqlen_k, left, right, whole,
         LEFT, RIGHT, VARLEN, BLOCK_N,
     )  # fmt: skip
-    if KIND:  # the loops below then count the blocks of a list
+    if KIND:  # the loops below then count blocks of the list of a mask by name
         begin, full_begin = 0, 0
         Listed, full_end, end = listed_blocks(Listed, start_m // BLOCK_M, tl.cdiv(seqlen_k, BLOCK_N), BLOCK_N)
     middle = (start_m + seqlen_k - seqlen_q + rows)[:, None]
@@ -111,13 +111,13 @@ def _dq(
 
 @triton.jit
 def _dq_block(
-    dq, q,  # in PARTS tiles
+    dq, q,  # each is a tuple of PARTS tiles
     dout, lse, delta,
     K, V,
     stride_kn, stride_vn,
     b, h_k, first_key,  # for TMA
     scale_tanh, scale_log2,
-    slope, middle,  # ALiBi's slope, and the key at which each query stands, (queries, 1)
+    slope, middle,  # ALiBi's slope, and each query's position as a key, (queries, 1)
     first, last,  # first and last key that each query sees, (queries, 1)
     start_n, seqlen_k,
     Kept,  # blocks of a mask by name

@@ -149,7 +149,7 @@ def _forward(
         start_m, tl.minimum(start_m + BLOCK_M, seqlen_q), seqlen_q, seqlen_k, left, right, whole,
         LEFT, RIGHT, VARLEN, BLOCK_N,
     )  # fmt: skip
-    if KIND:  # the loops below then count the blocks of a list
+    if KIND:  # the loops below then count blocks of the list of a mask by name
         begin, full_begin = 0, 0
         Listed, full_end, end = listed_blocks(Listed, start_m // BLOCK_M, tl.cdiv(seqlen_k, BLOCK_N), BLOCK_N)
     middle = (start_m + seqlen_k - seqlen_q + rows)[:, None]
@@ -231,13 +231,13 @@ def apply_descale(scale_tanh, scale_log2, Descale_q, Descale_k, SOFTCAP: tl.cons
 @triton.jit
 def forward_block(
     acc, row_max, row_sum,
-    q,  # in PARTS tiles
+    q,  # a tuple of PARTS tiles
     K, V,
     stride_kn, stride_vn,
-    b, h_k, first_key,  # for TMA, whose descriptors are of whole tensors (key_row)
+    b, h_k, first_key,  # for tensor descriptors, which cover whole tensors (key_row)
     scale_tanh, scale_log2,
     slope,  # ALiBi's slope, a scalar or (queries, 1)
-    middle, first, last,  # the key at which each query stands, and the first and last that it sees, (queries, 1)
+    middle, first, last,  # each query's position as a key, and the first and last key that it sees, (queries, 1)
     start_n, seqlen_k,
     Kept,  # blocks of a mask by name
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, PARTS: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -326,7 +326,7 @@ def update_softmax(
 def finish_softmax(acc, row_max, row_sum, Descale_v, FP8: tl.constexpr):
     """Return out, and lse in base 2 (+inf where no key was seen), of an online softmax over all keys."""
     empty = row_sum == 0.0
-    row_sum = tl.where(empty, 1.0, row_sum)  # acc of such a row is 0
+    row_sum = tl.where(empty, 1.0, row_sum)  # the row's acc is 0, so that any divisor will do
     out = acc / row_sum[:, None]
     lse = tl.where(empty, float("inf"), row_max + tl.log2(row_sum))
     if FP8:

@@ -42,7 +42,7 @@ def launch_best(kernel: Kernel, q: Tensor, v: Tensor, mask: str, use_tma: bool, 
     return run(_choices[key])
 
 
-_choices: dict[str, Blocks] = {}  # choices of this process, found by timing or read from the file
+_choices: dict[str, Blocks] = {}  # choices of block sizes in this process, found by timing or read from the file
 
 
 def _time_run(run: Callable[[], None], q: Tensor) -> float:

@@ -46,7 +46,7 @@ class NamedMask:
             raise ValueError(f"the kernels know no mask of one's own: {text}")
         kind, number = KINDS[text.partition(":")[0]], mask.number
         if kind == KINDS["random"] and (seqlen_k - seqlen_q) % masks.BLOCK == 0:
-            kind = LISTED  # a kernel's block, masks.BLOCK queries and keys at most, is in one block of the mask
+            kind = LISTED  # exact, as a kernel's block of at most masks.BLOCK is in one block of the mask
         left, right = window_size
         self._left, self._right = left, 0 if causal else right
         self.constants = {"KIND": kind, "NUMBER": int(min(number, seqlen_k))}  # random:P ignores it
@@ -58,8 +58,8 @@ class NamedMask:
     def lists(self, block_m: int, block_n: int, *, by_keys: bool = False, forward: bool = False) -> Tensor:
         """Return the lists of the blocks of queries, int32 (blocks of queries, 2 + blocks of keys).
 
-        A list has the count of blocks seen whole, the count of blocks seen in part, then the blocks in this order. With
-        `by_keys` the lists are of the blocks of keys, and keys beyond the last count as seen.
+        A list has the number of blocks seen whole, the number of blocks seen in part, then the blocks in this order.
+        With `by_keys` there is a list for each block of keys, and keys beyond the last count as seen.
         """
         if forward:
             self._forward = block_m, block_n
@@ -69,7 +69,7 @@ class NamedMask:
         return self._lists[at]
 
     def rebuild(self) -> None:
-        """Make all lists that have been made so far again."""
+        """Make all existing lists again."""
         self._lists = {at: self._make(*at) for at in self._lists}
 
     @property
@@ -106,5 +106,5 @@ def make_lists(mask: NamedMask, q: Tensor, k: Tensor, v: Tensor, *, backward: bo
 
 
 def arguments(mask: NamedMask | None, block_m: int, block_n: int, **which: Any) -> tuple[Tensor | None, ...]:
-    """Return a kernel's arguments (Listed, Kept); None without a mask by name, Kept also without a table of blocks."""
+    """Return the kernel's arguments (Listed, Kept): both None without a mask by name, Kept also without a table."""
     return (None, None) if mask is None else (mask.lists(block_m, block_n, **which), mask.kept)

@@ -1,8 +1,8 @@
 """The forward over a cache of pages: decode steps, a few queries each, and chunks of a prefill.
 
 k and v are caches, (pages, page_size, nheads_k, headdim), as a server keeps them (Kwon et al., "PagedAttention", arXiv
-2309.06180): key j of sequence b lies in page page_table[b, j // page_size], at place j % page_size. A program looks up
-the page of every key that it loads; nothing is gathered first.
+2309.06180): key j of sequence b is row j % page_size of page page_table[b, j // page_size]. A program looks up the page
+of every key that it loads; nothing is gathered first.
 
 - As in decode.py the queries of all query heads of a key head are rows of one block, so that keys and values are read
   once for all: row r is query r // group of head r % group. A chunk has several blocks of rows.
@@ -142,12 +142,12 @@ def _attend(
 )
 def _paged(
     Q, K, V,
-    Out, Lse,  # one per stretch; with a single stretch the final results
+    Out, Lse,  # one result for each stretch; with a single stretch the final result
     Table, Seqlens_k, Cu_q, Sink, Slopes,
     stride_qm, stride_qh, stride_kp, stride_kn, stride_kh, stride_vp, stride_vn, stride_vh, stride_tb,
     stride_os, stride_om, stride_oh, stride_ls, stride_lh,
     scale_tanh, scale_log2, descale_k, descale_v,
-    seqlen_k,  # the most keys of a sequence
+    seqlen_k,  # keys of the longest sequence
     left, right, nheads_k, group, row_blocks, splits,
     stretch,  # keys of one stretch, a multiple of BLOCK_N
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
@@ -232,7 +232,7 @@ def _paged(
 @triton.jit
 def _paged_block(
     acc, row_max, row_sum, q, q_rest, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn, scale_tanh, scale_log2,
-    slope, middle,  # ALiBi's slope, and the key at which each row stands, (rows, 1)
+    slope, middle,  # ALiBi's slope, and each row's position as a key, (rows, 1)
     first, last,  # first and last key that each row sees, (rows, 1)
     start_n, seqlen_k,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,

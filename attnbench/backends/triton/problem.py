@@ -14,7 +14,7 @@ LOG2_E = 1.4426950408889634
 
 MIN_HEADDIM = 16  # least size of a tensor core's matmul
 MAX_HEADDIM = 256  # larger accumulators would not fit the registers
-MAX_HEADDIM_LATENT = 1024  # v has 512 of these columns at most, and the accumulators are as wide as v
+MAX_HEADDIM_LATENT = 1024  # columns of a latent row, of which v, and so an accumulator, has 512 at most
 FLOAT8 = torch.float8_e4m3fn
 SHORT_SEQLEN = 2048  # keys up to which the longest sequence of a ragged batch counts as short
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, FLOAT8)
@@ -112,8 +112,8 @@ class Problem:
     def heads_in_order(self, nheads: int) -> int:
         """Return the number of heads in a kernel's grid for each block of blocks_of_queries or blocks_of_keys.
 
-        Each block of a ragged batch belongs to one sequence and has `nheads` heads. In a dense batch block i of all
-        sequences counts as one block, with `nheads` heads for each sequence.
+        Each block of a ragged batch belongs to one sequence and has `nheads` heads. In a dense batch the blocks i of
+        all sequences count as one block, with batch * nheads heads.
         """
         return nheads if self.varlen else self.batch * nheads
 

@@ -21,9 +21,9 @@ from typing import Any, TypeVar
 from attnbench.core.files import below_home, write_whole
 
 BUDGET_S = 20.0  # seconds of one search
-FORMAT = 3  # version of the file, raised with the kernels' layouts too; a file of another version is not read
+FORMAT = 3  # version of the file, raised also when the kernels' layouts change; files of other versions are not read
 
-Sizes = TypeVar("Sizes", bound=tuple[Any, ...])  # Blocks
+Sizes = TypeVar("Sizes", bound=tuple[Any, ...])  # a tuple of block sizes, such as Blocks
 
 
 def cache_file() -> Path:

@@ -1,7 +1,7 @@
 """Files for the tools that others track benchmarks with: Parquet, pytest-benchmark, Bencher, github-action-benchmark.
 
-Cells that ended without a figure are left out: none of the three JSON formats has a place for them. A name holds all
-that tells a case apart and nothing that changes from run to run, so that a tool finds its history again.
+Cells without a value are left out, because none of the three JSON formats can express them. The name of a cell has
+everything that distinguishes its case and nothing that changes from run to run, so that a tool can follow it over runs.
 
 - Parquet has the rows of results/export_rows.py.
 - pytest-benchmark's JSON (its storage format, `pytest-benchmark compare FILE`): seconds; all rounds' samples together.
@@ -38,7 +38,7 @@ def content(format: str, cells: Sequence[Cell]) -> str | bytes:
 
 
 def doubts(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield doubts that a tool which tracks the JSON formats would not notice, a line each."""
+    """Yield warnings, a line each, that the JSON formats cannot express, so that tracking tools would not show them."""
     measured = [cell for _, cell in _named(cells)]
     if not measured:
         yield "no cell has a figure, so there is nothing in it; attnbench report without --format says why"
@@ -184,7 +184,7 @@ JSON_FORMATS: Mapping[str, Callable[[Sequence[Cell]], Any]] = {
 
 
 def name(cell: Cell) -> str:
-    """Return a name that is the same in every run of the case: triton/bf16-d128-causal-fwd-16k-b1-h16."""
+    """Return a name that is equal in all runs of the case: triton/bf16-d128-causal-fwd-16k-b1-h16."""
     case = cell.case
     parts = [case.dtype, f"d{case_names.headdim(case)}", case_names.mask(case), case.direction]
     parts += [case_names.lengths(case), f"b{case.shape.batch}", f"h{case_names.heads(case)}"]
@@ -192,7 +192,7 @@ def name(cell: Cell) -> str:
 
 
 def _named(cells: Iterable[Cell]) -> list[tuple[str, Cell]]:
-    """Return the measured cells with their names, which name the device where there are several."""
+    """Return the measured cells by name; names contain the device where there are several."""
     measured = [c for c in cells if c.value("latency") is not None]
     several = len({c.device for c in measured}) > 1
     return [(f"{c.device}: {name(c)}" if several else name(c), c) for c in measured]

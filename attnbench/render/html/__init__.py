@@ -1,1 +1,1 @@
-"""The HTML page and its figures."""
+"""The HTML page and its charts."""

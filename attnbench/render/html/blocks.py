@@ -1,4 +1,4 @@
-"""The blocks of a document as HTML: tables of text and drawings, grids of figures, paragraphs, pairs."""
+"""The blocks of a document as HTML: tables of text and drawings, grids of values, paragraphs, pairs."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from attnbench.render.html.elements import Markup, Part, element, filled, items,
 from attnbench.render.html.palette import SERIES, color
 from attnbench.render.html.plots import plot
 
-SERIES_OF_BARS = 3  # the number of the colour of the bars of group 0: blue
-MOST_WHOLE = 40  # rows of a table that is shown whole; a longer one scrolls in a frame, so that a page can be read
-_LONG = 20  # letters of an entry that wraps, from which its column is not to become narrow
-_LEAST_BAR = 0.004  # of the axis, so that a bar can be seen however short it is
-_HATCH = 50.0  # between the slanted lines of a hatched bar, in thousandths of the axis
+SERIES_OF_BARS = 3  # number of the colour of the bars of group 0: blue
+MOST_WHOLE = 40  # rows; a longer table scrolls in a frame, so that the rest of the page stays readable
+_LONG = 20  # letters; a column with a longer entry that wraps gets a least width
+_LEAST_BAR = 0.004  # least length of a bar, as a share of the axis, so that it can be seen
+_HATCH = 50.0  # distance of the slanted lines of a hatched bar, in thousandths of the axis
 
 
 def block_part(found: Block, number: int) -> Part:
-    """Return a block as a part of a page; `number` tells it from other blocks of the page."""
+    """Return a block as a part of a page; `number` makes its id differ from those of other blocks."""
     heading = found.heading if isinstance(found, Grids) else found.title
     id = f"table-{found.name}" if isinstance(found, Table) else f"block-{number}"
     return section(id, heading, content(found))
@@ -66,6 +66,8 @@ def spans(line: Line) -> Markup:
 def _span(span: Span) -> str:
     tag = "strong" if span.style == "strong" else "span"
     styled = element(tag, span.text, class_=span.style) if span.style else span.text
+    if span.folded:
+        return element("details", element("summary", styled), " ", spans(span.folded), class_="more")
     return element("a", styled, href=span.link) if span.link else styled
 
 
@@ -98,9 +100,9 @@ def _table(table: Table) -> Markup:
     )
     found = element("table", element("thead", element("tr", *headings)), element("tbody", lines(*rows)), class_="text")
     frame = "scroll limited" if len(table.rows) > MOST_WHOLE else "scroll"
-    shown = scrolling(found, f"{table.title or table.name}: table", frame)  # unlike the name of its section
+    shown = scrolling(found, f"{table.title or table.name}: table", frame)  # differs from the section's name
     if narrow := table.narrow:
-        if isinstance(narrow, Table):  # with one note and footnotes for both
+        if isinstance(narrow, Table):  # the two share one note and footnotes
             narrow = replace(narrow, note="", footnotes=())
         shown = joined(element("div", shown, class_="wide"), element("div", content(narrow), class_="narrow"))
     hidden = [column.heading for column in table.columns if column.optional and column.heading]
@@ -137,7 +139,7 @@ def _drawn(entry: Drawing) -> Markup:
 
 
 def _bar(bar: Bar) -> Markup:
-    """Return a bar as a drawing of a fixed width, the whole axis; not by CSS, as browsers do not print backgrounds."""
+    """Return a bar as an SVG whose width is the whole axis; not by CSS, because browsers do not print backgrounds."""
     width = max(bar.end - bar.start, _LEAST_BAR)
     start = min(bar.start, 1 - width)
     shape = element("rect", x=_thousandths(start), y=0, width=_thousandths(width), height=10, fill=_color(bar.group))
@@ -167,7 +169,7 @@ def _hatched(start: float, end: float) -> Markup:
 
 
 def _steps(found: Steps) -> Markup:
-    """Return a step function as an area above the axis; any height above 0 can be seen."""
+    """Return a step function as an area above the axis; any height above 0 is large enough to be seen."""
     path = "M0 100"
     for start, height in found.steps:
         path += f"H{_thousandths(start)}V{100 - 100 * (max(height, 0.02) if height > 0 else 0):.4g}"
@@ -188,7 +190,7 @@ def _drawing(shape: Markup, box: str, class_: str, label: str) -> Markup:
     return element("svg", shape, class_=class_, viewBox=box, preserveAspectRatio="none", role="img", aria_label=label)
 
 
-# ---- Grids of figures: one table for all, so that columns of one name stand in line.
+# ---- Grids of values: one table for all, so that columns of one name are aligned.
 
 
 def _grids(found: Grids) -> Markup:
@@ -223,5 +225,5 @@ def _figure(entry: Figure | Ending) -> Markup:
 
 
 def _aside(text: str) -> Markup:
-    """Return text that stands less prominently after other text."""
+    """Return text that is shown less prominently, after other text."""
     return joined(" ", element("span", text, class_="quiet")) if text else Markup()

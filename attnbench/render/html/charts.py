@@ -1,8 +1,8 @@
-"""The data of a page's figures and of its interactive table: one row of JSON values for each cell.
+"""The data of a page's charts and of its interactive table: one row of JSON values for each cell.
 
-Values are in SI units (throughput in TFLOP/s), with seven digits. Cells that differ in backend and sequence length
-alone share a panel of a figure. Titles of panels have the differences between them, `Charts.common` has what all share.
-`Charts.common`. A shape is of all devices: "bar" names the bar of a cell in the ranking of its shape.
+Values are in SI units (throughput in TFLOP/s), with seven digits. Cells that differ only in backend and sequence length
+share a panel of a chart. The titles of panels say how panels differ, `Charts.common` has what all share. A shape is a
+panel's title and a length, on all devices; "bar" names the bar of a cell in the ranking of its shape.
 
 "lo" and "hi" of a row are the 95 % interval of the median latency over that median (Cell.latency_interval).
 """
@@ -25,17 +25,17 @@ from attnbench.results.cells import Cell, contest_of
 
 Row = dict[str, Any]
 
-# The metrics that the table, the tips and the figures show, each a field of a row.
+# The metrics that the table, the tips and the charts show, each a field of a row.
 METRICS = (
     *("latency", "ci", "tflops", "utilization", "utilization_clock", "gbps", "bandwidth_utilization", "speedup"),
     *("memory_peak", "sustained_power", "tflops_per_watt", "temperature", "samples", "error", "first_call"),
     *("approximation_error", "mass_kept"),
 )
-_OF_RATE = {  # usual metric of a case -> metrics that only such cases have
+_OF_RATE = {  # the rate of a panel -> metrics that only such panels have
     "tflops": ("tflops", "utilization", "utilization_clock", "tflops_per_watt"),
     "gbps": ("gbps", "bandwidth_utilization"),
 }
-_OF_EVERY_OBJECT = {  # Object.prototype, ECMA-262 20.1.3
+_OF_EVERY_OBJECT = {  # names that each object of JavaScript has: Object.prototype, ECMA-262 20.1.3
     *(
         "constructor",
         "hasOwnProperty",
@@ -47,20 +47,20 @@ _OF_EVERY_OBJECT = {  # Object.prototype, ECMA-262 20.1.3
     ),
     *("__proto__", "__defineGetter__", "__defineSetter__", "__lookupGetter__", "__lookupSetter__"),
 }
-QUANTILES = (0, 10, 90, 100)  # of the samples, each a field such as "p10"
+QUANTILES = (0, 10, 90, 100)  # percents of the samples, each a field of a row such as "p10"
 
-# Of case_names.AXES. In every title:
+# Names of case_names.AXES that are in every title:
 _ALWAYS = ("headdim", "causal", "direction")
-# In a title where a length would otherwise have several cases:
+# Names that are in a title where a length would otherwise have several cases in one panel:
 _WHERE_NEEDED = ("nheads", "batch")
-# With a field of their own in a row; the others are in "other", and in a title where they vary:
+# Names with a field of their own in a row; the others are in "other", and in a title where they vary:
 _OWN_FIELD = ("dtype", *_ALWAYS, *_WHERE_NEEDED, "seqlen")
 _OTHERS = tuple(axis for axis in case_names.AXES if axis not in _OWN_FIELD)
 
 
 @dataclass(frozen=True)
 class Charts:
-    """The data of all figures and of the interactive table."""
+    """The data of all charts and of the interactive table."""
 
     backends: tuple[str, ...]  # in the order of legends
     panels: tuple[str, ...]  # their titles, in the order of the report
@@ -71,9 +71,10 @@ class Charts:
     note: str = ""  # how FLOPs are counted and what utilisation is a share of, in one sentence
 
     def only(self, words: str) -> Charts:
-        """Return the data of the shapes whose names, with what all panels have in common, hold every one of the words.
+        """Return the data of the shapes whose names, with what all panels have in common, contain all of the words.
 
-        The name of a shape is the title of its panel and its length, so "d128 causal 16k" is one of each panel.
+        The name of a shape is the title of its panel and its length, so that "d128 causal 16k" is one shape in each
+        panel.
         """
         wanted = set(words.split())
         rows = tuple(r for r in self.rows if wanted <= {*_words(r["panel"]), *_words(r["shape"]), *_words(self.common)})
@@ -95,8 +96,8 @@ def _words(text: str) -> list[str]:
 def charts(cells: Sequence[Cell], note: str = "") -> Charts:
     """Return the rows of the cells, panel by panel, with the roofs and slopes to draw behind them.
 
-    A backend that was skipped in every cell has no rows, as it has no column in a table. Cells of a backend that was
-    skipped throughout one panel have rows there without a "slot", so that figures do not mark them.
+    A backend that was skipped in every cell has no rows, as it has no column in a table. Where it was skipped in every
+    cell of one panel, its rows there have no "slot", so that charts do not mark them.
     """
     tried = {c.backend for c in cells if c.status != "skipped"}
     cells = [c for c in cells if c.backend in tried] or cells
@@ -109,6 +110,7 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
     on_several = "device" in title_parts
     short = short_devices([*dict.fromkeys(cell.device for cell in cells)])
     for panel, members in panels.items():
+        rate = _rate(members)
         marks = Counter[int]()  # crosses at each length, which figures stack
         tried_here = {c.backend for c in members if c.status != "skipped"}
         by_length = grouped(members, lambda c: case_names.seqlen(c.case))
@@ -122,7 +124,7 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
             shape = f"{panel} {format_size(length)}"
             near_of = shape if length in near else None
             shape = shape.removeprefix(f"{cell.device} ") if on_several else shape
-            row = _row(cell, slot, eager.get((cell.device, cell.case)))
+            row = _row(cell, slot, eager.get((cell.device, cell.case)), rate)
             bar = f"{row['backend']}, {short[cell.device]}" if on_several else row["backend"]
             titles = {"panel": panel, "shape": shape, "roof": _title(cell, roof_parts), "bar": bar}
             mark = {"best": fastest[length].get(id(cell)), "near": near_of}
@@ -141,7 +143,7 @@ def charts(cells: Sequence[Cell], note: str = "") -> Charts:
 
 
 def short_devices(labels: Sequence[str]) -> dict[str, str]:
-    """Return label of a device -> what tells it from the others: its model, or the run where all are of one model."""
+    """Return device label -> a short name that distinguishes it: its model, or its run where all models are equal."""
     parts = {label: label.partition(" (") for label in labels}
     if len({model for model, *_ in parts.values()}) <= 1:
         return {label: run.removesuffix(")") or model for label, (model, _, run) in parts.items()}
@@ -151,7 +153,7 @@ def short_devices(labels: Sequence[str]) -> dict[str, str]:
 
 
 def _drawn(backend: str) -> str:
-    """Return a backend's name as figures have it: "toString()" for a name that every object of JavaScript has.
+    """Return a backend's name for charts: "toString()" where every object of JavaScript has the name.
 
     Vega draws no bar under such a name.
     """
@@ -159,7 +161,7 @@ def _drawn(backend: str) -> str:
 
 
 def _said(axis: str, cell: Cell) -> str:
-    """Return the words of a title on a cell's value on an axis."""
+    """Return how a title writes a cell's value on an axis."""
     if axis == "device":
         return cell.device
     of = case_names.AXES[axis]
@@ -186,9 +188,9 @@ def _split(title: str, cells: list[Cell], by: Sequence[str] = _WHERE_NEEDED) -> 
 
 
 def _fastest(rivals: Sequence[Cell]) -> dict[int, str]:
-    """Return id -> "best" of the fastest cell of one shape, "= best" of it and those alike within uncertainty.
+    """Return id(cell) -> its mark among the cells of one shape: "best", "= best" where several tie, "? hardly known".
 
-    Where a faster one is hardly known, none is the best; each that is hardly known is marked so.
+    Where a hardly known cell may be faster, none is the best.
     """
     measured = [cell for cell in rivals if cell.is_ranked and cell.value("latency")]
     found = contest_of(measured).winners
@@ -196,16 +198,25 @@ def _fastest(rivals: Sequence[Cell]) -> dict[int, str]:
     return doubtful | {id(cell): "best" if len(found) == 1 else "= best" for cell in found if len(measured) > 1}
 
 
-def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None) -> Row:
-    """Return the row of a cell. `slot` counts crosses of one panel and length; `eager` is eager's latency interval."""
+def _rate(cells: Sequence[Cell]) -> str | None:
+    """Return the rate of a panel's cells, which have one axis: the unit of the longest case, if it is a rate."""
+    longest = max(cells, key=lambda cell: case_names.seqlen(cell.case))
+    return next((rate for rate in metrics.usual(longest.case, longest.rates) if rate in _OF_RATE), None)
+
+
+def _row(cell: Cell, slot: int | None, eager: tuple[float, float] | None, rate: str | None) -> Row:
+    """Return the row of a cell, with the rate of its panel.
+
+    `slot` counts crosses of one panel and length; `eager` is eager's latency interval.
+    """
     case, shape, env = cell.case, cell.case.shape, cell.run.environment
     ok = cell.status == "ok"
     values = {name: cell.value(name) for name in METRICS}
-    usual = next((rate for rate in metrics.usual(case) if rate in _OF_RATE), None) if cell.is_exact else None
+    usual = rate if cell.is_exact else None
     intensity = cell.flops / ideal_bytes(case) if ok and cell.is_exact else None
     by_flops = values["tflops"] if intensity else None
-    for rate in _OF_RATE.keys() - {usual}:
-        values |= dict.fromkeys(_OF_RATE[rate])
+    for other in _OF_RATE.keys() - {usual}:
+        values |= dict.fromkeys(_OF_RATE[other])
     memory = values["memory_peak"]
     clocks = [hertz for row in cell.ok if (hertz := metrics.clock(row)) is not None]
     low, high = cell.latency_interval or (None, None)
@@ -259,7 +270,7 @@ def _speedup_interval(cell: Cell, eager: tuple[float, float] | None) -> Row:
 
 
 def _relative_samples(cell: Cell) -> list[float]:
-    """Return every sample of a cell over the median of its round, less 1."""
+    """Return every sample of a cell over the median of its round, minus 1."""
     rounds = [row.samples for row in cell.ok]
     return [v / middle - 1 for samples in rounds if samples and (middle := stats.median(samples)) for v in samples]
 
@@ -314,7 +325,7 @@ def _over(rate: float | None, unit: float) -> float | None:
 
 
 def _seven_digits(value: Any) -> Any:
-    """Return a float as JSON has it, None where it is not finite; other values as they are."""
+    """Return a float as JSON has it, None where it is not finite; other values unchanged."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.7g}") if math.isfinite(value) else None

@@ -33,8 +33,8 @@ class Part:
 def element(tag: str, *inside: str, **attributes: Attribute) -> Markup:
     """Return an element, with its text and attributes escaped.
 
-    The name of an attribute ends with "_" where it is a word of Python's, and has "_" for each "-": class_, aria_label.
-    True writes an attribute without a value; False and None leave it out.
+    The name of an attribute ends with "_" where Python reserves it, and has "_" for each "-": class_, aria_label. True
+    writes an attribute without a value; False and None leave it out.
     """
     written = ""
     for name, value in attributes.items():
@@ -49,7 +49,7 @@ def escaped(text: str) -> str:
 
 
 def filled(tag: str, *inside: str, **attributes: Attribute) -> Markup:
-    """Return an element, or nothing where nothing would be in it."""
+    """Return an element, or nothing where it would be empty."""
     return element(tag, *inside, **attributes) if any(inside) else Markup()
 
 
@@ -82,8 +82,12 @@ def scrolling(table: Markup, label: str, class_: str = "scroll") -> Markup:
 
 def script_data(id: str, value: Any) -> Markup:
     """Return a script element that holds data as JSON; nothing in the data can end the element."""
-    text = json.dumps(shown(value), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-    return element("script", Markup(text.replace("<", "\\u003c")), type="application/json", id=id)
+    return element("script", Markup(as_json(value).replace("<", "\\u003c")), type="application/json", id=id)
+
+
+def as_json(value: Any) -> str:
+    """Return data as JSON in the least characters."""
+    return json.dumps(shown(value), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
 def shown(value: Any) -> Any:
@@ -96,5 +100,5 @@ def shown(value: Any) -> Any:
 
 
 def asset(name: str) -> Markup:
-    """Return the text of a file of assets/: a style sheet or a script, to be put into its element as it is."""
+    """Return the text of a file of assets/: a style sheet or a script."""
     return Markup((resources.files("attnbench.render.html") / "assets" / name).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The figures of a page, of --png and of --svg, and their contents. vega_spec.py draws them."""
+"""The charts of a page, of --png and of --svg, and what each shows. vega_spec.py draws them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from attnbench.render.html.charts import Charts
 
 Spec = dict[str, Any]  # a part of a Vega-Lite specification
 
-LOG_TICKS = tuple(m * 10.0**n for n in range(-3, 10) for m in (1, 2, 5))  # so that there are ticks within a decade too
+LOG_TICKS = tuple(m * 10.0**n for n in range(-3, 10) for m in (1, 2, 5))  # several ticks within a decade
 SPREAD_TICKS = (-0.5, -0.05, -0.005, 0, 0.005, 0.05, 0.5, 5)
 # Vega expressions that write the labels of axes.
 BYTES = (
@@ -28,7 +28,7 @@ SPREAD = "datum.value == 0 ? 'median' : format(datum.value, '+~%')"
 FROM_ZERO: Spec = {"zero": True}
 LOG: Spec = {"type": "log"}
 LOG2: Spec = {"type": "log", "base": 2}
-# Vega expressions of the ends of the interval of {y}; lo and hi are those of the latency over its median.
+# Vega expressions for the ends of the interval of {y}; "lo" and "hi" are the ends of the latency's over its median.
 INTERVAL_OF_TIME = ("{y} * datum.lo", "{y} * datum.hi")
 INTERVAL_OF_RATE = ("{y} / datum.hi", "{y} / datum.lo")
 INTERVAL_IN_ROWS = ("{y}_lo", "{y}_hi")
@@ -36,26 +36,26 @@ INTERVAL_IN_ROWS = ("{y}_lo", "{y}_hi")
 
 def y_axis(field: str, title: str, scale: Spec, **axis: Any) -> Spec:
     """Return the encoding of a figure's y axis. `axis` are properties of a Vega-Lite axis."""
-    own = axis if "values" in axis else {"tickCount": 5, **axis}  # a count would drop some of the values given
+    own = axis if "values" in axis else {"tickCount": 5, **axis}  # tickCount would drop some of the values
     return {"field": field, "type": "quantitative", "scale": scale, "axis": own, "title": title or None}
 
 
 @dataclass(frozen=True)
 class VegaFigure:
-    """A figure of a value of each cell: over sequence length, unless vega_spec.py has a function for its name."""
+    """A chart with a value of each cell: over sequence length, unless vega_spec.py has a function for its name."""
 
-    name: str  # as --figure takes it
+    name: str  # the name that --figure takes
     title: str
     caption: str
     y: Spec
-    interval: Sequence[str] = ()  # its ends, as Vega expressions of {y}
+    interval: Sequence[str] = ()  # ends of its interval, as Vega expressions of {y}
     limits: tuple[tuple[str, str], ...] = ()  # lines across the panel: (field of rows, label)
-    panel: str = "panel"  # the field of rows that says to which panel a cell belongs
+    panel: str = "panel"  # the field of rows with the name of a cell's panel
     lines: str = ""  # the "kind" of Charts.lines that it draws behind the cells
 
     @property
     def field(self) -> str:
-        """The field of rows that the y axis shows; a figure is drawn only if a row has it."""
+        """The field of rows that the y axis shows; a chart is drawn only if a row has it."""
         return str(self.y["field"])
 
     @property
@@ -69,7 +69,7 @@ class VegaFigure:
 
 
 def drawable(charts: Charts) -> list[VegaFigure]:
-    """Return the figures for which at least one cell has a value."""
+    """Return the charts for which at least one cell has a value."""
     return [f for f in FIGURES if any(row[f.field] is not None for row in charts.rows)]
 
 

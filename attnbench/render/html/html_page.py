@@ -2,8 +2,8 @@
 
 The page asks for nothing from elsewhere, and its Content-Security-Policy forbids it, so it works offline and from a
 mail. It prints, has a dark mode, and can be used by keyboard. Text and tables are in the page itself. Only a document
-with charts (`Document.page`) has scripts: see interactive.py. A page of a site (site.py) has the same parts, but its
-style sheet and scripts are files that all pages of the site share.
+with charts (`Document.page`) has scripts: see interactive.py. A page of a site (site.py) is the same, except that all
+pages of the site share the files of style sheet and scripts.
 """
 
 from __future__ import annotations
@@ -18,24 +18,26 @@ from attnbench.render.html import interactive, line_charts, palette
 from attnbench.render.html.blocks import block_part, content, spans
 from attnbench.render.html.elements import Markup, Part, asset, element, filled, items, joined, lines, section
 
-MOST_CELLS = 10_000  # with more a browser takes too long to open the page, and a filter to act
-FEWEST_LINKS, FEWEST_OF_SITE = 3, 5  # of a table of contents; with fewer a page has none
+MOST_CELLS = 10_000  # cells; with more, a browser opens and filters the page too slowly
+FEWEST_LINKS, FEWEST_OF_SITE = 3, 5  # least links of a table of contents, on a page and on a page of a site
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 POLICY_WITH_SCRIPTS = f"{POLICY}; script-src 'unsafe-inline' 'unsafe-eval'; img-src data:"  # Vega compiles expressions
 POLICY_OF_SITE = "default-src 'none'; style-src 'self' 'unsafe-inline'; script-src 'self' 'unsafe-eval'; img-src data:"
 SHEET_CHART = (300, 150)  # pixels: width and height of a chart on a sheet of A4
-TABLES = "tables.js"  # the script of every page of a site
+SITE_SCRIPTS = ("shared.js", "tables.js")  # of every page of a site
+PARTS = "parts.js"  # of a site: the parts of specifications that its pages share
 
 
 @dataclass(frozen=True)
 class Frame:
     """The parts of a page of a site: links to other pages as (text, address), its own address, and the assets.
 
-    `assets` is the address of the folder of the style sheet and the scripts.
+    `assets` is the address of the folder of the style sheet and the scripts; the charts of all pages share `parts`.
     """
 
     links: tuple[tuple[str, str], ...]
     address: str
+    parts: interactive.Parts
     assets: str = "assets"
 
 
@@ -82,27 +84,30 @@ def render(document: Document, frame: Frame | None = None) -> str:
             class_=None if charts or (beside and not frame) else "above" if beside else "alone",
         ),
         _sheet(document.sheet) if document.sheet else "",
-        interactive.scripts(charts, frame.assets if frame else "") if charts else "",
+        interactive.scripts_data(charts, frame.parts if frame else None) if charts else "",
         line_charts.data(document.charts) if document.charts else "",
-        *_line_scripts(document, frame),
-        element("script", src=f"{frame.assets}/{TABLES}") if frame else "",
+        *_scripts(document, frame),
     )
     head = _head(document, frame)
     return "<!doctype html>\n" + element("html", lines(head, element("body", body)), lang="en") + "\n"
 
 
-def _line_scripts(document: Document, frame: Frame | None) -> list[Markup]:
-    """Return the scripts that draw line charts, without those that the charts of the page bring along."""
-    names = [name for name in line_charts.SCRIPTS if not (document.page and name in interactive.SCRIPTS)]
-    if not document.charts:
-        return []
-    if frame:
-        return [element("script", src=f"{frame.assets}/{name}") for name in names]
-    return [element("script", interactive.script(name)) for name in names]
+def _scripts(document: Document, frame: Frame | None) -> list[Markup]:
+    """Return the scripts of a page in their order: in the page, or in the folder of a site."""
+    names = [
+        *(interactive.SCRIPTS if document.page else ()),
+        *(line_charts.SCRIPTS if document.charts else ()),
+        *(SITE_SCRIPTS if frame else ()),
+    ]
+    if frame is None:
+        return [element("script", interactive.script(name)) for name in dict.fromkeys(names)]
+    if document.page:
+        names.insert(1, PARTS)
+    return [element("script", src=f"{frame.assets}/{name}") for name in dict.fromkeys(names)]
 
 
 def _sheet(sheet: Document) -> Markup:
-    """Return what paper shows in place of the page: one side of A4, without ids, as the page has them already."""
+    """Return what paper shows in place of the page: one side of A4, without ids, because the page has the same ids."""
     first, *others = sheet.blocks
     doubts = joined(filled("h2", "To doubt" if sheet.cautions else ""), items(map(_caution, sheet.cautions)))
     machines = filled("dl", *map(_machine, sheet.machines), class_="machines")
@@ -126,7 +131,7 @@ def _block(block: Block) -> Markup:
 
 
 def fragment(document: Document) -> str:
-    """Return a document as a part of another page, such as a notebook: text and tables, without figures."""
+    """Return a document as a part of another page, such as a notebook: text and tables, without charts."""
     bare = replace(document, page=None, charts=(), sheet=None, appendix=(), reproduce=())
     body = lines(_header(bare), *(part.content for part in _parts(bare)))
     return f"{element('style', asset('fragment.css'))}\n{element('div', body, class_='attnbench')}\n"
@@ -152,7 +157,7 @@ def _head(document: Document, frame: Frame | None) -> Markup:
     if frame:
         policy = POLICY_OF_SITE
         sheet = element("link", rel="stylesheet", href=f"{frame.assets}/page.css")
-        style = lines(sheet, element("link", rel="icon", href="data:,"))  # a browser would ask for one
+        style = lines(sheet, element("link", rel="icon", href="data:,"))  # otherwise the browser requests a favicon
     return element(
         "head",
         lines(
@@ -185,7 +190,7 @@ def _header(document: Document) -> Markup:
 def _machine(machine: Machine) -> Markup:
     return joined(
         element("dt", machine.label),
-        element("dd", machine.description),  # also an empty one: a label has a description
+        element("dd", machine.description),  # also where it is empty: each label needs a <dd>
         filled("dd", machine.method, class_="quiet"),
     )
 
@@ -193,7 +198,7 @@ def _machine(machine: Machine) -> Markup:
 def _parts(document: Document) -> list[Part]:
     """Return the parts of the page below its header, in their order."""
     charts = document.page
-    # The figures of grids are in the interactive table.
+    # Grids are left out, because the interactive table has their values.
     after = [block for block in document.blocks if not (charts and isinstance(block, Grids))]
     blocks = [block_part(block, number) for number, block in enumerate((*document.lead, *after))]
     found = blocks[: len(document.lead)]

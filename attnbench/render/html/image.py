@@ -1,4 +1,4 @@
-"""A figure as a PNG or SVG file, for slides and papers: drawn by vl-convert, without a browser."""
+"""A chart as a PNG or SVG file, for slides and papers: drawn by vl-convert, without a browser."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from attnbench.render.html.charts import Charts
 from attnbench.render.html.elements import shown
 from attnbench.render.html.figures import FIGURES, Spec, VegaFigure, drawable
 
-VEGA_LITE = "6.4"  # as in assets/
-SCALE = 2.5  # pixels of a PNG for one pixel of the figure
+VEGA_LITE = "6.4"  # the version in assets/
+SCALE = 2.5  # pixels of a PNG for one pixel of the chart
 MOST_PANELS = 24
 PROGRAM = """
 import json, sys
@@ -31,12 +31,12 @@ else:
     content = vl_convert.vegalite_to_png(request["spec"], vl_version=request["version"], scale=request["scale"])
 sys.stdout.buffer.write(content)
 """
-_PANEL = (300, 200)  # width and height in pixels, where there are several
+_PANEL = (300, 200)  # width and height of a panel in pixels, where there are several
 _SINGLE_PANEL = (560, 360)
 
 
 def save(path: Path, kind: str, charts: Charts, name: str, panel: str = "") -> None:
-    """Write a figure to a file: the panels whose titles hold all words of `panel`. `kind` is "png" or "svg".
+    """Write a chart to a file: the panels whose titles contain all words of `panel`. `kind` is "png" or "svg".
 
     Raises UserError as `figure` and `drawn` do, and where the file cannot be written.
     """
@@ -44,9 +44,9 @@ def save(path: Path, kind: str, charts: Charts, name: str, panel: str = "") -> N
 
 
 def figure(charts: Charts, name: str, panel: str = "") -> Spec:
-    """Return the specification of a figure by its name: the panels whose titles hold all words of `panel`.
+    """Return the specification of a chart by its name: the panels whose titles contain all words of `panel`.
 
-    Raises UserError where there is no such figure or panel, nothing to draw, or too much for one figure.
+    Raises UserError where there is no such chart or panel, nothing to draw, or too much for one image.
     """
     known = {figure.name: figure for figure in FIGURES}
     one_of("--figure", name, known)
@@ -63,7 +63,7 @@ def figure(charts: Charts, name: str, panel: str = "") -> Spec:
 
 
 def specification(figure: VegaFigure, charts: Charts) -> Spec:
-    """Return the whole Vega-Lite specification of a figure in the light theme, with its data, title and legend."""
+    """Return the whole Vega-Lite specification of a chart in the light theme, with its data, title and legend."""
     number = len(figure.panels_of(charts))
     columns = number if number <= 4 else math.ceil(number / math.ceil(number / 4))
     size = _SINGLE_PANEL if number == 1 else _PANEL
@@ -82,10 +82,10 @@ def specification(figure: VegaFigure, charts: Charts) -> Spec:
 
 
 def drawn(kind: str, spec: Spec) -> bytes:
-    """Return a figure as the content of a PNG or SVG file, by `kind`.
+    """Return a chart as the content of a PNG or SVG file, by `kind`.
 
-    vl-convert has a process of its own, because it ends the process that it is in where it cannot have the memory it
-    wants. Raises UserError where it is missing or crashes.
+    vl-convert runs in a process of its own, because it ends its process where memory is short. Raises UserError where
+    it is missing or crashes.
     """
     if importlib.util.find_spec("vl_convert") is None:
         raise UserError("--png and --svg need vl-convert: pip install vl-convert-python")

@@ -1,13 +1,12 @@
-"""The interactive parts of a page: filters, figures, and a table to sort and filter. assets/charts.js draws them.
+"""The interactive parts of a page: filters, charts, and a table to sort and filter. assets/charts.js draws them.
 
-Figures and table are drawn in the browser from one array of rows. Vega draws a figure when it comes into view, and the
+Charts and table are drawn in the browser from one array of rows. Vega draws a chart when it comes into view, and the
 table shows its first rows only, so that a page of 5,000 cells opens in two seconds.
 """
 
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,10 +14,10 @@ from attnbench.core.formats import digits, duration, megahertz, percent, size, t
 from attnbench.render.html import palette, vega_spec
 from attnbench.render.html.charts import Charts, Row
 from attnbench.render.html.elements import Markup, Part, asset, element, filled, lines, script_data, scrolling, section
-from attnbench.render.html.figures import Spec, VegaFigure, drawable
+from attnbench.render.html.figures import VegaFigure, drawable
 from attnbench.results.metrics import METRICS
 
-SCRIPTS = ("vega.min.js", "vega-lite.min.js", "charts.js")  # in assets/, in the order in which a page runs them
+SCRIPTS = ("shared.js", "vega.min.js", "vega-lite.min.js", "charts.js")  # in assets/, in the order of a page
 PANEL = (340, 210)  # width and height in pixels, before charts.js fits panels to the width of the page
 # (field of a row, heading, how charts.js writes it, what it is)
 COLUMNS: tuple[tuple[str, str, str, str], ...] = (
@@ -51,7 +50,7 @@ COLUMNS: tuple[tuple[str, str, str, str], ...] = (
     ("first_call", "first call", "duration", METRICS["first_call"].doc),
     ("status", "remark", "remark", "Why there is no figure, or whether the clock was held down"),
 )
-_WRITERS: Mapping[str, Callable[[float], str]] = {  # of `finding`, where it is not digits
+_WRITERS: Mapping[str, Callable[[float], str]] = {  # how `finding` writes a field; digits otherwise
     **dict.fromkeys(("utilization", "utilization_clock", "approximation_error", "p0"), percent),
     **dict.fromkeys(("latency",), duration),
     **dict.fromkeys(("memory_sequence",), size),
@@ -59,10 +58,10 @@ _WRITERS: Mapping[str, Callable[[float], str]] = {  # of `finding`, where it is 
     "clock": megahertz,
     "sustained_power": lambda watts: f"{digits(watts)} W",
 }
-_WORTH_A_PART = 40  # characters
-_IN_UNITS = ("tflops", "gbps", "by_flops", "tflops_per_watt")  # whose axis names the unit
-ALWAYS_SHOWN = ("backend", "seqlen", "status")  # columns that are shown even where they say the same of all cells
-FILTERS: Mapping[str, str] = {  # field of a row -> the title of its boxes
+_WORTH_A_PART = 40  # least characters of JSON for which a shared part is worth it
+_IN_UNITS = ("tflops", "gbps", "by_flops", "tflops_per_watt")  # fields whose axis has the unit in its title
+ALWAYS_SHOWN = ("backend", "seqlen", "status")  # columns that are shown even where all cells have the same value
+FILTERS: Mapping[str, str] = {  # field of a row -> the title of its checkboxes
     "device": "Device",
     "dtype": "dtype",
     "headdim": "Head dimension",
@@ -72,8 +71,33 @@ FILTERS: Mapping[str, str] = {  # field of a row -> the title of its boxes
 }
 
 
+class Parts:
+    """Parts of specifications and columns, each once: figures, layers and the pages of a site have most in common.
+
+    Written out, they would be most of a page. A part may hold parts.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[Any] = []
+        self._places: dict[str, int] = {}  # part as text -> its place
+
+    def packed(self, item: Any) -> Any:
+        """Return an item with {"part": i} in the place of each part that is worth it."""
+        if isinstance(item, dict):
+            item = {name: self.packed(one) for name, one in item.items()}
+        elif isinstance(item, list | tuple):
+            item = [self.packed(one) for one in item]
+        text = json.dumps(item)
+        if not isinstance(item, dict | list) or len(text) < _WORTH_A_PART:
+            return item
+        if text not in self._places:
+            self._places[text] = len(self.found)
+            self.found.append(item)
+        return {"part": self._places[text]}
+
+
 def filters(charts: Charts) -> Markup:
-    """Return the form with a box to tick for each backend, which is the legend too, and each value that varies."""
+    """Return the form with a checkbox for each backend, which is also the legend, and for each value that varies."""
     groups = [_boxes("backend", "Backend", charts.backends)]
     for field, title in FILTERS.items():
         values = list(dict.fromkeys(row[field] for row in charts.rows))
@@ -94,7 +118,7 @@ def _boxes(field: str, title: str, values: Iterable[str]) -> Markup:
 
 
 def parts(charts: Charts) -> list[Part]:
-    """Return the figures that can be drawn, and the table."""
+    """Return the charts that can be drawn, and the table."""
     drawn = drawable(charts)
     without_scripts = "Figures and table need JavaScript. attnbench report shows the same as text."
     before = section(
@@ -124,7 +148,7 @@ def _figure(figure: VegaFigure, charts: Charts) -> Part:
 
 
 def finding(figure: VegaFigure, charts: Charts) -> str:
-    """Return the least and the largest value of a figure and their places, for readers who cannot see it."""
+    """Return the least and the largest value of a chart and the cells that have them, for readers who cannot see it."""
     write = _WRITERS.get(figure.field, digits)
     found = [row for row in charts.rows if row[figure.field] is not None]
     least, most = (end(found, key=lambda row: row[figure.field]) for end in (min, max))
@@ -155,15 +179,9 @@ def _table() -> Part:
     )
 
 
-def scripts(charts: Charts, folder: str = "") -> Markup:
-    """Return the element for tips, the data, Vega, and the script that draws.
-
-    `folder` is the address of the folder of a site that has the scripts; without one they are in the page.
-    """
-    each = (
-        element("script", src=f"{folder}/{name}") if folder else element("script", script(name)) for name in SCRIPTS
-    )
-    return lines(element("div", id="tip", role="status", hidden=True), script_data("data", data(charts)), *each)
+def scripts_data(charts: Charts, of_site: Parts | None = None) -> Markup:
+    """Return the element for tips, and the data that charts.js reads."""
+    return lines(element("div", id="tip", role="status", hidden=True), script_data("data", data(charts, of_site)))
 
 
 def script(name: str) -> Markup:
@@ -171,20 +189,18 @@ def script(name: str) -> Markup:
     return Markup(asset(name).partition("//# sourceMappingURL")[0])
 
 
-def data(charts: Charts) -> dict[str, Any]:
-    """Return the data that charts.js reads."""
+def data(charts: Charts, of_site: Parts | None = None) -> dict[str, Any]:
+    """Return the data that charts.js reads; in a site the parts of specifications go to those that its pages share."""
     every = {name: [row[name] for row in charts.rows] for name in next(iter(charts.rows), ())}
     alike = {name: values[0] for name, values in every.items() if all(value == values[0] for value in values)}
     coded = {name: _coded(values) for name, values in every.items() if name not in alike and _is_text(values)}
     marks = palette.backend_marks(charts.backends)
     drawn = drawable(charts)
-    specs = [vega_spec.spec(figure, charts, PANEL, 1, legend=False) for figure in drawn]
-    configs = [spec.pop("config") for spec in specs]  # all alike
-    packed, parts = _shared(specs)
+    parts = of_site or Parts()
     return {
         "number": len(charts.rows),
         "fields": {name: values for name, values in every.items() if name not in alike and name not in coded},
-        "coded": coded,  # fields of text
+        "coded": coded,  # fields with text
         "alike": alike,  # the fields that are the same in all rows
         "lines": charts.lines,
         "panels": charts.panels,
@@ -193,8 +209,10 @@ def data(charts: Charts) -> dict[str, Any]:
             for name, mark in marks.items()
         ],
         "columns": [
-            dict(zip(("field", "title", "kind", "doc"), column, strict=True))
-            | {"better": METRICS[column[0]].better if column[0] in METRICS else None}
+            parts.packed(
+                dict(zip(("field", "title", "kind", "doc"), column, strict=True))
+                | {"better": METRICS[column[0]].better if column[0] in METRICS else None}
+            )
             for column in COLUMNS
             if column[0] in ALWAYS_SHOWN or _says_something(column[0], {*every.get(column[0], ())})
         ],
@@ -205,12 +223,11 @@ def data(charts: Charts) -> dict[str, Any]:
                 "panel": figure.panel,
                 "lines": figure.lines,
                 "field": figure.field,
-                "spec": spec,
+                "spec": parts.packed(vega_spec.spec(figure, charts, PANEL, 1, legend=False)),
             }
-            for figure, spec in zip(drawn, packed, strict=True)
+            for figure in drawn
         ],
-        "parts": parts,
-        "config": next(iter(configs), {}),
+        "parts": None if of_site else parts.found,
     }
 
 
@@ -219,47 +236,11 @@ def _is_text(values: Iterable[Any]) -> bool:
 
 
 def _coded(values: Sequence[str | None]) -> dict[str, list[Any]]:
-    """Return each value once, and for each row the place of its own: names of panels and cases recur."""
+    """Return the distinct values, and each row's index into them: names of panels and cases recur in many rows."""
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
     return {"of": [*places], "at": [places[value] for value in values]}
 
 
-def _shared(specs: Sequence[Spec]) -> tuple[list[Any], list[Any]]:
-    """Return specifications with {"part": i} for each part that occurs in them more than once, and the parts.
-
-    Figures and their layers have most in common; written out, they would be most of a page. A part may hold parts.
-    """
-    number = Counter[str]()
-
-    def counted(item: Any) -> None:
-        number[json.dumps(item)] += 1
-        for inner in item.values() if isinstance(item, dict) else item:
-            if isinstance(inner, dict | list | tuple):
-                counted(inner)
-
-    counted(specs)
-    places: dict[str, int] = {}
-    parts: list[Any] = []
-
-    def packed(item: Any) -> Any:
-        if not isinstance(item, dict | list | tuple):
-            return item
-        text = json.dumps(item)
-        if number[text] < 2 or len(text) < _WORTH_A_PART:
-            return inside(item)
-        if text not in places:
-            parts.append(inside(item))
-            places[text] = len(parts) - 1
-        return {"part": places[text]}
-
-    def inside(item: Any) -> Any:
-        if isinstance(item, dict):
-            return {name: packed(one) for name, one in item.items()}
-        return [packed(one) for one in item]
-
-    return inside(specs), parts
-
-
 def _says_something(field: str, values: Collection[Any]) -> bool:
-    """Return whether a column is worth showing: a filter's has several values, another's a value at all."""
+    """Return whether a column is worth showing: a filter's column needs several values, any other a value."""
     return len(values) > 1 if field in FILTERS else any(value is not None for value in values)

@@ -1,7 +1,7 @@
 """Line charts of a page: Vega-Lite specifications with their data, which assets/line_charts.js draws in the browser.
 
-The drawing takes its colours from the style sheet. The tables of the page have the same figures, for those who do not
-see it, or have no JavaScript.
+The drawing takes its colours from the style sheet. The tables of the page have the same values, for readers who do not
+see the chart or have no JavaScript.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from attnbench.render.html.elements import Markup, Part, asset, element, script_
 from attnbench.render.html.figures import Spec
 from attnbench.render.html.palette import DASHES, SERIES, color
 
-SCRIPTS = ("vega.min.js", "vega-lite.min.js", "line_charts.js")  # in assets/, in the order in which a page runs them
+SCRIPTS = ("shared.js", "vega.min.js", "vega-lite.min.js", "line_charts.js")  # in assets/, in the order of a page
 HEIGHT = 300  # pixels; assets/line_charts.js sets the width
 DATA = "line-charts"
 ROOM = 24  # pixels beside the points at the ends of the axis, for their labels
-FIRST = 3  # the number of the colour of the first line: blue
+FIRST = 3  # number of the colour of the first line: blue
 
 
 def parts(found: Sequence[LineChart]) -> list[Part]:
@@ -44,7 +44,7 @@ def _save(one: LineChart, kind: str) -> Markup:
 
 
 def drawing(one: LineChart, size: tuple[int, int] | None = None) -> Markup:
-    """Return the place of the drawing of a chart; `size` in pixels, None: as wide as the page."""
+    """Return the empty element in which a chart is drawn; `size` is in pixels, None for the width of the page."""
     width, height = size or (None, None)
     own = {"data_chart": one.name, "data_width": width, "data_height": height}
     return element("div", class_="chart", role="img", aria_label=finding(one), **own)
@@ -58,7 +58,7 @@ def finding(one: LineChart) -> str:
 
 
 def _end(line: BandLine) -> str:
-    """Return the name of a line, and that of its last point if its points have names."""
+    """Return the name of a line, with the name of its last point if its points have names."""
     return f"{line.label} ({line.names[-1]})" if line.names else line.label
 
 
@@ -87,7 +87,7 @@ def spec(one: LineChart) -> Spec:
     def by_line(values: list[Any]) -> Spec:
         return {"field": "line", "type": "nominal", "legend": legend, "scale": {"domain": labels, "range": values}}
 
-    # The colour of a band is no scale's, as one without a legend would hide the legend of the lines too.
+    # Bands take their colour from no scale: a scale without a legend would hide the legend of the lines too.
     layers: list[Spec] = [
         {
             "data": {"values": [row for row in rows if row["line"] == label]},
@@ -125,7 +125,7 @@ def spec(one: LineChart) -> Spec:
 
 
 def _points(named: Sequence[Spec], own: str, x: Spec, y: Spec, dy: int) -> list[Spec]:
-    """Return layers of points of one colour with their labels beside and `dy` pixels below them; a point has a tip."""
+    """Return layers of points of one colour; their labels are beside them and `dy` pixels below, and each has a tip."""
     values = {"values": named}
     point = {"type": "point", "filled": True, "size": 50, "opacity": 1, "color": own}
     text = {"type": "text", "align": "left", "dx": 7, "dy": dy, "color": color("ink")}

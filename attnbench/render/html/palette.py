@@ -1,14 +1,14 @@
-"""The colours of pages and figures, for light and dark screens, and the colour, dash and shape of each backend.
+"""The colours of pages and charts, for light and dark screens, and the colour, dash and shape of each backend.
 
-Eight colours are about as many as readers with a colour vision deficiency can tell apart, so backends differ in three
-things: any two of up to 32 differ in at least two of colour, dash of the line and shape of the point, and keep all
-three in every figure and report.
+Readers with a colour vision deficiency can distinguish about eight colours. Therefore any two of up to 32 backends
+differ in at least two of three things: colour, dash of the line, shape of the point. They keep all three in every chart
+and report.
 
-The colours were searched for: of eight hues (grey and seven after Okabe and Ito, "Color Universal Design", 2008) those
-lightnesses and saturations for which the least distance between two of them in OKLab (Ottosson, 2020) is largest, over
-normal vision and full protanopia, deuteranopia and tritanopia (Machado, Oliveira and Fernandes, "A Physiologically-
-based Model for Simulation of Color Vision Deficiency", IEEE TVCG 15(6), 2009), with a contrast of 3:1 with the
-background (WCAG 2.2, 1.4.11). tests/render/test_charts.py holds the distances.
+The eight hues are grey and seven after Okabe and Ito ("Color Universal Design", 2008). A search chose the lightnesses
+and saturations for which the least distance between two colours in OKLab (Ottosson, 2020) is largest, over normal
+vision and full protanopia, deuteranopia and tritanopia (Machado, Oliveira and Fernandes, "A Physiologically-based Model
+for Simulation of Color Vision Deficiency", IEEE TVCG 15(6), 2009), with a contrast of 3:1 with the background (WCAG
+2.2, 1.4.11). tests/render/test_charts.py checks the distances.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ DARK: Theme = {name: dark for name, (_, dark) in _COLOURS.items()}
 
 
 def color(name: str) -> str:
-    """Return a colour as a page refers to it. The style sheet defines it, for dark mode too."""
+    """Return a colour as a page refers to it: a variable of the style sheet, which has another value in dark mode."""
     return f"var(--{name})"
 
 
 def in_the_light(spec: Any) -> Any:
-    """Return a figure with the colours of LIGHT in place of references to them, for a file without a style sheet."""
+    """Return a chart with the colours of LIGHT in place of references to them, for a file without a style sheet."""
     return json.loads(re.sub(r"var\(--(\w+)\)", lambda found: LIGHT[found[1]], json.dumps(spec)))
 
 
@@ -75,7 +75,7 @@ class SeriesMark:
 
     @classmethod
     def of(cls, place: int) -> SeriesMark:
-        """Return the mark of a place from 0 to PLACES - 1: any two differ in at least two of the three."""
+        """Return mark number `place`, from 0 to PLACES - 1: any two differ in at least two of the three properties."""
         dash, color = divmod(place, SERIES)
         return cls(color, dash, SHAPES[(color + dash) % len(SHAPES)])
 

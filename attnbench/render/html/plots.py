@@ -1,4 +1,4 @@
-"""A plot as a drawing in the page itself: it needs no script, prints sharply and takes its colours from the page."""
+"""A plot as an SVG in the page itself: it needs no script, prints sharply and takes its colours from the page."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from attnbench.render.html.elements import Markup, element, filled, joined
 from attnbench.render.html.palette import SERIES, color
 
 WIDTH, HEIGHT = 640, 170  # of the drawing, in its own units
-LEFT, RIGHT, TOP, BOTTOM = 70, 14, 10, 24  # around the axes
-FIRST = 3  # the number of the colour of group 0: blue
+LEFT, RIGHT, TOP, BOTTOM = 70, 14, 10, 24  # margins around the axes
+FIRST = 3  # number of the colour of group 0: blue
 
 
 def plot(found: Plot) -> Markup:
-    """Return a plot with its labels; each point says below the pointer what it is."""
+    """Return a plot with its labels; each point shows its description at the pointer."""
     grid = (element("path", d=f"M{LEFT} {_y(at)}H{WIDTH - RIGHT}", stroke=color("grid")) for at, _ in found.y_labels)
     lines = (
         element("path", d=f"M{_x(start)} {_y(at)}H{_x(end)}", stroke=color("ink"), stroke_width=2)
@@ -31,7 +31,7 @@ def plot(found: Plot) -> Markup:
 
 
 def _finding(found: Plot) -> str:
-    """Return the title, and what the first and the last point are, for those who do not see them."""
+    """Return the title, and the descriptions of the first and the last point, for readers who do not see them."""
     told = sorted((dot for dot in found.dots if dot.tip and not dot.group), key=lambda dot: dot.x)
     return f"{found.title}. First: {told[0].tip}. Last: {told[-1].tip}." if told else found.title
 

@@ -2,7 +2,7 @@
 
 Why Vega-Lite (Satyanarayan et al., "Vega-Lite: A Grammar of Interactive Graphics", IEEE TVCG 23(1), 2017): a
 specification is plain JSON, so Python needs no library to write it. Vega draws it in the page; vl-convert, which embeds
-the same Vega, draws it to PNG and SVG, so that no figure is written twice. In the page it is SVG, which prints sharply
+the same Vega, draws it to PNG and SVG, so that each chart is written once. In the page it is SVG, which prints sharply
 and takes its colours from the style sheet, so that dark mode needs no second drawing. The alternatives: Plotly (its
 smallest bundle has 1.2 MB against 0.77 MB, and files need a browser), Bokeh (draws on a canvas, so that it prints as
 pixels), matplotlib (tips, filters and dark mode would have to be written by hand), uPlot (50 kB, but neither panels nor
@@ -21,29 +21,29 @@ from attnbench.render.html.elements import asset
 from attnbench.render.html.figures import LOG, LOG_TICKS, SECONDS, Spec, VegaFigure
 from attnbench.render.html.palette import DASHES, backend_marks, color
 
-_LEGEND_MARK, _LEGEND_LETTER = 45, 7  # pixels, about: of an entry's mark with the gap, and of a letter of its name
+_LEGEND_MARK, _LEGEND_LETTER = 45, 7  # about the pixels of a mark with its gap, and of a letter
 _LENGTH = (  # a Vega expression that writes a label of the axis
     "datum.value % 1048576 == 0 ? datum.value / 1048576 + 'm' : "
     "datum.value % 1024 == 0 ? datum.value / 1024 + 'k' : datum.value"
 )
-_FOCUS = "focus"  # the parameter that names the backends to stand out; with none, all do
+_FOCUS = "focus"  # parameter with the backends to highlight; where it is empty all are
 _IN_FOCUS = f"!length({_FOCUS}) || indexof({_FOCUS}, datum.backend) >= 0"
-_MANY = 10  # with more backends marks are smaller
+_MANY = 10  # number of backends above which marks are smaller
 STEP = 20  # pixels: the height of a bar of a ranking and its gap
 _CELLS: Spec = {"filter": "isValid(datum.backend)"}  # the cells among the data; the others are lines behind them
 _TIP: Spec = {"content": "data"}  # the tip that describes the cell
 
 
 def spec(figure: VegaFigure, charts: Charts, size: tuple[int, int], columns: int, *, legend: bool) -> Spec:
-    """Return the Vega-Lite specification of a figure, without data.
+    """Return the Vega-Lite specification of a chart, without data.
 
-    `size` is the width and height of a panel in pixels, `columns` the number of panels in a line.
+    `size` is the width and height of a panel in pixels, `columns` the number of panels in a row.
     """
     panels = figure.panels_of(charts)
     style = _panel_style(charts, size[1], columns * size[0] if legend else 0)
     own = {"ranking": _ranking, "approximation": _error_over_time, "roofline": _roofline, "spread": _spread}
     layers = own.get(figure.name, _over_length)(figure, style)
-    # bf16 and fp8 have different peaks; the axis of each panel then reaches up to its own.
+    # The y axis of each panel has its own range: bf16 and fp8 have different peaks.
     own_scales = figure.name == "throughput" and len({row["peak"] for row in charts.rows}) > 1
     own_scales |= figure.name == "ranking" and columns > 1
     height = {"step": STEP} if figure.name == "ranking" else size[1]
@@ -60,7 +60,7 @@ def spec(figure: VegaFigure, charts: Charts, size: tuple[int, int], columns: int
 
 
 def data(figure: VegaFigure, charts: Charts) -> list[Row]:
-    """Return the data that a figure is drawn from: all cells, and the lines behind them."""
+    """Return the data that a chart is drawn from: all cells, and the lines behind them."""
     kept = set(figure.panels_of(charts))
     rows = [row for row in charts.rows if row[figure.panel] in kept]
     if figure.name == "ranking":
@@ -72,20 +72,20 @@ def data(figure: VegaFigure, charts: Charts) -> list[Row]:
 
 @dataclass(frozen=True)
 class _PanelStyle:
-    """The encodings and sizes that the layers of all panels of a figure share."""
+    """The encodings and sizes that the layers of all panels of a chart share."""
 
     stroke: Spec  # encoding: the colour of the backend
-    fill: Spec  # encoding: that colour too, but the background's where the clock was held down
+    fill: Spec  # encoding: the same colour, but the background's where the clock was held down
     shape: Spec  # encoding: the shape of the backend
     dash: Spec  # encoding: the dash of its line
     lengths: list[int]  # sequence lengths that occur, ascending
     backends: list[str]
-    devices: int  # how many
+    devices: int  # number of devices
     height: int  # of a panel, in pixels
 
 
 def _panel_style(charts: Charts, height: int, legend_width: int) -> _PanelStyle:
-    """Return the shared style of a figure's panels. `legend_width` is in pixels; with 0 there is no legend."""
+    """Return the shared style of a chart's panels. `legend_width` is in pixels; with 0 there is no legend."""
     marks = backend_marks(charts.backends)
     names = list(marks)
     legend: Spec | None = None
@@ -112,7 +112,7 @@ def _panel_style(charts: Charts, height: int, legend_width: int) -> _PanelStyle:
 
 
 def _faded(opacity: float = 1) -> Spec:
-    """Return the encoding by which backends fade while others stand out; `opacity` is that of one that does not."""
+    """Return the encoding that fades all backends but the highlighted ones, which have this `opacity`."""
     return {"opacity": {"condition": {"test": _IN_FOCUS, "value": opacity}, "value": 0.12 * opacity}}
 
 
@@ -133,12 +133,12 @@ def _ranking(figure: VegaFigure, style: _PanelStyle) -> Sequence[Spec]:
     solid = {"condition": {"test": "datum.held", "value": 0.3}, "value": 1}
     at_end = {"y": y, "x": {**x, "field": "high"}, "text": {"field": "said"}}
     limits = [_limit(x, field, label, along="x") for field, label in figure.limits]
-    if style.devices > 1:  # each with a limit of its own, which is marked at each bar
+    if style.devices > 1:  # each device has its own limit, marked at each bar
         tick = {"type": "tick", "color": color("quiet"), "thickness": 2, "height": STEP - 4}
         for limit, (field, _) in zip(limits, figure.limits, strict=True):
             limit["layer"][0] = {"mark": tick, "encoding": {"y": y, "x": {**x, "field": field}}}
     return [
-        {  # first, and of all cells, as it sets the order of the bars
+        {  # first and with all cells, because it sets the order of the bars
             "transform": [{"calculate": f"isValid(datum.{figure.field}) ? '' : '✕ ' + datum.status", "as": "ending"}],
             "mark": {"type": "text", "align": "left", "dx": 4, "tooltip": _TIP, "color": color("quiet")},
             "encoding": {"y": y, "x": {"value": 0}, "text": {"field": "ending"}, **_faded()},
@@ -224,7 +224,7 @@ def _slopes(style: _PanelStyle, x: Spec, y: Spec) -> list[Spec]:
 
 
 def _limit(scale: Spec, field: str, label: str, along: str = "y") -> Spec:
-    """Return a dashed line across the panel, with its label if it has one: at the left, or above a line along x."""
+    """Return a dashed line across the panel, with its label, if any, at the left, or above a line along x."""
     at = {along: {**scale, "field": field, "aggregate": "max"}}
     rule = {"type": "rule", "strokeDash": [5, 4], "stroke": color("quiet"), "strokeWidth": 1}
     layers: list[Spec] = [{"mark": rule, "encoding": at}]
@@ -250,7 +250,7 @@ def _marks(style: _PanelStyle, x: Spec, y: Spec) -> Spec:
 
 
 def _crosses(style: _PanelStyle, x: Spec) -> Spec:
-    """Return a cross at the bottom of the panel for each cell without a figure."""
+    """Return a cross at the bottom of the panel for each cell without a value."""
     foot = {"field": "foot", "type": "quantitative", "scale": None, "axis": None}
     place = {"calculate": f"{style.height} - 7 - 9 * datum.slot", "as": "foot"}
     return {

@@ -1,6 +1,6 @@
-"""The progress of an A/B, and of a bisection by A/Bs, on stderr: one line drawn anew.
+"""The progress of an A/B, and of a bisection by A/Bs, on stderr: one line that is redrawn.
 
-In a pipe it is a plain line for each turn, each judgement and each build.
+In a pipe it is a plain line for each turn (the jobs of one build), each judgement and each build.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attnbench.results import case_names
 
 
 class AbProgress(JobProgress):
-    """The progress of an A/B, as run/ab/turns.py tells of it."""
+    """The progress of an A/B, which run/ab/turns.py reports."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -59,12 +59,12 @@ class AbProgress(JobProgress):
             self._print(Text(f"after {pairs} pairs: {self._counts()}"))
 
     def _counts(self) -> str:
-        """Return how many cells are settled, open, and left out because they failed or for want of time."""
+        """Return how many cells are settled, open, and left out because they failed or time was short."""
         left_out = self._cells - self._settled - self._open
         return f"{self._settled} settled, {self._open} open" + (f", {left_out} left out" if left_out else "")
 
     def __rich__(self) -> Text:
-        """Return the line as it is now; rich asks for it several times a second."""
+        """Return the present line; rich asks for it several times a second."""
         line = Text().append(f"{self._turn} ", style="bold").append(f"[{self._done}/{self._total}] ")
         if self._running:
             line.append(self._name(self._running), style="cyan")
@@ -73,14 +73,14 @@ class AbProgress(JobProgress):
 
 
 class BisectProgress(AbProgress):
-    """The progress of a bisection, as analysis/bisect/run_bisect.py tells of it."""
+    """The progress of a bisection, which analysis/bisect/run_bisect.py reports."""
 
     def begun(self, a: Run, b: Run, cells: int, paths: Sequence[Path], notes: Sequence[str]) -> None:
-        """Take the beginning of an A/B. The machine is said at the first one alone."""
+        """Print the header of an A/B; the machine only at the first A/B."""
         if not self.files:
             super().begun(a, b, cells, paths, notes)
         self._cells, self._settled, self.files = cells, 0, paths
 
     def tell(self, text: str) -> None:
-        """Print a line that stays."""
+        """Print a line that is not redrawn."""
         self._print(Text(text))

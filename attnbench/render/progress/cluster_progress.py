@@ -1,4 +1,4 @@
-"""The progress of a cluster on stderr: a line per device, drawn anew; in a pipe, a plain line for each change."""
+"""The progress of a cluster on stderr: a line per device, redrawn; in a pipe, a plain line for each change."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.text import Text
 from attnbench.core.text import count, one_line
 from attnbench.render.progress.progress_line import ProgressLine
 
-SHOWN = 30  # devices at most: a terminal has no more lines
+SHOWN = 30  # most devices: a terminal has no more lines
 _STYLES = {"measuring": "cyan", "died": "yellow", "lost": "red", "done": "green"}
 
 
 class Device(Protocol):
-    """A device of a cluster, as run/cluster.py tells of it."""
+    """A device of a cluster, as run/cluster.py reports it."""
 
     @property
     def name(self) -> str: ...
@@ -31,7 +31,7 @@ class Device(Protocol):
 
 
 class ClusterProgress(ProgressLine):
-    """The progress of a cluster's run, as cluster.ClusterObserver hears of it."""
+    """The progress of a cluster's run: a cluster.ClusterObserver."""
 
     _devices: Sequence[Device] = ()
     _began = 0.0
@@ -51,7 +51,7 @@ class ClusterProgress(ProgressLine):
             self._print(Text(f"{unit.name}: {one_line(what)}", style=_STYLES.get(unit.state, "")))
 
     def __rich__(self) -> Table:
-        """Return the devices as they are now, those that are at work first; rich asks several times a second."""
+        """Return the present lines, devices that are at work first; rich asks for them several times a second."""
         order = ("measuring", "died", "waiting", "lost", "done")
         devices = sorted(self._devices, key=lambda device: order.index(device.state))
         table = Table.grid(padding=(0, 2))

@@ -9,19 +9,20 @@ from rich.text import Text
 
 from attnbench.core.case import Case
 from attnbench.results import case_names, metrics
-from attnbench.results.metrics import METRICS
+from attnbench.results.metrics import METRICS, Metric
 from attnbench.results.rows import Row
 
-SHOWN = 3  # backends of a case
+SHOWN = 3  # most backends of a case
 
 
 @dataclass
 class FastestSoFar:
-    """A line for each case: its fastest backends, each with its figure, and how many of the planned were measured."""
+    """A line for each case: its fastest backends with their speeds, and how many of the planned ones were measured."""
 
     planned: Mapping[Case, int]  # case -> how many backends are to be measured
     several_dtypes: bool = False
     _found: dict[Case, dict[str, float]] = field(default_factory=dict)  # in the order in which they were last measured
+    _metric: dict[Case, Metric] = field(default_factory=dict)
     _ended: dict[Case, set[str]] = field(default_factory=dict)  # the backends whose jobs have ended
 
     def add(self, row: Row) -> None:
@@ -29,8 +30,8 @@ class FastestSoFar:
         record = row.record
         self._ended.setdefault(record.case, set()).add(record.backend)
         if record.status == "ok" and record.approximation is None:
-            value = metrics.value(metrics.usual(record.case)[0], row)
-            if value:
+            metric = self._metric.setdefault(record.case, METRICS[metrics.usual(record.case, row.rates)[0]])
+            if value := metrics.value(metric.name, row):
                 self._found[record.case] = self._found.pop(record.case, {}) | {record.backend: value}
 
     def lines(self, width: int, most: int) -> list[Text]:
@@ -41,7 +42,7 @@ class FastestSoFar:
         return [self._line(case, names[case].ljust(longest), of, width) for case, of in shown]
 
     def _line(self, case: Case, name: str, found: Mapping[str, float], width: int) -> Text:
-        metric = METRICS[metrics.usual(case)[0]]
+        metric = self._metric[case]
         order = sorted(found.items(), key=lambda item: item[1], reverse=metric.better == "higher")
         line = Text(f"{name}  ")
         for place, (backend, value) in enumerate(order[:SHOWN]):

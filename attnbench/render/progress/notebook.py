@@ -1,4 +1,4 @@
-"""Progress in a notebook: an output of the cell that is drawn anew, in place of a line of a terminal."""
+"""Progress in a notebook: an output of the cell that is redrawn, in place of a line of a terminal."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ WIDTH = 110  # characters
 
 
 def in_notebook() -> bool:
-    """Whether this process is the kernel of a notebook, whose cells show what changes."""
+    """Whether this process is the kernel of a notebook, whose cells can show a changing output."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython and hasattr(ipython, "get_ipython") else None
     return type(shell).__name__ == "ZMQInteractiveShell"
 
 
 class NotebookLive:
-    """Has the methods of rich.live.Live that a ProgressLine needs, and draws plain text."""
+    """A replacement for rich.live.Live that draws plain text, with the methods that a ProgressLine needs."""
 
     def __init__(self) -> None:
         self._shown: RenderableType = ""

@@ -1,4 +1,4 @@
-"""A line of progress that is drawn anew while a command works."""
+"""A line of progress that is redrawn while a command works."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ IN_A_PIPE_EVERY = 10.0  # seconds between lines of progress
 
 
 class ProgressLine:
-    """A line on a terminal that names the work at hand. Close it before printing anything else."""
+    """A line on a terminal that names the current work. Close it before printing anything else."""
 
     files: Sequence[Path] = ()  # the run files of the measurement
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._now = ""  # the work at hand, until it was printed
+        self._now = ""  # the current work, until it is printed
         self._closed = threading.Event()
         self._live: Live | NotebookLive | None = None
         if in_notebook():
@@ -39,7 +39,7 @@ class ProgressLine:
             threading.Thread(target=self._say_from_time_to_time, daemon=True).start()
 
     def say(self, text: str, *, also_in_a_pipe: bool = False) -> None:
-        """Show the work at hand until the next call; in a pipe only from time to time, as most would be noise there."""
+        """Show the current work until the next call; in a pipe only from time to time, to print few lines."""
         if self._live:
             self._live.update(Text(printable(text), style="dim"), refresh=True)
         elif also_in_a_pipe:
@@ -64,7 +64,7 @@ class ProgressLine:
             text = Text(shown, style=text.style)
         try:
             self._console.print(text, soft_wrap=not self._console.is_terminal, highlight=False)
-        except OSError:  # a full disk, or a reader that is gone: measuring goes on
+        except OSError:  # the disk is full, or the reader is gone: measuring goes on
             drop_rest(self._console.file)
 
 
@@ -73,7 +73,7 @@ class JobProgress(ProgressLine):
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
-        self._several_dtypes = False  # names of cases then have the dtype
+        self._several_dtypes = False  # whether names of cases contain the dtype
         self._running: Job | None = None
         self._done = self._total = 0  # jobs
 
@@ -91,7 +91,7 @@ class JobProgress(ProgressLine):
             self._print(Text(f"writing {', '.join(map(str, paths))}", style="dim"))
 
     def _print_doubt(self, *runs: Run) -> None:
-        """Print, before all else, why the figures cannot be believed, where that is known."""
+        """Print, before all else, why the results cannot be believed, if there is a reason."""
         for line in disturbed.doubt(runs):
             self._print(Text(line, style="bold red"))
 

@@ -1,4 +1,4 @@
-"""The progress of a run on stderr: a header, then the fastest backends of each case, drawn anew, and one line.
+"""The progress of a run on stderr: a header, then the fastest backends of each case and one line, all redrawn.
 
 In a pipe it is a plain line for each job.
 """
@@ -26,22 +26,22 @@ from attnbench.results.metrics import METRICS
 from attnbench.results.rows import Row, Source
 from attnbench.results.run_setup import setup_texts
 
-BELOW = 8  # lines of a terminal that are left to the header and the line of the progress
+BELOW = 8  # lines of a terminal that the header and the progress line need
 
 
 class RunProgress(JobProgress):
-    """The progress of a run, as run_suite.RunObserver hears of it."""
+    """The progress of a run: a run_suite.RunObserver."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
         self._source: Source | None = None
-        self._ahead: dict[str, float] = {}  # the jobs still to come -> seconds forecast; skips of the plan are no jobs
+        self._ahead: dict[str, float] = {}  # id of a job to come -> seconds forecast; the plan's skips are no jobs
         self._forecast_done = self._actual_done = 0.0  # seconds
         self._began = 0.0
-        self._deadline = math.inf  # the time of the monotonic clock when no job begins any more
+        self._deadline = math.inf  # time of the monotonic clock from which on no job begins
         self._last: Record | None = None
         self._fastest = FastestSoFar({})
-        self._late: list[Record] = []  # skipped for want of time, one after another, and not printed yet
+        self._late: list[Record] = []  # consecutive records that were skipped because time was short, not printed yet
 
     def planned(
         self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str], limit: float | None = None
@@ -61,7 +61,7 @@ class RunProgress(JobProgress):
         self.say("starting the workers")
 
     def started(self, job: Job) -> None:
-        self._ahead.setdefault(job.id, job.forecast.seconds)  # new only if the plan left it out for want of time
+        self._ahead.setdefault(job.id, job.forecast.seconds)  # new: left out by the plan for want of time
         super().started(job)
         self._began = time.monotonic()
         if self._live:
@@ -69,7 +69,7 @@ class RunProgress(JobProgress):
 
     def ended(self, job: Job, record: Record) -> None:
         forecast = self._ahead.pop(job.id, None)
-        if forecast is None:  # skipped by the plan, as the header counts and the reasons below the tables say
+        if forecast is None:  # a skip of the plan, which the header counts and a reason below the tables explains
             return
         self._done += 1
         self._running = None
@@ -93,7 +93,10 @@ class RunProgress(JobProgress):
         super().close()
 
     def _print_late(self, done: int) -> None:
-        """Print the jobs skipped for want of time as one line, at a number of jobs done; nothing on a terminal."""
+        """Print the jobs that were skipped because time was short as one line; nothing on a terminal.
+
+        `done` is the number of jobs done before them.
+        """
         if not self._live and self._late:
             why = [one_line(record.reason or "") for record in self._late]
             alike = [text for text in why if template(text) == template(why[0])]
@@ -102,19 +105,19 @@ class RunProgress(JobProgress):
         self._late.clear()
 
     def __rich__(self) -> Text:
-        """Return what is drawn, as it is now; rich asks for it several times a second."""
+        """Return the present lines; rich asks for them several times a second."""
         room = self._console.height - BELOW
         return Text("\n").join([*self._fastest.lines(self._console.width - 1, room), self.line])
 
     @property
     def line(self) -> Text:
-        """The line: how far the run is, the job at hand, and the last figure."""
+        """The progress line: how far the run is, the current job, and the latest result."""
         line = Text().append(f"{self._count()} ", style="bold")
         if self._running:
             line.append(self._name(self._running), style="cyan")
             if (waited := time.monotonic() - self._began) >= 2:
                 line.append(f" {_seconds(waited)}", style="dim")
-        if self._done < self._total:  # how many more jobs will fit is not known
+        if self._done < self._total:  # how many more jobs will fit is unknown
             line.append(f"  {_seconds(self._left())} left", style="dim")
         if self._last:
             line.append("  last: ", style="dim").append_text(self._outcome(self._last))
@@ -148,7 +151,7 @@ class RunProgress(JobProgress):
             style = "red" if record.status != "skipped" else "dim"
             return Text(case_names.ENDINGS.get(record.status, ""), style)
         row = Row(record, self._source)
-        first, *others = metrics.usual(record.case)
+        first, *others = metrics.usual(record.case, row.rates)
         text = Text("".join(f"{_written(name, row)}, " for name in others) + _written(first, row), "green")
         memory = first == "tflops" and metrics.bound(record.case, row.rates) == "memory"
         used = metrics.share_of_limit(first, lambda name: metrics.value(name, row), memory_bound=memory)

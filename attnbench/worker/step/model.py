@@ -197,6 +197,12 @@ def configuration(case: Case) -> Any:
         "llama": {},
         "qwen3": {},
         "mistral": {"sliding_window": window},
+        "mixtral": {"num_local_experts": step.experts, "num_experts_per_tok": step.taken},
+        "qwen3_moe": {
+            "num_experts": step.experts,
+            "num_experts_per_tok": step.taken,
+            "moe_intermediate_size": step.intermediate,
+        },
         "gemma2": {
             "sliding_window": window or 4096,
             "layer_types": kinds,

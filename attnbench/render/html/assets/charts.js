@@ -12,12 +12,14 @@
     for (const name in data.coded) row[name] = data.coded[name].of[data.coded[name].at[index]];
     return row;
   });
+  const parts = data.parts || attnbench.parts; // of the page, or of all pages of its site
   const whole = (value) => { // puts the parts that layers share back into a specification
     if (value === null || typeof value !== "object") return value;
     if (Array.isArray(value)) return value.map(whole);
-    if ("part" in value) return whole(data.parts[value.part]);
+    if ("part" in value) return whole(parts[value.part]);
     return Object.fromEntries(Object.entries(value).map(([name, item]) => [name, whole(item)]));
   };
+  data.columns = data.columns.map(whole);
   const backends = new Map(data.backends.map((b) => [b.name, b]));
   // Pixels: the least width of a panel, wider where many lines share it, and the width of a whole figure on paper.
   const SCREEN = { least: backends.size > MANY ? 300 : 235 }, PAPER = { least: 190, width: 920 };
@@ -143,7 +145,7 @@
     keep();
   };
 
-  // ---- The address holds what a reader chose, so that a link shows the same: "#?off=dtype:fp16&find=16k&sort=-tflops".
+  // ---- The address holds what a reader chose, so that a link shows the same.
 
   const keep = () => {
     const kept = new URLSearchParams();
@@ -152,12 +154,10 @@
     if ($("#find").value) kept.set("find", $("#find").value);
     if (order.field) kept.set("sort", `${order.down ? "-" : ""}${order.field}`);
     if (wished) kept.set("shape", wished);
-    const now = location.hash, text = [...kept].length ? `#?${kept}` : now.startsWith("#?") ? "#" : now;
-    if (text !== now && (text !== "#" || now)) history.replaceState(null, "", text);
+    attnbench.keep(kept);
   };
   const restore = () => {
-    if (!location.hash.startsWith("#?")) return;
-    const kept = new URLSearchParams(location.hash.slice(2)), off = new Set(kept.getAll("off"));
+    const kept = attnbench.kept(), off = new Set(kept.getAll("off"));
     for (const box of boxes) box.checked = !off.has(`${box.name}:${box.value}`);
     for (const name of kept.getAll("backend")) if (backends.has(name)) pinned.add(name);
     $("#find").value = kept.get("find") || "";
@@ -168,29 +168,14 @@
 
   // ---- Files to take away.
 
-  const save = (name, type, text) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text], { type }));
-    link.download = name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-  };
   const saveFigure = async (figure) => {
     if (figure.stale || !figure.view) draw(figure);
     if (!figure.view) return;
-    const style = getComputedStyle(document.documentElement);
-    const svg = (await figure.view.toSVG()).replace(/var\((--\w+)\)/g, (_, name) => style.getPropertyValue(name).trim());
-    const paper = `<rect width="100%" height="100%" fill="${style.getPropertyValue("--paper").trim()}"/>`;
-    save(`${figure.name}.svg`, "image/svg+xml", svg.replace(/(<svg[^>]*>)/, `$1${paper}`));
-  };
-  const field = (value) => {
-    const text = value == null ? "" : /^[=+@-]/.test(value) && typeof value === "string" ? `'${value}` : String(value);
-    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+    attnbench.saveSvg(figure.name, await figure.view.toSVG());
   };
   const saveTable = () => {
     const names = ["case", ...data.columns.filter((c) => c.kind !== "remark").map((c) => c.field), "status", "reason"];
-    const lines = found().map((row) => names.map((name) => field(row[name])).join(","));
-    save("cells.csv", "text/csv", [names.join(","), ...lines, ""].join("\n"));
+    attnbench.saveCsv("cells", [names, ...found().map((row) => names.map((name) => row[name]))]);
   };
 
   // ---- Figures, drawn when they come near the window, again when filters or width change.
@@ -253,7 +238,7 @@
     }
     const lines = data.lines.filter((line) => line.kind === figure.lines && kept.has(line[figure.panel]));
     const values = rowsOf(figure).filter((row) => kept.has(row[figure.panel])).map((row) => picked(row, figure.fields));
-    const spec = { ...fitted(figure, kept.size, medium), config: data.config, data: { values: [...values, ...lines.map((line) => ({ ...line }))] } };
+    const spec = { ...fitted(figure, kept.size, medium), data: { values: [...values, ...lines.map((line) => ({ ...line }))] } };
     box.textContent = "";
     figure.view = new vega.View(vega.parse(vegaLite.compile(spec).spec), { renderer: "svg", container: box, logLevel: vega.Error });
     figure.view.description(figure.label).signal("focus", focus()).tooltip(tip);
@@ -413,7 +398,7 @@
 
   // ---- Start.
 
-  window.attnbench = { write }; // for tests
+  attnbench.write = write; // for tests
 
   for (const box of boxes.filter((b) => b.name === "backend")) box.insertAdjacentHTML("afterend", swatch(box.value, true));
   const entry = (name) => `<button type="button" data-backend="${escape(name)}" aria-pressed="false">${swatch(name, true)} ${escape(name)}</button>`;

@@ -16,30 +16,15 @@
     box.querySelector("svg").setAttribute("aria-hidden", "true"); // the box says its finding
   };
   const drawAll = () => boxes.forEach(draw);
-  const save = (file, type, text) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([text], { type }));
-    link.download = file;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-  };
-  const svgOf = async (name) => {
-    const style = getComputedStyle(document.documentElement);
-    const box = boxes.find((one) => one.dataset.chart === name && !one.dataset.width);
-    const svg = (await box.view.toSVG()).replace(/var\((--\w+)\)/g, (_, of) => style.getPropertyValue(of).trim());
-    const paper = `<rect width="100%" height="100%" fill="${style.getPropertyValue("--paper").trim()}"/>`;
-    return svg.replace(/(<svg[^>]*>)/, `$1${paper}`);
-  };
-  const field = (value) => `"${String(value).replace(/^(?=[=+@-].)/, "'").replaceAll('"', '""')}"`; // no formula of a spreadsheet
-  const csvOf = ({ data: { values }, layer }) => {
+  const svgOf = (name) => boxes.find((one) => one.dataset.chart === name && !one.dataset.width).view.toSVG();
+  const rowsOf = ({ data: { values }, layer }) => {
     const { x, y } = layer[0].encoding;
-    const rows = values.map((row) => [field(row.line), field(row.name), row.x, row.y, row.low, row.high]);
-    return [["line", "point", field(x.title), field(y.title), "low", "high"], ...rows].join("\n") + "\n";
+    return [["line", "point", x.title, y.title, "low", "high"], ...values.map((of) => [of.line, of.name, of.x, of.y, of.low, of.high])];
   };
   for (const button of document.querySelectorAll("[data-save-chart]")) {
     const { saveChart: name, as } = button.dataset;
     button.addEventListener("click", async () =>
-      as === "svg" ? save(`${name}.svg`, "image/svg+xml", await svgOf(name)) : save(`${name}.csv`, "text/csv", csvOf(charts[name])),
+      as === "svg" ? attnbench.saveSvg(name, await svgOf(name)) : attnbench.saveCsv(name, rowsOf(charts[name])),
     );
   }
   let width = innerWidth, timer;

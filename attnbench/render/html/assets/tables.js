@@ -1,8 +1,7 @@
 "use strict";
-// On the pages of a site: saves tables as CSV, their bars and plots as SVG, and hides the rows that lack the words that
-// a reader looks for.
+// On the pages of a site: filters, finds and sorts the rows of tables, saves them as CSV, their bars and plots as SVG.
 (() => {
-  const FEW = 20; // rows; with fewer, nobody searches
+  const FEW = 5, MOST = 12; // rows that are read at a glance; values of a filter, of which a search finds more
   const tables = [...document.querySelectorAll("table.text")].filter((table) => table.closest("section"));
   const rowsOf = (table) => [...table.tBodies[0].rows];
   const button = (text, act) => {
@@ -11,29 +10,12 @@
     made.addEventListener("click", act);
     return made;
   };
-  const field = (cell) => {
-    const text = cell.textContent.replace(/^(?=[=+@-].)/, "'"); // no formula of a spreadsheet
-    return /[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-  };
-  const save = (name, type, text) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(new Blob([`${text}\n`], { type }));
-    link.download = name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-  };
   const saveTable = (table, name) => {
     const lines = [table.tHead.rows[0], ...rowsOf(table).filter((row) => !row.hidden)];
-    save(`${name}.csv`, "text/csv", lines.map((row) => [...row.cells].map(field).join(",")).join("\n"));
+    attnbench.saveCsv(name, lines.map((row) => [...row.cells].map((cell) => cell.textContent)));
   };
-
-  // A drawing by itself, with its colours as they are on the page.
-  const saveDrawing = (name, width, height, inside) => {
-    const style = getComputedStyle(document.documentElement);
-    const paper = `<rect width="${width}" height="${height}" fill="var(--paper)"/>`;
-    const text = `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" font-family="sans-serif">${paper}${inside}</svg>`;
-    save(`${name}.svg`, "image/svg+xml", text.replace(/var\((--\w+)\)/g, (_, color) => style.getPropertyValue(color).trim()));
-  };
+  const saveDrawing = (name, width, height, inside) =>
+    attnbench.saveSvg(name, `<svg xmlns="http://www.w3.org/2000/svg" width="${width}" height="${height}" font-family="sans-serif">${inside}</svg>`);
   const escape = (text) => text.replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
   const HEIGHT = 22, BAR = 400, LETTER = 6.5; // pixels: of a row, of an axis, and of a letter, about
   const saveBars = (table, name) => {
@@ -65,49 +47,149 @@
   }
   for (const plot of document.querySelectorAll("svg.plot")) {
     const { width, height } = plot.viewBox.baseVal, label = plot.getAttribute("aria-label");
-    const points = [...plot.querySelectorAll("title")].map(field);
+    const points = [...plot.querySelectorAll("title")].map((title) => [title.textContent]);
     tools(
       plot,
       button("Save SVG", () => saveDrawing("plot", width, height + HEIGHT, `<text x="5" y="15" font-size="12" fill="var(--ink)">${escape(label)}</text><g transform="translate(0 ${HEIGHT})">${plot.innerHTML}</g>`)),
-      button("Save CSV", () => save("plot.csv", "text/csv", points.join("\n"))),
+      button("Save CSV", () => attnbench.saveCsv("plot", points)),
     );
   }
 
-  const long = tables.filter((table) => rowsOf(table).length > FEW);
-  if (!long.length || document.querySelector("#cells")) return; // the page of a run has its own
-  const find = Object.assign(document.createElement("input"), { type: "search", placeholder: "d128 causal bf16" });
-  const label = document.createElement("label"), count = document.createElement("span");
-  count.className = "quiet";
-  count.setAttribute("role", "status");
-  label.append("Find ", find);
-  const search = Object.assign(document.createElement("p"), { className: "tools" });
-  search.append(label, count);
-  document.querySelector("#results").prepend(search);
+  if (!tables.some((table) => rowsOf(table).length > FEW) || document.querySelector("#cells")) return; // the page of a run has its own
 
-  // A row whose first entry is empty goes on with the row above; both are found together.
-  const groups = long.flatMap((table) => {
-    const found = [];
+  // ---- Rows. One whose first entry is empty goes on with the row above: they have one name, and are found together.
+
+  const nameOf = (table) => `${table.closest("section").id.replace("table-", "")}${table.closest(".narrow") ? "/narrow" : ""}`;
+  const groupsOf = (table) => {
+    const groups = [];
     for (const row of rowsOf(table)) {
-      if (found.length && !row.cells[0].textContent) found.at(-1).push(row);
-      else found.push([row]);
+      if (groups.length && !row.cells[0].textContent) groups.at(-1).rows.push(row);
+      else groups.push({ rows: [row], name: row.cells[0].innerHTML });
     }
-    return found.map((rows) => ({ rows, text: ` ${rows.map((row) => [...row.cells].map((c) => c.textContent).join(" ")).join(" ")}`.toLowerCase() }));
-  });
-  const show = () => {
-    const words = find.value.toLowerCase().split(/\s+/).filter(Boolean);
-    let shown = 0;
-    for (const { rows, text } of groups) {
-      const fits = words.every((word) => text.includes(/^\d/.test(word) ? ` ${word}` : word));
-      for (const row of rows) row.hidden = !fits;
-      shown += fits ? rows.length : 0;
-    }
-    const all = groups.reduce((sum, { rows }) => sum + rows.length, 0);
-    count.textContent = words.length ? `${shown} of ${all} rows` : "";
+    for (const group of groups) group.text = ` ${group.rows.map((row) => [...row.cells].map((cell) => cell.textContent).join(" ")).join(" ")}`.toLowerCase();
+    return groups;
   };
-  find.addEventListener("input", () => {
+  const shown = tables.filter((table) => rowsOf(table).length > 1).map((table) => ({ table, name: nameOf(table), heads: [...table.tHead.rows[0].cells], groups: groupsOf(table) }));
+
+  // ---- Filters: by the columns of a few values, and by what the name of a case says, as "16k d128 causal fwd bf16".
+
+  const COLUMNS = ["GPU", "machine", "device", "work", "model", "backend", "implementation", "pass", "suite"];
+  const CASE = { headdim: /(?:^| )d(\d\S*)(?= |$)/, mask: /(?:^| )d\d\S* (\S.*?) (?:fwd|bwd|fwd_bwd|decode)(?= |$)/, pass: /(?:^| )(fwd|bwd|fwd_bwd|decode)(?= |$)/, dtype: /(?:^| )(bf16|fp16|fp32|fp8)(?= |$)/ };
+  const TITLES = { headdim: "Head dimension", mask: "Mask", pass: "Pass", work: "Work", machine: "Machine", device: "Device", model: "Model", backend: "Backend", implementation: "Implementation", suite: "Suite" };
+  const valuesOf = new Map(); // row -> {filter: its value}
+  const filters = new Map(); // filter -> its values
+  for (const { heads, groups } of shown) {
+    const columns = heads.map((head, place) => [head.textContent, place]).filter(([heading]) => COLUMNS.includes(heading));
+    for (const { rows } of groups) {
+      const name = rows[0].cells[0].textContent, own = {};
+      for (const filter in CASE) own[filter] = CASE[filter].exec(name)?.[1];
+      for (const row of rows) {
+        const values = { ...own };
+        for (const [heading, place] of columns) values[heading] = place ? row.cells[place].textContent : name;
+        valuesOf.set(row, values);
+        for (const filter in values) if (values[filter]) filters.set(filter, (filters.get(filter) || new Set()).add(values[filter]));
+      }
+    }
+  }
+  const box = (filter, value) => `<label><input type="checkbox" checked name="${filter}" value="${escape(value)}"><span>${escape(value)}</span></label>`;
+  const fieldset = ([filter, values]) => `<fieldset><legend>${TITLES[filter] || filter}</legend>${[...values].map((value) => box(filter, value)).join("")}</fieldset>`;
+  const several = [...filters].filter(([, values]) => values.size > 1 && values.size <= MOST);
+  const search = Object.assign(document.createElement("div"), { className: "tools" });
+  search.innerHTML = `${several.length ? `<details id="filtering"><summary>Filters</summary><form id="filters" aria-label="Filters">${several.map(fieldset).join("")}<p><button type="button" id="reset">Show all</button></p></form></details>` : ""}<label>Find <input type="search" id="find" placeholder="d128 causal bf16" autocomplete="off" spellcheck="false"></label><span class="quiet" role="status"></span>`;
+  document.querySelector("#results").prepend(search);
+  const boxes = [...search.querySelectorAll("input[type=checkbox]")], find = search.querySelector("#find"), reset = search.querySelector("#reset");
+
+  const filter = () => {
+    const words = find.value.toLowerCase().split(/\s+/).filter(Boolean), off = boxes.filter((one) => !one.checked);
+    const passes = (row) => off.every(({ name, value }) => valuesOf.get(row)[name] !== value);
+    let some = 0, all = 0;
+    for (const { table, groups } of shown) {
+      const counts = table.checkVisibility(); // the table for narrow screens, or its twin for wide ones
+      for (const { rows, name, text } of groups) {
+        const found = words.every((word) => text.includes(/^\d/.test(word) ? ` ${word}` : word));
+        for (const row of rows) row.hidden = !found || !passes(row);
+        const first = rows.find((row) => !row.hidden) || rows[0];
+        if (rows.length > 1) for (const row of rows) row.cells[0].innerHTML = row === first ? name : "";
+        if (counts) all += rows.length;
+        if (counts) some += rows.filter((row) => !row.hidden).length;
+      }
+    }
+    search.querySelector("[role=status]").textContent = words.length || off.length ? `${some} of ${all} rows` : "";
+    if (reset) reset.disabled = !off.length;
+  };
+
+  // ---- Order, by a click on a heading: a column of numbers has the largest first.
+
+  const UNITS = { us: 1e-6, ms: 1e-3, KiB: 2 ** 10, MiB: 2 ** 20, GiB: 2 ** 30, TiB: 2 ** 40 };
+  const NUMBER = /^[±+]?(-?\d[\d.]*(?:e[+-]?\d+)?)[x%~]*(?: ([a-zA-Z]+))?(?= |,|$)/;
+  const orders = new Map(); // name of a table -> {place of its column, down}
+  const valueOf = ({ rows }, place) => rows.filter((row) => !row.hidden).map((row) => row.cells[place].textContent).find((text) => text && text !== "-");
+  const numberOf = (text) => {
+    const [, digits, unit] = NUMBER.exec(text) || [];
+    return digits && Number(digits) * (UNITS[unit] || 1);
+  };
+  const isOfNumbers = ({ groups }, place) => groups.map((group) => valueOf(group, place)).every((text) => !text || numberOf(text) !== undefined);
+  const sort = (of) => {
+    const order = orders.get(of.name), numbers = order && isOfNumbers(of, order.place);
+    const compare = (a, b) => (numbers ? numberOf(a) - numberOf(b) : a.localeCompare(b, "en", { numeric: true }));
+    const sorted = !order ? of.groups : [...of.groups].sort((one, other) => {
+      const [a, b] = [one, other].map((group) => valueOf(group, order.place));
+      if (!a || !b) return !a - !b; // rows without a value come last in both orders
+      return order.down ? compare(b, a) : compare(a, b);
+    });
+    of.table.tBodies[0].append(...sorted.flatMap(({ rows }) => rows));
+    of.heads.forEach((head, place) => {
+      if (order?.place !== place) head.removeAttribute("aria-sort");
+      else head.setAttribute("aria-sort", order.down ? "descending" : "ascending");
+    });
+  };
+  const keep = () => {
+    const choices = new URLSearchParams();
+    for (const { name, value, checked } of boxes) if (!checked) choices.append("off", `${name}:${value}`);
+    if (find.value) choices.set("find", find.value);
+    for (const [name, { place, down }] of orders) choices.append("sort", `${name}:${down ? "-" : ""}${place}`);
+    attnbench.keep(choices);
+  };
+  const show = () => {
+    filter();
+    shown.forEach(sort);
+  };
+  const changed = () => {
     show();
-    history.replaceState(null, "", find.value ? `#?find=${encodeURIComponent(find.value)}` : "#");
+    keep();
+  };
+  const sortBy = (of, place) => {
+    const down = isOfNumbers(of, place), before = orders.get(of.name);
+    if (before?.place !== place) orders.set(of.name, { place, down });
+    else if (before.down === down) before.down = !down;
+    else orders.delete(of.name); // the third time: the order of the page
+    sort(of);
+    keep();
+  };
+
+  for (const of of shown) {
+    of.heads.forEach((head, place) => {
+      if (!of.groups.some((group) => valueOf(group, place))) return; // drawings
+      const text = head.textContent;
+      head.textContent = "";
+      head.append(button(text, () => sortBy(of, place)));
+    });
+  }
+  search.addEventListener("change", changed);
+  find.addEventListener("input", changed);
+  search.querySelector("form")?.addEventListener("submit", (event) => event.preventDefault());
+  reset?.addEventListener("click", () => {
+    for (const one of boxes) one.checked = true;
+    changed();
   });
-  if (location.hash.startsWith("#?")) find.value = new URLSearchParams(location.hash.slice(2)).get("find") || "";
+  const kept = attnbench.kept(), off = new Set(kept.getAll("off"));
+  for (const one of boxes) one.checked = !off.has(`${one.name}:${one.value}`);
+  if (off.size && boxes.length) search.querySelector("details").open = true;
+  find.value = kept.get("find") || "";
+  for (const choice of kept.getAll("sort")) {
+    const [, name, minus, place] = /^(.*):(-?)(\d+)$/.exec(choice) || [], of = shown.find((one) => one.name === name);
+    if (!of?.heads[place]) continue;
+    orders.set(name, { place: Number(place), down: minus === "-" });
+  }
   show();
 })();
