@@ -3,6 +3,7 @@
     python tests/gpu/library_benchmarks.py flex                 attention-gym, examples/benchmark.py
     python tests/gpu/library_benchmarks.py flashinfer-fa2       FlashInfer, benchmarks/bench_batch_decode.py
     python tests/gpu/library_benchmarks.py fa2 fa3 fa4          flash-attention, benchmarks/benchmark_attn.py --varlen
+    python tests/gpu/library_benchmarks.py flashmla             FlashMLA, tests/test_flash_mla_*.py
 
 The script makes the libraries' calls as in these files, on separate tensors, and times them by the timers of these
 files, with L2 cold. attnbench times its backend's call of the same case. Both run in turns in one process
@@ -30,7 +31,7 @@ import torch
 from peer_timers import PEER_TIMERS, Launch, PeerTimer, compare_timers
 
 from attnbench import backends
-from attnbench.core import stats
+from attnbench.core import masks, stats
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.policy import Policy
 from attnbench.judge import inputs
@@ -60,14 +61,14 @@ def attention_gym_cases() -> Iterator[Case]:
 
 def attention_gym_call(case: Case, *, adds: bool = True) -> Launch:
     """Return the call of test_mask, whose backward adds to earlier gradients if `adds`."""
-    from attn_gym import masks  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    from attn_gym import masks as of_gym  # type: ignore[import-not-found,import-untyped,unused-ignore]
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    shape, mask = case.shape, masks.causal_mask
+    shape, mask = case.shape, of_gym.causal_mask
     if case.window_size[0] is not None:
-        mask = masks.generate_sliding_window(window_size=case.window_size[0])
+        mask = of_gym.generate_sliding_window(window_size=case.window_size[0])
     elif case.mask:
-        mask = masks.generate_prefix_lm_mask(prefix_length=1024)
+        mask = of_gym.generate_prefix_lm_mask(prefix_length=1024)
     block_mask = create_block_mask(mask, 1, 1, shape.seqlen_q, shape.seqlen_k, device="cuda")
     size = (shape.batch, shape.nheads, shape.seqlen_q, shape.headdim)
     q, k, v = (torch.randn(size, device="cuda", dtype=torch.float16, requires_grad=True) for _ in range(3))
@@ -146,6 +147,60 @@ def varlen_call(backend: str, case: Case) -> Launch:
     return backward
 
 
+def flashmla_cases() -> Iterator[Case]:
+    """Yield dense decode, prefill over chosen keys, and decode over chosen keys of an fp8 cache."""
+    options: dict[str, Any] = {"causal": True, "page_size": 64, "latent": True, "scale": 576**-0.5}
+    for seqlen in (16384, 32768):
+        yield Case(Shape(128, 1, seqlen, 128, 1, 576, 512), "bf16", "fwd", **options)
+    for seqlen in (8192, 131072):
+        yield Case(Shape(1, 4096, seqlen, 128, 1, 576, 512), "bf16", "fwd", mask="topk:2k", **options)
+    shape = Shape(148, 2, 32768, 128, 1, 576, 512)
+    yield Case(shape, "bf16", "fwd", mask="topk:16k", cache_dtype="fp8", **options)
+
+
+def flashmla_call(case: Case) -> Launch:
+    """Return the call of FlashMLA's tests, on random keys in place of the case's choice."""
+    import flash_mla  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    s, rows = case.shape, case.shape.batch * case.shape.seqlen_k
+    q = torch.randn(s.batch, s.seqlen_q, s.nheads, s.headdim, device="cuda", dtype=torch.bfloat16)
+    if not case.mask:
+        cache = torch.randn(rows // 64, 64, 1, s.headdim, device="cuda", dtype=torch.bfloat16)
+        table = torch.randperm(rows // 64, device="cuda", dtype=torch.int32).view(s.batch, -1)
+        lengths = torch.full((s.batch,), s.seqlen_k, device="cuda", dtype=torch.int32)
+        plan = flash_mla.get_mla_metadata()[0]
+        given = (q, cache, table, lengths, s.headdim_v, plan)
+        return lambda: flash_mla.flash_mla_with_kvcache(*given, causal=True, use_legacy=True)
+    number = masks.chosen(case.mask)
+    chosen = torch.randint(rows, (s.batch, s.seqlen_q, number), device="cuda", dtype=torch.int32)
+    if case.cache_dtype == "same":
+        keys = torch.randn(rows, 1, s.headdim, device="cuda", dtype=torch.bfloat16)
+        return lambda: flash_mla.flash_mla_sparse_fwd(
+            q[0], keys, chosen.view(s.seqlen_q, 1, number), s.headdim**-0.5, use_legacy=True
+        )
+    cache = torch.randint(0, 120, (rows // 64, 64, 1, 656), device="cuda", dtype=torch.uint8)  # finite in e4m3
+    cache[..., 512:528] = torch.ones(4, device="cuda").view(torch.uint8)
+    cache[..., 528:] = torch.randn(*cache.shape[:3], 64, device="cuda", dtype=torch.bfloat16).view(torch.uint8)
+    plan = flash_mla.get_mla_metadata()[0]
+    return lambda: flash_mla.flash_mla_with_kvcache(
+        *(q, cache, None, None, s.headdim_v, plan), is_fp8_kvcache=True, indices=chosen, use_legacy=True
+    )
+
+
+def _kernels(launch: Launch) -> float:
+    """Return the seconds of a launch's kernels by torch's profiler, with L2 cold, as FlashMLA's bench_kineto."""
+    from torch.profiler import ProfilerActivity, profile
+
+    flush = torch.empty(2 * 10**9, dtype=torch.int, device="cuda")
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        for _ in range(10):
+            flush.zero_()
+            launch()
+        torch.cuda.synchronize()
+    kernels = [event for event in profiler.events() or () if "mla" in event.name or "sparse_attn" in event.name]
+    return float(sum(event.device_time for event in kernels)) / 1e7
+
+
 def _do_bench(launch: Launch) -> float:
     """Return the seconds of a launch by do_bench with its defaults, 100 ms without a pause, as in attention-gym."""
     from triton.testing import do_bench
@@ -164,6 +219,7 @@ BENCHMARKS = {
         PeerTimer(_do_bench, "triton"),
         alone=partial(attention_gym_call, adds=False),
     ),
+    "flashmla": Benchmark(flashmla_cases, flashmla_call, PeerTimer(_kernels, "flash_mla")),
     "flashinfer-fa2": Benchmark(flashinfer_cases, flashinfer_call, PEER_TIMERS["flashinfer.testing"]),
     **{
         name: Benchmark(varlen_cases, partial(varlen_call, name), PEER_TIMERS["benchmark_attn.py"])
