@@ -64,10 +64,8 @@ class InputRenewal:
     """
 
     def __init__(self, case: Case, given: Inputs, prepared: Prepared, seed: int) -> None:
-        names = renewed(case, given)
-        self._tensors: dict[str, Tensor | tuple[Tensor, ...]] = {
-            name: prepared.reads.get(name, given.values[name]) for name in names
-        }
+        read = {**given.values, **prepared.reads, **prepared.reads_in_parts}
+        self._tensors = {name: read[name] for name in renewed(case, given)}
         self._seed = seed
         self._count = 0
         self.now: Renewal | None = None
