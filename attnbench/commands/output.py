@@ -116,7 +116,7 @@ def with_damage(document: Document, damage: Mapping[Path, str]) -> Document:
     what = f"{count(len(damage), 'file')} cannot be read in whole: {told}."
     caution = Caution(what, "The lost records are missing here.", "Restore the files, or measure again.")
     lost = {str(path): what for path, what in damage.items()}
-    data = {**document.data, "damage": lost} if isinstance(document.data, dict) else document.data
+    data = {**document.data, "damage": lost} if isinstance(document.data, Mapping) else document.data
     return replace(document, cautions=(caution, *document.cautions), data=data)
 
 

@@ -10,6 +10,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from sys import intern
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,26 @@ class MadeRows(Sequence[Mapping[str, Any]]):
 
     def __getitem__(self, index: Any) -> Any:
         return [*self][index]
+
+
+class MadeData(Mapping[str, Any]):
+    """A mapping that is made when it is first read, because few formats need it."""
+
+    def __init__(self, made: Callable[[], Mapping[str, Any]]) -> None:
+        self._made = made
+
+    @cached_property
+    def _data(self) -> Mapping[str, Any]:
+        return self._made()
+
+    def __getitem__(self, key: str) -> Any:
+        return self._data[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._data)
+
+    def __len__(self) -> int:
+        return len(self._data)
 
 
 def table_rows(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:

@@ -32,7 +32,7 @@ from attnbench.core.formats import size
 from attnbench.core.text import count, one_line, some
 from attnbench.render import document as report
 from attnbench.render.document import Block, Caution, Document, Span
-from attnbench.results.export_rows import MadeRows, case_columns
+from attnbench.results.export_rows import MadeData, MadeRows, case_columns
 from attnbench.results.run_setup import setup_texts
 
 MOST_CAUTIONS = 3  # shown where a comparison is brief
@@ -66,7 +66,7 @@ def document(c: Comparison, every: bool = False) -> Document:
         cautions=doubted,
         facts=known,
         notes=tuple((Span(note, "quiet"),) for note in notes),
-        data=_data(c, warnings, rows),
+        data=MadeData(partial(_data, c, warnings, rows)),
         rows=rows,
     )
 
