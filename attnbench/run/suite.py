@@ -214,6 +214,8 @@ def _check_together(given: Settings) -> None:
     axes, values = given.axes, parsed(given.axes)
     if axes.causal is False and any(window and window[1] == 0 for window in values.get("window", ())):
         raise UserError("--window: with 0 to the right no later key is seen, which is causal; leave out --full")
+    if axes.causal is False and "softmax" not in values.get("kind", ("softmax",)):
+        raise UserError("--kind: a delta rule is causal; leave out --full")
     sizes = {"batch": axes.batch, "tokens": given.tokens, "seqlen": axes.seqlen, "seqlen-q": axes.seqlen_q}
     others = [f"--{name}" for name, size in sizes.items() if size is not None]
     lengths = values.get("lengths", ())

@@ -267,8 +267,8 @@ class Worker:
             for own in masks.own_of([job.case.mask]):
                 # Check or load a person's own masks before anything is timed.
                 own.check() if getattr(self.backend, "simulated", False) else own.function
-            if op == "fit" and (refusal := self.backend.unsupported(job.case, device)):
-                raise Unsupported(refusal)
+            if op == "fit" and (refused := refusal(self.backend, job.case, device)):
+                raise Unsupported(refused)
             if getattr(self.backend, "simulated", False):
                 prepared = self.backend.prepare(job.case, None)  # type: ignore[arg-type]
                 most = min(device.free, memory or device.free) if op == "fit" else None
