@@ -95,6 +95,7 @@ _OF_ONE: Mapping[str, str] = {  # backends of one device
     "transformer-engine-fp8": "attnbench.backends.transformer_engine.fp8:Fp8",
     "flashmla": "attnbench.backends.flashmla:FlashMla",
     "delta-torch": "attnbench.backends.pytorch.delta:DeltaTorch",
+    "fla": "attnbench.backends.fla:Fla",
     "hf-eager": "attnbench.backends.transformers.functions:Eager",
     "hf-sdpa": "attnbench.backends.transformers.functions:Sdpa",
     "hf-flash_attention_2": "attnbench.backends.transformers.functions:Flash2",

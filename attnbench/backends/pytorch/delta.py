@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.base import BackendBase
 from attnbench.backends.limits import TORCH_LIMITS
+from attnbench.backends.paste import Paste
 from attnbench.backends.shared.delta import delta_prepared
 from attnbench.core.backend import Prepared, Signature, Workspace
 from attnbench.core.case import Case, Kind
@@ -23,12 +24,34 @@ if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
 CHUNK = 64  # tokens
+CODE = """\
+# q, k: (batch, seqlen, nheads_k, headdim); v: (batch, seqlen, nheads, headdim_v); beta: (batch, seqlen, nheads)
+# gate, a logarithm: (batch, seqlen, nheads, SIZE); state: (batch, nheads, headdim, headdim_v)
+def delta_rule(q, k, v, gate, beta, state, scale=None):
+    scale = scale or q.size(-1) ** -0.5
+    q, k = (t.float() / (t.float().square().sum(-1, keepdim=True) + 1e-6).sqrt() for t in (q, k))
+    q, k = (t.repeat_interleave(v.size(2) // q.size(2), dim=2) for t in (q, k))
+    outs = []
+    for t in range(q.size(1)):
+        state = state * gate[:, t, :, :, None].exp()
+        row = beta[:, t, :, None] * (v[:, t] - (k[:, t, :, None] @ state)[:, :, 0])
+        state = state + k[:, t, :, :, None] * row[:, :, None]
+        outs.append(scale * (q[:, t, :, None] @ state)[:, :, 0])
+    return torch.stack(outs, dim=1).to(v.dtype), state
+
+
+out, state = delta_rule(q, k, v, gate, beta, state{options})"""
 
 
 class DeltaTorch(BackendBase):
     name = "delta-torch"
     kinds: ClassVar[tuple[Kind, ...]] = ("gdn", "kda")
     limits: ClassVar = TORCH_LIMITS
+    paste = Paste(
+        ("import torch",),
+        {"gdn": CODE.replace("SIZE", "1"), "kda": CODE.replace("SIZE", "headdim")},
+        scale="scale={scale}",
+    )
     efficiency = 0.02
 
     def workspace(self, case: Case) -> Workspace:

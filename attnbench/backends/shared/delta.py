@@ -28,11 +28,11 @@ def delta_prepared(case: Case, inputs: Inputs, call: Callable[..., tuple[Tensor,
     leaves = [inputs.values[name].detach() for name in NAMES]
     if not case.has_backward:
 
-        def forward() -> tuple[Tensor, Any]:
+        def launch() -> tuple[Tensor, Any]:
             with torch.no_grad():
                 return call(*leaves, inputs.state)
 
-        return Prepared(forward, lambda raw: {"out": raw[0], "state": raw[1]})
+        return Prepared(launch, lambda raw: {"out": raw[0], "state": raw[1]})
     for t in leaves:
         t.requires_grad_()
 
