@@ -32,7 +32,7 @@ NO_TILELANG = "the backward of gdn on Hopper needs Triton 3.7.1 or newer, or til
 COMMENT = "# shapes: core/delta.py of attnbench; state is None at the beginning of a sequence\n"
 CALL = """\
 out, state = {function}(
-    q, k, v, gate, beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True{{options}}
+    q, k, v, g=gate, beta=beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True{{options}}
 )"""
 
 
@@ -91,9 +91,9 @@ class Fla(Library):
             _function(case), scale=case.softmax_scale, output_final_state=True, use_qk_l2norm_in_kernel=True
         )
 
-        def call(*given: Any) -> tuple[Any, Any]:
-            out, state = function(*given[:-1], initial_state=given[-1])
-            return out, state
+        def call(q: Any, k: Any, v: Any, gate: Any, beta: Any, state: Any) -> tuple[Any, Any]:
+            out, last = function(q, k, v, g=gate, beta=beta, initial_state=state)
+            return out, last
 
         prepared = delta_prepared(case, inputs, call)
         return replace(prepared, launch=partial(_launch, prepared.launch)) if case.has_backward else prepared
