@@ -42,6 +42,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
+from attnbench.backends import DELTA
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.layouts import packable
@@ -261,11 +262,19 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
         where, why = ("a CPU", "; the one instrument is perf_counter") if kind == "cpu" else ("a simulated device", "")
         notes += (f"on {where}: {', '.join(idle)} does not apply{why}",)
         policy = dataclasses.replace(policy, **{name: getattr(Policy, name) for name in idle})
-    backends = merged.backends or ["*"]
+    backends = _backends(merged.backends or ["*"], laid)
     if kind == "fake" and not given.backends:
         backends = ["fake"]
     only = {case: cases[case] for case in laid if cases[case]}
     return Resolved(suite.name, laid, tuple(backends), policy, limit, notes, only)
+
+
+def _backends(patterns: Sequence[str], cases: Sequence[Case]) -> list[str]:
+    """Return the patterns of backends for some cases: without any that is named, backends of each kind of attention."""
+    kinds = {case.is_delta for case in cases}
+    if True not in kinds or any(pattern != "*" and not pattern.startswith("!") for pattern in patterns):
+        return [*patterns]
+    return [*(("*", *patterns) if False in kinds else ()), *DELTA]
 
 
 def check_has_model(given: Settings) -> None:
