@@ -61,7 +61,7 @@ class DeltaTorch(BackendBase):
         return Workspace(nbytes=4 * (elements + kept), what="float32 copies of q, k and v", passes=3.0)
 
     def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(("(?i)mm|gemm",), float32=True)
+        return Signature(("(?i)mm|gem[mv]",), float32=True)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         def call(
