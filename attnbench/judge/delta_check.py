@@ -212,7 +212,7 @@ def chunked(
     outs = []
     for parts in zip(*(t.split(chunk, dim=1) for t in (q, k, v, gate, beta)), strict=True):
         if torch.is_grad_enabled():  # the state alone is kept for the backward
-            out, state = checkpoint(_chunk, *parts, state, kept, use_reentrant=False)
+            out, state = checkpoint(_chunk, *parts, state, kept, use_reentrant=False, preserve_rng_state=False)
         else:
             out, state = _chunk(*parts, state, kept)
         outs.append(out)
