@@ -118,8 +118,11 @@ def _function(case: Case) -> Callable[..., tuple[Any, Any]]:
     """Return fla's function for a case."""
     from fla.ops import gated_delta_rule, kda
 
+    found: Callable[..., tuple[Any, Any]]
     if case.kind == "kda":
-        return kda.fused_recurrent_kda if _is_token(case) else kda.chunk_kda
-    if _is_token(case):
-        return gated_delta_rule.fused_recurrent_gated_delta_rule
-    return gated_delta_rule.chunk_gated_delta_rule
+        found = kda.fused_recurrent_kda if _is_token(case) else kda.chunk_kda
+    elif _is_token(case):
+        found = gated_delta_rule.fused_recurrent_gated_delta_rule
+    else:
+        found = gated_delta_rule.chunk_gated_delta_rule
+    return found

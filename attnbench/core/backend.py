@@ -271,9 +271,9 @@ class Prepared:
 
     `launch` runs the case's direction one time and returns its raw results. `canonical` names these ("out"; "dq", "dk",
     "dv") as views of shape (batch, seqlen, nheads, headdim), and "dsink" (nheads,), which may be float32 where a
-    library takes no other sink. core/delta.py has the results of a delta rule. Where "out" of an fp8 case has 8 bits, "descale_out" is the float32 by which it must be
-    multiplied; "descale_dq" is the factor of dq, and so on. For an `ApproximateBackend` that selects, "selected" is the
-    choice of this launch.
+    library takes no other sink. core/delta.py has the results of a delta rule. Where "out" of an fp8 case has 8 bits,
+    "descale_out" is the float32 by which it must be multiplied; "descale_dq" is the factor of dq, and so on. For an
+    `ApproximateBackend` that selects, "selected" is the choice of this launch.
 
     `forward` runs the forward alone, keeps what the backward needs, and returns the object that holds it.
 

@@ -6,8 +6,8 @@ all scores and sums, and is undone by a second change. It leaves most single ele
 that recognises its inputs by a few elements is found too. The only condition on a copy's layout is that headdim comes
 last; a copy in several tensors has the columns of headdim one after the other. Autograd's version counter is bypassed,
 so that a timed backward keeps its graph. The tensors saved by the forward of a timed backward belong to the old q, k
-and v; where only the backward is timed, only dout is changed. Gates and beta keep their signs: the order of their tokens
-and of their heads is reversed.
+and v; where only the backward is timed, only dout is changed. Gates and beta keep their signs: the order of their
+tokens and of their heads is reversed.
 """
 
 from __future__ import annotations

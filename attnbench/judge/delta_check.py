@@ -91,13 +91,15 @@ class DeltaPart(ReferencePart):
 
 def _select(case: Case, name: str, t: Tensor, batch: Tensor, head: Tensor) -> Tensor:
     """Return the part of an input or result that belongs to (batch entry, key head) pairs, as in `DeltaPart`."""
-    nheads_k = case.shape.nheads_k
+    nheads_k, part = case.shape.nheads_k, t
     if name.removeprefix("d") in ("q", "k"):
-        return t[batch, :, head]
-    if name == "state":
-        return t.unflatten(1, (nheads_k, -1))[batch, head].transpose(1, 2)
-    wide = t if t.dim() == 4 else t[..., None]
-    return wide.unflatten(2, (nheads_k, -1))[batch, :, head]
+        part = t[batch, :, head]
+    elif name == "state":
+        part = t.unflatten(1, (nheads_k, -1))[batch, head].transpose(1, 2)
+    else:
+        wide = t if t.dim() == 4 else t[..., None]
+        part = wide.unflatten(2, (nheads_k, -1))[batch, :, head]
+    return part
 
 
 def choose_heads(case: Case, device: torch.device, share: float = 1.0) -> RowSample:
@@ -165,7 +167,8 @@ def _compute_results(
 
     def of_group(t: Tensor) -> Tensor:
         """Undo `of_heads`."""
-        return t.unflatten(0, (pairs, group)).transpose(1, 2)
+        by_group: Tensor = t.unflatten(0, (pairs, group)).transpose(1, 2)
+        return by_group
 
     with torch.enable_grad() if case.has_backward else torch.no_grad():
         q, k = (_unit(leaves[name]) for name in "qk")
@@ -212,25 +215,18 @@ def chunked(
     outs = []
     for parts in zip(*(t.split(chunk, dim=1) for t in (q, k, v, gate, beta)), strict=True):
         if torch.is_grad_enabled():  # the state alone is kept for the backward
-            out, state = checkpoint(_chunk, *parts, state, kept, use_reentrant=False, preserve_rng_state=False)
+            out, state = checkpoint(_chunk, parts, state, kept, use_reentrant=False, preserve_rng_state=False)
         else:
-            out, state = _chunk(*parts, state, kept)
+            out, state = _chunk(parts, state, kept)
         outs.append(out)
     return torch.cat(outs, dim=1), state
 
 
-def _chunk(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    gate: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    kept: Callable[[Tensor], Tensor],
-) -> tuple[Tensor, Tensor]:
-    """Return out of one chunk, and the state after it."""
+def _chunk(parts: tuple[Tensor, ...], state: Tensor, kept: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """Return out of one chunk, and the state after it; `parts` are its q, k, v, gate and beta."""
     import torch
 
+    q, k, v, gate, beta = parts
     tokens = q.shape[1]
     total = gate.cumsum(1)
     later = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)[..., None]

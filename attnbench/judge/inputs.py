@@ -97,9 +97,11 @@ def _make_delta(case: Case, values: Callable[..., Tensor], generator: torch.Gene
     def normal(name: str) -> Tensor:
         return torch.empty(sizes[name], device=q.device).normal_(generator=generator)
 
-    gate, heads = normal("gate"), sizes["gate"][2:]
-    step = uniform(*map(math.log, STEPS), *heads).exp()
-    gate = -uniform(0, MOST_DECAY, *heads[:1], *(1 for _ in heads[1:])) * torch.nn.functional.softplus(gate + step.expm1().log())
+    heads = sizes["gate"][2:]
+    least, most = map(math.log, STEPS)
+    bias = uniform(least, most, *heads).exp().expm1().log()  # the inverse of softplus
+    steps = torch.nn.functional.softplus(normal("gate") + bias)
+    gate = -uniform(0, MOST_DECAY, *heads[:1], *(1 for _ in heads[1:])) * steps
     beta = normal("beta").sigmoid().to(q.dtype)
     dout = values(*sizes["dout"]) if case.has_backward else None
     return Inputs(q, k, v, dout, gate=gate, beta=beta, state=None if case.has_backward else normal("state"))

@@ -265,7 +265,8 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     backends = _backends(merged.backends or ["*"], laid)
     if kind == "fake" and not given.backends:
         backends = ["fake"]
-    only = {case: cases[case] for case in laid if cases[case]}
+    of_rules = dict.fromkeys((case for case in laid if case.is_delta), DELTA if {*DELTA} <= {*backends} else ())
+    only = {case: names for case in laid if (names := cases[case] or of_rules.get(case, ()))}
     return Resolved(suite.name, laid, tuple(backends), policy, limit, notes, only)
 
 

@@ -280,8 +280,8 @@ class Worker:
                         found = measurer.fit(self.backend, job.case, policy, memory)
                     else:
                         found = measurer.measure(self.backend, job.case, policy, timed=op == "run", ceilings=ceilings)
-        except Unsupported as refusal:
-            found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
+        except Unsupported as error:
+            found = {"status": "skipped", "reason": " ".join(str(error).split()) or "refused without a reason"}
         except (masks.MaskChangedError, Interrupted):  # Interrupted: in a person's own process
             raise
         except BaseException as error:  # also a kernel's SystemExit and KeyboardInterrupt, which must not end it

@@ -1,7 +1,7 @@
 """`delta-torch`: gated delta rules in torch's operators, in float32, as transformers computes them without a library.
 
 A prompt is computed in chunks of 64 tokens: within a chunk the rows that the tokens add to the state are the solution
-of a triangular system (Yang et al., "Parallelizing linear transformers with the delta rule", arXiv 2406.06484). A single
+of a triangular system (Yang et al., "Parallelizing linear transformers with the delta rule", arXiv 2406.06484). One
 token, a step of decoding, is the definition itself (core/delta.py).
 """
 
@@ -76,6 +76,8 @@ def delta_rule(
     q: Tensor, k: Tensor, v: Tensor, gate: Tensor, beta: Tensor, state: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return out and the last state of a delta rule; the arguments have the shapes of core/delta.py."""
+    import torch
+
     group = v.shape[2] // q.shape[2]
     normal = (t.float() * (t.float().square().sum(-1, keepdim=True) + EPS).rsqrt() for t in (q, k))
     of_q, of_k = (t.repeat_interleave(group, dim=2).transpose(1, 2) for t in normal)
@@ -87,11 +89,10 @@ def delta_rule(
         state = of_v.new_zeros(*of_v.shape[:2], of_k.shape[-1], of_v.shape[-1])
     step = _token if q.shape[1] == 1 else _chunk
     outs = []
-    for part in zip(*(t.split(CHUNK, dim=2) for t in (of_q, of_k, of_v, of_gate, of_beta)), strict=True):
-        out, state = step(*part, state)
+    parts = (t.split(CHUNK, dim=2) for t in (of_q, of_k, of_v, of_gate, of_beta))
+    for q_part, k_part, v_part, gate_part, beta_part in zip(*parts, strict=True):
+        out, state = step(q_part, k_part, v_part, gate_part, beta_part, state)
         outs.append(out)
-    import torch
-
     return torch.cat(outs, dim=2).transpose(1, 2).to(v.dtype), state
 
 
