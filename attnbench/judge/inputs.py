@@ -84,7 +84,7 @@ def _make_delta(case: Case, values: Callable[..., Tensor], generator: torch.Gene
     Gates are as models make them and begin with: -a softplus(x + b) with normal x for each element, a of each head
     uniform to MOST_DECAY, and b such that softplus(b), of each head (kda: of each of its columns), is between the two
     STEPS, uniform in the logarithm (Dao and Gu, "Transformers are SSMs", arXiv 2405.21060; Qwen3-Next and Kimi Linear).
-    So some heads forget within a few tokens, others within thousands. beta is the sigmoid of a normal value.
+    So some heads forget within a few tokens, others after a hundred. beta is the sigmoid of a normal value.
     """
     import torch
 

@@ -73,7 +73,7 @@ def test_a_sample_has_the_first_and_the_last_head(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("kind", ["gdn", "kda"])
 def test_gates_and_beta_are_as_models_make_them(kind: Any) -> None:
-    """Decays and beta are within 0 and 1; some heads forget within ten tokens, and others do not in a hundred."""
+    """Decays and beta are within 0 and 1; some heads forget within ten tokens, and others do not in fifty."""
     case = replace(CASE, kind=kind, shape=Shape(1, 2000, 2000, 32, 16, 16, 16), dtype="bf16")
     given = inputs.make(case, "cpu", seed=0)
     assert given.gate is not None
@@ -87,7 +87,7 @@ def test_gates_and_beta_are_as_models_make_them(kind: Any) -> None:
     assert 0 <= given.beta.min() <= given.beta.max() <= 1
     memory = 1 / -given.gate.mean((0, 1)).flatten()  # tokens
     assert memory.min() < 10
-    assert memory.max() > 100
+    assert memory.max() > 50
     assert inputs.find_flaw(given) is None
 
 
