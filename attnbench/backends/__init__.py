@@ -99,6 +99,11 @@ _OF_ONE: Mapping[str, str] = {  # backends of one device
     "hf-flash_attention_2": "attnbench.backends.transformers.functions:Flash2",
     "hf-flex_attention": "attnbench.backends.transformers.functions:Flex",
 }
+_DELTA: Mapping[str, str] = {  # gated delta rules: core/delta.py
+    "delta-torch": "attnbench.backends.pytorch.delta:DeltaTorch",
+    "fla": "attnbench.backends.fla:Fla",
+}
+DELTA = (*_DELTA,)
 _APPROXIMATE: Mapping[str, str] = {  # approximations of attention: docs/approximate.md
     "linformer": "attnbench.backends.approximate.linformer:Linformer",
     "streaming": "attnbench.backends.approximate.streaming:Streaming",
@@ -113,11 +118,13 @@ BACKENDS: Mapping[str, str] = {
     **{f"step-{name}": f"attnbench.backends.transformers.step:{kind}" for name, kind in _STEPS.items()},
     **_RINGS,
     **{name: _OF_ONE[name.removeprefix(ULYSSES)] for name in _ULYSSES},
+    **_DELTA,
     **_APPROXIMATE,
     "fake": "attnbench.backends.fake:Fake",
 }
 
-NOT_BY_DEFAULT = frozenset({"fake", *STEPS, *SEVERAL, *APPROXIMATE})  # run only where named with --backend
+# Run only where named with --backend; those of delta rules also in cases of a delta rule
+NOT_BY_DEFAULT = frozenset({"fake", *STEPS, *SEVERAL, *DELTA, *APPROXIMATE})
 
 
 def available() -> dict[str, str]:

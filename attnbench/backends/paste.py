@@ -32,8 +32,9 @@ class Paste:
     `calls` maps a kind of batch to statements that compute `out` from q, k and v, or load a model. Kinds are "dense",
     "ragged" (with cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), "paged" (with page_table and seqlens_k),
     "latent" and "fp8"; and, where the call differs, "single" for one dense sequence and "unlike" for unlike numbers of
-    queries over pages. `{options}` marks the place of the case's options; a call without it takes none. The other
-    fields are these options, "" where the implementation lacks one.
+    queries over pages. A delta rule has its kind, "gdn", or "gdn token" for one token with a state. `{options}` marks
+    the place of the case's options; a call without it takes none. The other fields are these options, "" where the
+    implementation lacks one.
     """
 
     imports: tuple[str, ...]  # each is "from MODULE import NAME"; the text has only the imports that the call uses
@@ -61,6 +62,9 @@ class Paste:
         return "\n".join((*_merged(used), "", *lines) if used else lines)
 
     def _kind(self, case: Case) -> str:
+        if case.is_delta:
+            of_token = f"{case.kind} token"
+            return of_token if case.shape.seqlen_k == 1 and of_token in self.calls else case.kind
         if case.append or case.cache_dtype != "same":
             return "append" if case.append else "fp8 cache"
         if case.is_paged and not case.latent and not case.has_like_queries and "unlike" in self.calls:
@@ -80,10 +84,11 @@ class Paste:
             for name in (*LIMITED, "softmax_scale")
             if AXES[name].label(case)
         }
-        mask = self._mask(case)
+        mask = "" if case.is_delta else self._mask(case)
         if mask is None or case.mask or not all(getattr(self, name, "") for name in needed):
             return None  # no implementation has a mask by name
-        found = [mask, self.grouped if case.shape.nheads != case.shape.nheads_k else ""]
+        grouped = case.shape.nheads != case.shape.nheads_k and not case.is_delta
+        found = [mask, self.grouped if grouped else ""]
         found += [getattr(self, name).replace(f"{{{name}}}", f"{value:.9g}") for name, value in needed.items()]
         return tuple(filter(None, found))
 

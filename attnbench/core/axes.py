@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from attnbench.core import masks, step
-from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, LAYOUTS, Case
+from attnbench.core.case import CACHE_DTYPES, DATA, DIRECTIONS, DTYPES, KINDS, LAYOUTS, Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.lengths import PATTERNS, describe, parse_lengths, spell
 from attnbench.core.sizes import (
@@ -442,6 +442,16 @@ _TABLE = (  # in the order of options and columns
         metavar="NUMBERS",
         parser=parse_sizes,
         examples=("2", "3"),
+        needs_limit=False,
+    ),
+    _field(
+        "kind",
+        "Kinds of attention: softmax, gdn (gated delta rule: Qwen3-Next), kda (Kimi Linear). Delta rules have --nheads "
+        "value heads and --nheads-k query and key heads, and a state: --seqlen 1 is decoding.",
+        "softmax (default), gdn or kda.",
+        words=KINDS,
+        label=lambda c: c.kind if c.is_delta else "",
+        is_extra=True,
         needs_limit=False,
     ),
     _field(

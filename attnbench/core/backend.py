@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from attnbench.core.case import Case
+from attnbench.core.case import KINDS, Case
 from attnbench.core.machine import Device
 from attnbench.core.record import Accuracy
 
@@ -115,7 +115,8 @@ def refusal(backend: Backend, case: Case, device: Device) -> str | None:
     """Return why a backend cannot run a case on a device, or None where it can.
 
     Beside the backend's own refusals: a backend that computes attention alone cannot run a step of a model, and a
-    backend that computes on one device cannot run a sequence that is split over several. A simulated backend runs on
+    backend that computes on one device cannot run a sequence that is split over several. A backend computes the kinds
+    of attention in its `kinds`, softmax where it names none. A simulated backend runs on
     the simulated device alone, and no other backend runs there.
     """
     simulated = getattr(backend, "simulated", False)
@@ -126,6 +127,9 @@ def refusal(backend: Backend, case: Case, device: Device) -> str | None:
     if case.ranks > 1 and not getattr(backend, "several", False):
         split = "-b ulysses-NAME splits it for a function or backend NAME, -b 'ring-*,ulysses-*' for those that ship"
         return f"it computes on one device, and the sequence is split over {case.ranks}; {split}"
+    kinds = KINDS if simulated else getattr(backend, "kinds", KINDS[:1])
+    if case.kind not in kinds:
+        return f"it computes {' and '.join(kinds)}, not {case.kind}"
     if case.step and not getattr(backend, "steps", False):
         return "it computes attention alone, and the case is a step of a whole model"
     return backend.unsupported(case, device)
@@ -156,6 +160,8 @@ class Inputs:
     In a case that appends (`Case.append`), `new_k` and `new_v` are the keys and values of the queries, (batch,
     seqlen_q, nheads_k, headdim or headdim_v). A launch writes them to their places in the caches, which hold other
     numbers before the first launch.
+
+    A delta rule (`Case.kind`) has the `gate`, `beta` and, in a forward, the `state` of core/delta.py.
     """
 
     q: Tensor
@@ -167,6 +173,9 @@ class Inputs:
     new_k: Tensor | None = None
     new_v: Tensor | None = None
     sink: Tensor | None = None
+    gate: Tensor | None = None
+    beta: Tensor | None = None
+    state: Tensor | None = None
 
     @property
     def values(self) -> Mapping[str, Tensor]:
@@ -174,6 +183,7 @@ class Inputs:
         v = None if self.v.data_ptr() == self.k.data_ptr() else self.v
         named = {"q": self.q, "k": self.k, "v": v, "dout": self.dout}
         named |= {"new_k": self.new_k, "new_v": self.new_v, "sink": self.sink}
+        named |= {"gate": self.gate, "beta": self.beta, "state": self.state}
         return {name: t for name, t in named.items() if t is not None}
 
     def with_values(self, values: Mapping[str, Tensor]) -> Inputs:
@@ -261,9 +271,9 @@ class Prepared:
 
     `launch` runs the case's direction one time and returns its raw results. `canonical` names these ("out"; "dq", "dk",
     "dv") as views of shape (batch, seqlen, nheads, headdim), and "dsink" (nheads,), which may be float32 where a
-    library takes no other sink. Where "out" of an fp8 case has 8 bits, "descale_out" is the float32 by which it must be
-    multiplied; "descale_dq" is the factor of dq, and so on. For an `ApproximateBackend` that selects, "selected" is the
-    choice of this launch.
+    library takes no other sink. core/delta.py has the results of a delta rule. Where "out" of an fp8 case has 8 bits,
+    "descale_out" is the float32 by which it must be multiplied; "descale_dq" is the factor of dq, and so on. For an
+    `ApproximateBackend` that selects, "selected" is the choice of this launch.
 
     `forward` runs the forward alone, keeps what the backward needs, and returns the object that holds it.
 

@@ -29,6 +29,9 @@ CACHE_DTYPES: tuple[CacheDtype, ...] = get_args(CacheDtype)
 Data = Literal["normal", "outliers", "uniform", "zeros", "decaying"]
 DATA: tuple[Data, ...] = get_args(Data)
 
+Kind = Literal["softmax", "gdn", "kda"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+
 # Bytes of one element of q, k and v, by dtype.
 ITEMSIZE: Mapping[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 # Bytes of one element of out and of the gradients, by dtype. A result of an fp8 case is bf16.
@@ -43,7 +46,8 @@ class Shape:
     """The sizes of one attention call.
 
     q is (batch, seqlen_q, nheads, headdim), k is (batch, seqlen_k, nheads_k, headdim), v is (batch, seqlen_k, nheads_k,
-    headdim_v), out is (batch, seqlen_q, nheads, headdim_v). For a ragged batch (`Case.lengths`) batch is the number of
+    headdim_v), out is (batch, seqlen_q, nheads, headdim_v). Delta rules (`Case.kind`) have nheads_k heads of q and of
+    k, and nheads heads of v. For a ragged batch (`Case.lengths`) batch is the number of
     its sequences, and seqlen_q and seqlen_k are the largest lengths.
 
     With nheads_k < nheads (grouped heads, GQA; MQA where it is 1), query head h uses key head h // (nheads //
@@ -118,6 +122,9 @@ class Case:
     With a `step` the case is a step of a whole model, whose layers have this attention (core/step.py): `direction` is
     fwd, or fwd_bwd for training.
 
+    A `kind` other than softmax is a gated delta rule: linear attention with a state instead of a softmax over keys
+    (core/delta.py).
+
     Raises ValueError, with a sentence for a person, for a case that cannot be: core/rules.py.
     """
 
@@ -143,6 +150,7 @@ class Case:
     append: bool = False  # one call writes the keys and values of its queries into the cache of pages first
     ranks: int = 1  # devices over which the sequence is split
     step: str = ""  # a step of a whole model: phase, layers and sizes, as core/step.py spells them
+    kind: Kind = "softmax"  # softmax attention, or a gated delta rule: core/delta.py
 
     def __post_init__(self) -> None:
         rules.check(self)
@@ -212,12 +220,17 @@ class Case:
 
     @property
     def is_decode(self) -> bool:
-        """Whether the case is a step of generation: a forward of few queries in each sequence, on more keys.
+        """Whether the case is a step of generation: a forward of few queries in each sequence, on more keys or a state.
 
-        Its time is the reading of k and v; arithmetic takes next to none.
+        Its time is the reading of k and v, or of the state; arithmetic takes next to none.
         """
         seqlen_q, seqlen_k = self.mean_seqlens
-        return self.direction == "fwd" and seqlen_q <= MOST_DECODED < seqlen_k
+        return self.direction == "fwd" and seqlen_q <= MOST_DECODED and (self.is_delta or seqlen_k > MOST_DECODED)
+
+    @property
+    def is_delta(self) -> bool:
+        """Whether the case is a gated delta rule, not softmax attention."""
+        return self.kind != "softmax"
 
     @property
     def is_paged(self) -> bool:

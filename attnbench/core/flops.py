@@ -22,6 +22,11 @@ backward is 2.5 times the forward because it has 5 products instead of 2, with t
 divides by 2 for causal, which is `convention="fa"` here. The softmax is not counted, as is usual. Keys that several
 query heads share do not change the count.
 
+**Delta rules** (`Case.kind`). The recurrence of core/delta.py has three products of headdim x headdim_v multiplies and
+adds for each token and value head: k' S, the outer product with k, and q' S. So a forward is 6 headdim headdim_v, and a
+backward twice that, because each product has two gradients; states that a backward computes again are not counted. The
+matrix products of a chunked kernel are more than that, as much as its chunks are long. Papers have no convention.
+
 **Bytes.** The least that must cross the memory bus: each operand one time, whatever the size of the caches. An
 implementation may move more (a second pass over k and v, workspaces), so bytes over time is a lower bound of the
 bandwidth that it used.
@@ -36,12 +41,13 @@ the bytes need not cross the bus.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from attnbench.core import masks
+from attnbench.core import delta, masks
 from attnbench.core.band import diagonals, visible_pairs
 from attnbench.core.case import ITEMSIZE, RESULT_ITEMSIZE, Case
 from attnbench.core.step import Heads, Step
@@ -74,6 +80,9 @@ def flops(case: Case, convention: Convention = "exact") -> float:
     s = case.shape
     if convention not in CONVENTIONS:
         raise ValueError(f'unknown FLOPs convention "{convention}"; known: {", ".join(CONVENTIONS)}')
+    if case.is_delta:
+        passes = case.has_forward + 2 * case.has_backward
+        return 6.0 * passes * s.batch * s.seqlen_k * s.nheads * s.headdim * s.headdim_v
     if case.model_step:
         return _step_flops(case, case.model_step, convention)
     found: float = pairs(case)
@@ -88,7 +97,12 @@ def flops(case: Case, convention: Convention = "exact") -> float:
 
 
 def exps(case: Case) -> int:
-    """Return the exponentials of one call: one for each pair and head in a forward, and again in a backward."""
+    """Return the exponentials of one call: one for each pair and head in a forward, and again in a backward.
+
+    A delta rule has one for each element of its gate.
+    """
+    if case.is_delta:
+        return (case.has_forward + case.has_backward) * math.prod(delta.shapes(case)["gate"])
     return (case.has_forward + case.has_backward) * pairs(case) * case.shape.nheads
 
 
@@ -99,6 +113,8 @@ def input_bytes(case: Case) -> int:
     """
     if case.model_step:
         return _step_input_bytes(case, case.model_step)
+    if case.is_delta:
+        return _delta_bytes(case, _delta_inputs(case))
     s, size = case.extent, RESULT_ITEMSIZE[case.dtype]
     of_q = s.batch * s.seqlen_q * s.nheads * (s.headdim + (s.headdim_v if case.has_backward else 0))
     keys = case.used_pages * case.page_size if case.is_paged else s.batch * s.seqlen_k
@@ -121,6 +137,10 @@ def ideal_bytes(case: Case) -> int:
     """
     if case.model_step:
         return _step_bytes(case, case.model_step)
+    if case.is_delta:
+        given, again = _delta_inputs(case), _delta_inputs(case)[:-1] if case.direction == "fwd_bwd" else ()
+        written = (name for name in delta.result_shapes(case) if name != "out" or case.has_forward)
+        return _delta_bytes(case, (*given, *again, *written))
     s = case.extent
     seen_q = seen_k = 0
     for count, seqlen_q, seqlen_k in case.sequences:
@@ -145,6 +165,17 @@ def ideal_bytes(case: Case) -> int:
     operands = of_q * ITEMSIZE[case.dtype] + of_k * case.cache_itemsize
     of_dout = seen_q * dv * ITEMSIZE[case.dtype] if case.has_backward else 0
     return passes * operands + of_dout + results * RESULT_ITEMSIZE[case.dtype]
+
+
+def _delta_inputs(case: Case) -> tuple[str, ...]:
+    """Return the names of the inputs of a delta rule."""
+    return ("q", "k", "v", "gate", "beta", "dout" if case.has_backward else "state")
+
+
+def _delta_bytes(case: Case, names: Iterable[str]) -> int:
+    """Return the bytes of inputs and results of a delta rule."""
+    known = {**delta.shapes(case), **delta.result_shapes(case)}
+    return sum(math.prod(known[name]) * (4 if name in delta.FLOAT32 else ITEMSIZE[case.dtype]) for name in names)
 
 
 def heads_of(case: Case) -> Heads:

@@ -5,7 +5,9 @@ The table is models.json, with the values of each model's published configuratio
     name                 as --model takes it
     layers               the kinds of its attention layers: "count", and "window": the keys that a query sees, its own
                          included (sliding_window of config.json); absent where it sees all; "topk": the keys that an
-                         indexer chooses for each query of a latent model (index_topk), absent where there is none
+                         indexer chooses for each query of a latent model (index_topk), absent where there is none;
+                         "kind": "gdn" or "kda" for layers of a gated delta rule, which have "heads" of their own:
+                         value heads, query and key heads, headdim and headdim_v
     nheads, nheads_k     query heads, key and value heads
     headdim, headdim_v   of queries and keys, and of values
     causal               false for models of images and videos; true where absent
@@ -32,6 +34,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from attnbench.core.case import Kind
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.sizes import format_size
 
@@ -46,10 +49,14 @@ class Layers:
     count: int
     window: int | None = None  # keys that a query sees, its own included; None: all
     topk: int | None = None  # keys that an indexer chooses for each query, over latent rows; None: all
+    kind: Kind = "softmax"
+    heads: tuple[int, int, int, int] | None = None  # nheads, nheads_k, headdim, headdim_v; None: the model's
 
     @property
     def sees(self) -> str:
         """The keys that a query sees, after a word such as "layers": " with a window of 1024"; "" where it sees all."""
+        if self.kind != "softmax":
+            return f" of {self.kind}"
         if self.topk:
             return f" of {self.topk} chosen keys"
         return f" with a window of {self.window}" if self.window else ""
@@ -103,13 +110,27 @@ class Model:
         """The number of its attention layers."""
         return sum(layers.count for layers in self.layers)
 
+    @property
+    def is_hybrid(self) -> bool:
+        """Whether some of its layers are gated delta rules."""
+        return any(layers.kind != "softmax" for layers in self.layers)
+
+    def sizes(self, layers: Layers | None = None) -> tuple[int, int, int, int]:
+        """Return nheads, nheads_k, headdim and headdim_v of some layers."""
+        of_layers = layers.heads if layers else None
+        return of_layers or (self.nheads, self.nheads_k, self.headdim, self.headdim_v)
+
     @cached_property
     def shares(self) -> tuple[int, ...]:
-        """The tensor-parallel sizes that divide the heads; devices may share a key head."""
-        sizes = (n for n in range(1, self.nheads + 1) if self.nheads % n == 0)
-        return tuple(n for n in sizes if self.nheads_k % n == 0 or n % self.nheads_k == 0)
+        """The tensor-parallel sizes that divide the heads of all layers; devices may share a key head."""
+        heads = [self.sizes(layers)[:2] for layers in self.layers]
+        return tuple(
+            n
+            for n in range(1, self.nheads + 1)
+            if all(nheads % n == 0 and (nheads_k % n == 0 or n % nheads_k == 0) for nheads, nheads_k in heads)
+        )
 
-    def heads(self, tp: int) -> tuple[int, int]:
+    def heads(self, tp: int, layers: Layers | None = None) -> tuple[int, int]:
         """Return the query and key heads of each of `tp` devices. Raises UserError where `tp` does not divide them."""
         if tp not in self.shares:
             sizes = ", ".join(map(str, self.shares))
@@ -117,7 +138,8 @@ class Model:
                 f"--tp: {tp} does not divide the {self.nheads} query and {self.nheads_k} key heads of {self.name}; "
                 f"{sizes} do"
             )
-        return self.nheads // tp, max(1, self.nheads_k // tp)
+        nheads, nheads_k, *_ = self.sizes(layers)
+        return nheads // tp, max(1, nheads_k // tp)
 
     def lacks(self, phase: Phase) -> list[str]:
         """Return the reasons why attnbench cannot measure all of a phase of this model; [] where it can."""
@@ -128,6 +150,8 @@ class Model:
             found.append("no backend has a backward over chosen keys")
         if phase == "mixed" and self.latent:
             found.append("servers split such a step into decoding with latent rows and a prefill without; measure both")
+        if phase == "mixed" and self.is_hybrid:
+            found.append("delta rules have no ragged batches here")
         return found
 
 
@@ -145,10 +169,14 @@ def find(name: str) -> Model:
 
 def _model(entry: Mapping[str, Any]) -> Model:
     fields = dict(entry)
-    fields["layers"] = tuple(Layers(**layers) for layers in entry["layers"])
+    fields["layers"] = tuple(Layers(**{name: _frozen(value) for name, value in of.items()}) for of in entry["layers"])
     fields["scale"] = Scale(**entry["scale"]) if "scale" in entry else None
     fields["latent"] = (entry["latent"][0], entry["latent"][1]) if "latent" in entry else None
     return Model(**fields)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _read(file: Path) -> dict[str, Model]:

@@ -6,7 +6,8 @@ all scores and sums, and is undone by a second change. It leaves most single ele
 that recognises its inputs by a few elements is found too. The only condition on a copy's layout is that headdim comes
 last; a copy in several tensors has the columns of headdim one after the other. Autograd's version counter is bypassed,
 so that a timed backward keeps its graph. The tensors saved by the forward of a timed backward belong to the old q, k
-and v; where only the backward is timed, only dout is changed.
+and v; where only the backward is timed, only dout is changed. Gates and beta keep their signs: the order of their
+tokens and of their heads is reversed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from attnbench.core.case import Case
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAMES = ("q", "k", "v", "dout", "new_k", "new_v", "sink")
+NAMES = ("q", "k", "v", "dout", "new_k", "new_v", "sink", "state", "gate", "beta")
+REVERSED = ("gate", "beta")  # inputs of a delta rule, which is stable only for their own signs
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,15 @@ class Renewal:
     count: int
 
     def flip(self, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
-        """Change the signs of columns of inputs, by name, in place; a second call undoes the first."""
+        """Change inputs, by name, in place: signs of columns, or the order. A second call undoes the first."""
         import torch
 
         for name, copy in tensors.items():
             parts = [copy] if isinstance(copy, torch.Tensor) else copy
+            if name in REVERSED:
+                for t in parts:
+                    t.data.copy_(t.data.flip(1, 2))
+                continue
             widths = [t.shape[-1] for t in parts]
             of_all = _signs(sum(widths), self.seed, self.count + NAMES.index(name), parts[0])
             for t, signs in zip(parts, of_all.split(widths), strict=True):

@@ -18,7 +18,10 @@ MOST_RANKS = 64
 
 
 class NotOfCacheError(ValueError):
-    """A case that is impossible with a cache of pages or latent rows; a product of axes leaves such cases out."""
+    """A case that is impossible with a cache of pages, latent rows or a delta rule.
+
+    A product of axes leaves such cases out.
+    """
 
 
 class Trait(NamedTuple):
@@ -50,6 +53,8 @@ TRAITS: Mapping[str, Trait] = {
     "fp8": Trait(lambda c: c.dtype == "fp8", "dtype", "fp8", "fp8"),
     "ranks": Trait(lambda c: c.ranks > 1, "ranks", "several devices", "ranks {c.ranks}"),
     "step": Trait(lambda c: c.step, "step", "a step of a model"),
+    "window": Trait(lambda c: c.window_size != (None, None), "window", "a window"),
+    "delta": Trait(lambda c: c.is_delta, "kind", "a delta rule", "kind {c.kind}"),
 }
 
 # trait -> the traits that it excludes
@@ -66,6 +71,7 @@ EXCLUDES: Mapping[str, tuple[str, ...]] = {
     "step": ("dropout", "alibi", "page_size", "latent", "fp8", "lengths", "mask", "layout", "data"),
     "cache_dtype": ("fp8", "append"),
     "append": ("latent",),
+    "delta": tuple(name for name in TRAITS if name not in ("delta", "seen", "decaying")),
 }
 
 
@@ -134,6 +140,11 @@ RULES = (
     ),
     Rule("step", lambda c: c.step and _step(c)),
     Rule(
+        "kind",
+        lambda c: c.is_delta and c.shape.seqlen_q != c.shape.seqlen_k,
+        "{c.kind} has a state in place of earlier keys; leave out --seqlen-q (--seqlen 1 is decoding)",
+    ),
+    Rule(
         "cache-dtype",
         lambda c: c.cache_dtype != "same" and not c.is_paged,
         "only a cache of pages has a dtype of its own; give --page-size too",
@@ -157,7 +168,7 @@ RULES = (
 
 
 def check(case: Case) -> None:
-    """Raise ValueError, with one sentence, for an impossible case; NotOfCacheError where the cause is a cache."""
+    """Raise ValueError, with one sentence, for an impossible case; NotOfCacheError where a product leaves it out."""
     for name, others in EXCLUDES.items():
         trait = TRAITS[name]
         other = next((TRAITS[of] for of in others if TRAITS[of].of(case)), None) if trait.of(case) else None
@@ -167,6 +178,8 @@ def check(case: Case) -> None:
     for rule in RULES:
         if problem := rule.problem(case):
             raise ValueError(f"{rule.option}: {rule.sentence.format(c=case, problem=problem)}")
+    if case.is_delta and not case.causal:
+        raise NotOfCacheError(f"kind: {case.kind} is causal; give --causal")
     if case.is_paged or case.latent:
         option = "page-size" if case.is_paged else "latent"
         if case.has_backward:

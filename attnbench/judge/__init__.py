@@ -14,7 +14,8 @@ The first launch has hard inputs, on which some kernels fail that are right on s
 result_check.py has the order of the other comparisons: before timing, and again after timing on inputs that were
 changed in place (renewed_inputs.py). Where rows are sampled, screen.py searches all rows for wrong ones. With dropout,
 dropout_mask.py reads the dropped probabilities from launches, and dropout_check.py makes the same comparisons with this
-mask. An approximate backend is compared with its own definition (approximate_check.py).
+mask. An approximate backend is compared with its own definition (approximate_check.py). Delta rules have a reference of
+their own (delta_check.py).
 """
 
 from typing import cast
@@ -23,6 +24,7 @@ from attnbench.core.backend import ApproximateBackend, Backend, Inputs
 from attnbench.core.case import Case
 from attnbench.judge.approximate_check import ApproximateResultCheck
 from attnbench.judge.checksums import compare_checksums
+from attnbench.judge.delta_check import DeltaResultCheck
 from attnbench.judge.dialog import LaunchesOfWorker
 from attnbench.judge.dropout_check import DropoutResultCheck
 from attnbench.judge.exact_attention import (
@@ -48,6 +50,8 @@ def make_check(
     """
     if backend is not None and not getattr(backend, "exact", True):
         return ApproximateResultCheck(case, given, cast("ApproximateBackend", backend))
+    if case.is_delta:
+        return DeltaResultCheck(case, given, seed)
     return DropoutResultCheck(case, given, seed, launches) if case.dropout_p else ResultCheck(case, given, seed)
 
 

@@ -24,9 +24,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from attnbench.core import pages
+from attnbench.core import delta, pages
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case, Data
 from attnbench.core.json import dumps
@@ -34,11 +35,13 @@ from attnbench.core.layouts import find_packed, lay_out
 from attnbench.judge.hard_inputs import set_sinks, sink_level
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 UNIFORM = math.sqrt(3)
 DECAY = 64  # tokens over which scores decay by the factor e
 NEAREST = 8.0  # the mean score of a query's own position
+STEPS, MOST_DECAY = (0.001, 0.1), 16.0  # of gates of delta rules
 
 
 def make(case: Case, device: str, seed: int) -> Inputs:
@@ -60,6 +63,8 @@ def make(case: Case, device: str, seed: int) -> Inputs:
             return t.uniform_(-UNIFORM, UNIFORM, generator=generator)
         return t.normal_(generator=generator)
 
+    if case.is_delta:
+        return _make_delta(case, values, generator)
     keys = pages.key_dims(case)
     q, k = values(s.batch, s.seqlen_q, s.nheads, s.headdim), values(*keys, s.nheads_k, s.headdim)
     v = k[..., : s.headdim_v] if case.latent else values(*keys, s.nheads_k, s.headdim_v)
@@ -71,6 +76,35 @@ def make(case: Case, device: str, seed: int) -> Inputs:
     if case.data == "decaying":
         set_decaying(case, given)
     return lay_out(case.layout, pages.without_new_keys(case, pages.in_cache_dtype(case, given)))
+
+
+def _make_delta(case: Case, values: Callable[..., Tensor], generator: torch.Generator) -> Inputs:
+    """Return the inputs of a delta rule: q, k, v, dout and the state are standard normal.
+
+    Gates are as models make them and begin with: -a softplus(x + b) with normal x for each element, a of each head
+    uniform to MOST_DECAY, and b such that softplus(b), of each head (kda: of each of its columns), is between the two
+    STEPS, uniform in the logarithm (Dao and Gu, "Transformers are SSMs", arXiv 2405.21060; Qwen3-Next and Kimi Linear).
+    So some heads forget within a few tokens, others after a hundred. beta is the sigmoid of a normal value.
+    """
+    import torch
+
+    sizes = delta.shapes(case)
+    q, k, v = (values(*sizes[name]) for name in "qkv")
+
+    def uniform(least: float, most: float, *size: int) -> Tensor:
+        return torch.empty(size, device=q.device).uniform_(least, most, generator=generator)
+
+    def normal(name: str) -> Tensor:
+        return torch.empty(sizes[name], device=q.device).normal_(generator=generator)
+
+    heads = sizes["gate"][2:]
+    least, most = map(math.log, STEPS)
+    bias = uniform(least, most, *heads).exp().expm1().log()  # the inverse of softplus
+    steps = torch.nn.functional.softplus(normal("gate") + bias)
+    gate = -uniform(0, MOST_DECAY, *heads[:1], *(1 for _ in heads[1:])) * steps
+    beta = normal("beta").sigmoid().to(q.dtype)
+    dout = values(*sizes["dout"]) if case.has_backward else None
+    return Inputs(q, k, v, dout, gate=gate, beta=beta, state=None if case.has_backward else normal("state"))
 
 
 def set_decaying(case: Case, given: Inputs) -> None:
@@ -132,7 +166,7 @@ def find_flaw(given: Inputs, data: Data = "normal") -> str | None:
         some = tensor.flatten()[::step].float()
         if not bool(some.isfinite().all()):
             return f"inputs: {name} has values that are not finite"
-        if name == "sink":  # a few values, with a mean and a spread of their own
+        if name in ("sink", "gate", "beta"):  # these have a mean and a spread of their own
             continue
         if data == "zeros":
             if bool(some.any()):

@@ -48,6 +48,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from attnbench.core import delta
 from attnbench.core.backend import cu_seqlens, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, TensorError
@@ -114,6 +115,8 @@ def _is_finite(t: Tensor) -> bool:
 
 def expected_results(case: Case) -> tuple[str, ...]:
     """Return the names of the results of a case. A backward returns out too, the result of its forward."""
+    if case.is_delta:
+        return (*delta.result_shapes(case),)
     if not case.has_backward:
         return ("out",)
     return ("out", "dq", "dk", "dv", "dsink") if case.sink else ("out", "dq", "dk", "dv")
@@ -171,6 +174,8 @@ def check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
         shape = (s.batch, s.seqlen_q, s.nheads, d)
     elif name == "dsink":
         shape = (s.nheads,)
+    if case.is_delta:
+        shape = delta.result_shapes(case)[name]
     if name not in results:
         raise ValueError(f"the backend returned no {name}")
     if type(results[name]) is not torch.Tensor:  # a subclass may redefine comparisons
@@ -181,8 +186,10 @@ def check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
         factor = results.get(f"descale_{name}")
         if factor is None or factor.numel() != 1 or factor.dtype != torch.float32:
             raise ValueError(f"{name} is {results[name].dtype}: it needs descale_{name}, one float32 to multiply it by")
-    elif results[name].dtype not in (torch_dtype(case), torch.float32 if name == "dsink" else None):
-        raise ValueError(f"{name} is {results[name].dtype}, expected {torch_dtype(case)}")
+        return
+    expected = torch.float32 if case.is_delta and name in delta.FLOAT32 else torch_dtype(case)
+    if results[name].dtype not in (expected, torch.float32 if name == "dsink" else None):
+        raise ValueError(f"{name} is {results[name].dtype}, expected {expected}")
 
 
 def result_values(name: str, results: Mapping[str, Tensor]) -> Tensor:
@@ -243,7 +250,10 @@ def _worst_error(
         return largest_error if root_mean_square.ok else replace(root_mean_square, where="in the root mean square")
     is_wrong = ~(found.largest <= largest_error.tolerance)
     length = case.extent.seqlen_q if name in ROW_RESULTS else case.extent.seqlen_k
-    where = _name_places(is_wrong, length, "query row" if name in ROW_RESULTS else "key")
+    noun = "token" if case.is_delta else "query row" if name in ROW_RESULTS else "key"
+    if name == "state":
+        length, noun = case.shape.headdim, "row of the state"
+    where = _name_places(is_wrong, length, noun)
     return replace(largest_error, where="all zeros" if not bool(result.any()) else where)
 
 

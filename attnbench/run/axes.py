@@ -102,7 +102,7 @@ LATENT: Mapping[str, str] = {"headdim": "576-512", "nheads": "128", "nheads_k": 
 LATENT_SCALE = 192**-0.5
 FORWARD_ONLY = (
     "page-size, latent: they are forward only, and queries are the last of their sequence; give --pass fwd, and a "
-    "--seqlen-q that is not above --seqlen"
+    "--seqlen-q that is not above --seqlen; kind: a delta rule is causal"
 )
 
 
@@ -126,6 +126,8 @@ def expand_all(blocks: Iterable[Axes], tokens: Item | None, hidden: Item | None)
         values = {name: (axis.usual,) for name, axis in AXES.items()} | parsed(axes)
         if axes.seqlen is None and not all(of and of.fixed for of in values["lengths"]):
             raise UserError("axes: seqlen is missing")
+        if axes.causal is None and "softmax" not in values["kind"]:
+            values["causal"] = (True,)
         bands = (_band(causal, window) for causal in values["causal"] for window in values["window"])
         values["band"] = list(dict.fromkeys(bands))
         product = [values[name] for name in _PRODUCT]

@@ -25,7 +25,7 @@ AHEAD, AHEAD_BYTES = 24, 2**27  # most cases for which the judge works ahead, an
 MUCH = 0.4  # share of a device's memory from which a job counts as large
 # The checks that status "ok" needs, with words for messages.
 NEEDED = {"hard": "on hard inputs", "first": "on its own inputs", "renewed": "on renewed inputs"}
-WITH_DROPOUT = {"first": NEEDED["first"], "renewed": NEEDED["renewed"]}
+WITHOUT_HARD = {"first": NEEDED["first"], "renewed": NEEDED["renewed"]}
 
 
 def is_judged_beside(case: Case) -> bool:
@@ -222,7 +222,7 @@ class JobHearing:
         record = replace(record, judge="beside", accuracy=record.accuracy and self._accuracy(record))
         if record.status != "ok":
             return record
-        needed = WITH_DROPOUT if record.case.dropout_p else NEEDED
+        needed = WITHOUT_HARD if record.case.dropout_p or record.case.is_delta else NEEDED
         lacking = [where for what, where in needed.items() if what not in self.verdicts]
         problem = f"the judge was shown no results {lacking[0]}" if lacking else ""
         for what, accuracy in self.verdicts.items():

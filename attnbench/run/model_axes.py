@@ -13,7 +13,7 @@ from attnbench.run.axes import LATENT_SCALE, Axes, overlay
 
 _BY_PHASE = ("seqlen_q", "direction", "lengths")
 FIXED = (  # the axes that a model or its phase sets
-    *("headdim", "nheads", "nheads_k", "causal", "window", "softcap", "softmax_scale", "sink", "latent"),
+    *("headdim", "nheads", "nheads_k", "causal", "window", "softcap", "softmax_scale", "sink", "latent", "kind"),
     *_BY_PHASE,
 )
 CHUNK = 2048  # queries of the prefill in a mixed step, near the default of servers
@@ -56,7 +56,9 @@ def model_axes(names: Sequence[str], tp: int | None, phase: str | None, below: A
 
 def layer_axes(model: Model, layers: Layers, tp: int, phase: Phase) -> Axes:
     """Return the axes that one kind of layers of a model sets in a phase, on one of `tp` devices."""
-    nheads, nheads_k = model.heads(tp)
+    nheads, nheads_k = model.heads(tp, layers)
+    if layers.kind != "softmax":
+        return _delta_axes(model, layers, nheads, nheads_k, phase)
     latent = model.latent is not None and (phase == "decode" or layers.topk is not None)
     sizes: dict[str, Any] = {"headdim": f"{model.headdim}-{model.headdim_v}", "nheads_k": str(nheads_k)}
     if latent and model.latent:  # with absorbed weights all heads share one row, whose first part is the value
@@ -73,13 +75,33 @@ def layer_axes(model: Model, layers: Layers, tp: int, phase: Phase) -> Axes:
         sink=model.sink,
         latent=latent,
         mask=layers.mask or None,
+        kind="softmax",
         seqlen_q="1" if phase == "decode" else None,
+    )
+
+
+def _delta_axes(model: Model, layers: Layers, nheads: int, nheads_k: int, phase: Phase) -> Axes:
+    """Return the axes of layers of a delta rule, which have a state in place of pages, whatever the context."""
+    headdim, headdim_v = model.sizes(layers)[2:]
+    return Axes(
+        kind=layers.kind,
+        headdim=f"{headdim}-{headdim_v}",
+        nheads=str(nheads),
+        nheads_k=str(nheads_k),
+        causal=True,
+        window="none",
+        page_size="none",
+        cache_dtype="same",
+        append=False,
+        direction="fwd,bwd" if phase == "train" else "fwd",
     )
 
 
 def _of_phase(below: Axes, layer: Axes, phase: Phase) -> Axes:
     """Return the axes of a kind of layers over the axes `below`, with the batch and the lengths of a phase."""
     axes = overlay(below, layer)
+    if phase == "decode" and layer.kind != "softmax":
+        axes = overlay(axes, Axes(seqlen="1"))
     if phase == "decode" and axes.batch is None:
         return overlay(axes, Axes(batch="1"))
     if phase != "mixed":

@@ -42,6 +42,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
+from attnbench.backends import DELTA
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.layouts import packable
@@ -214,6 +215,8 @@ def _check_together(given: Settings) -> None:
     axes, values = given.axes, parsed(given.axes)
     if axes.causal is False and any(window and window[1] == 0 for window in values.get("window", ())):
         raise UserError("--window: with 0 to the right no later key is seen, which is causal; leave out --full")
+    if axes.causal is False and "softmax" not in values.get("kind", ("softmax",)):
+        raise UserError("--kind: a delta rule is causal; leave out --full")
     sizes = {"batch": axes.batch, "tokens": given.tokens, "seqlen": axes.seqlen, "seqlen-q": axes.seqlen_q}
     others = [f"--{name}" for name, size in sizes.items() if size is not None]
     lengths = values.get("lengths", ())
@@ -259,11 +262,20 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
         where, why = ("a CPU", "; the one instrument is perf_counter") if kind == "cpu" else ("a simulated device", "")
         notes += (f"on {where}: {', '.join(idle)} does not apply{why}",)
         policy = dataclasses.replace(policy, **{name: getattr(Policy, name) for name in idle})
-    backends = merged.backends or ["*"]
+    backends = _backends(merged.backends or ["*"], laid)
     if kind == "fake" and not given.backends:
         backends = ["fake"]
-    only = {case: cases[case] for case in laid if cases[case]}
+    of_rules = dict.fromkeys((case for case in laid if case.is_delta), DELTA if {*DELTA} <= {*backends} else ())
+    only = {case: names for case in laid if (names := cases[case] or of_rules.get(case, ()))}
     return Resolved(suite.name, laid, tuple(backends), policy, limit, notes, only)
+
+
+def _backends(patterns: Sequence[str], cases: Sequence[Case]) -> list[str]:
+    """Return the patterns of backends for some cases: without any that is named, backends of each kind of attention."""
+    kinds = {case.is_delta for case in cases}
+    if True not in kinds or any(pattern != "*" and not pattern.startswith("!") for pattern in patterns):
+        return [*patterns]
+    return [*(("*", *patterns) if False in kinds else ()), *DELTA]
 
 
 def check_has_model(given: Settings) -> None:

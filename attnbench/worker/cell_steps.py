@@ -457,7 +457,8 @@ def bytes_of_tensors(raw: Any, multiple: int = ALLOCATED) -> int:
 
 def _bytes_of_results(given: Inputs) -> int:
     """Return the rough bytes of a call's results: as many as q has, or with a backward as all inputs have."""
-    return int(given.q.nbytes) if given.dout is None else given.nbytes
+    states = 0 if given.state is None else given.state.nbytes
+    return int(given.q.nbytes) + states if given.dout is None else given.nbytes
 
 
 def _is_cross_checked(case: Case, backend: str, share: float) -> bool:

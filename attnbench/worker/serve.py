@@ -271,8 +271,8 @@ class Worker:
             for own in masks.own_of([job.case.mask]):
                 # Check or load a person's own masks before anything is timed.
                 own.check() if getattr(self.backend, "simulated", False) else own.function
-            if op == "fit" and (refusal := self.backend.unsupported(job.case, device)):
-                raise Unsupported(refusal)
+            if op == "fit" and (refused := refusal(self.backend, job.case, device)):
+                raise Unsupported(refused)
             if getattr(self.backend, "simulated", False):
                 prepared = self.backend.prepare(job.case, None)  # type: ignore[arg-type]
                 most = min(device.free, memory or device.free) if op == "fit" else None
@@ -284,8 +284,8 @@ class Worker:
                         found = measurer.fit(self.backend, job.case, policy, memory)
                     else:
                         found = measurer.measure(self.backend, job.case, policy, timed=op == "run", ceilings=ceilings)
-        except Unsupported as refusal:
-            found = {"status": "skipped", "reason": " ".join(str(refusal).split()) or "refused without a reason"}
+        except Unsupported as error:
+            found = {"status": "skipped", "reason": " ".join(str(error).split()) or "refused without a reason"}
         except (masks.MaskChangedError, Interrupted):  # Interrupted: in a person's own process
             raise
         except BaseException as error:  # also a kernel's SystemExit and KeyboardInterrupt, which must not end it

@@ -114,3 +114,28 @@ def test_a_step_that_is_hardly_known_is_not_the_fastest() -> None:
     assert (
         said == "gemma-2-9b, 8k, batch 2, bf16, fwd on NVIDIA H200: no latency is known to better than a factor of 1.5."
     )
+
+
+def test_a_hybrid_has_a_backend_for_each_kind_of_attention() -> None:
+    """The layers of a delta rule take the same time in any context; each pair of backends is a step."""
+    hybrid = find("qwen3-next-80b-a3b")  # 12 softmax layers, 36 of gdn
+    given = {"models": hybrid.name, "phase": "decode", "axes": {"seqlen": "8k,16k", "batch": "2"}}
+    *softmax, rule = sorted(cases(**given), key=lambda case: (case.is_delta, case.shape.seqlen_k))
+    assert [case.shape.seqlen_k for case in (*softmax, rule)] == [8192, 16384, 1]
+    records = [measured(case, name, 1e-3 * case.shape.seqlen_k / 8192) for case in softmax for name in ("fa3", "fa4")]
+    records += [measured(rule, "fla", 1e-4), measured(dataclasses.replace(rule, dtype="fp16"), "delta-torch", 1e-4)]
+    steps = findings.step_times(cells(records), hybrid, 1)
+    assert {(step.backend, step.case.shape.seqlen_k, round(step.seconds, 6)) for step in steps} == {
+        (f"{name} + fla", 8192 * times, 12e-3 * times + 36e-4) for name in ("fa3", "fa4") for times in (1, 2)
+    }
+
+
+def test_the_layers_of_a_hybrid_in_training_have_one_length() -> None:
+    hybrid = find("kimi-linear-48b-a3b")
+    which = cases(models=hybrid.name, phase="train", axes={"seqlen": "4k,8k", "batch": "1"})
+    records = [measured(case, "fla" if case.is_delta else "fa3", 1e-3) for case in which]
+    steps = findings.step_times(cells(records), hybrid, 1)
+    assert {(step.case.shape.seqlen_k, step.direction) for step in steps} == {
+        (seqlen, direction) for seqlen in (4096, 8192) for direction in ("fwd", "bwd", findings.BOTH)
+    }
+    assert {round(step.seconds, 6) for step in steps} == {27e-3, 54e-3}

@@ -16,7 +16,7 @@ from torch import Tensor
 from attnbench import judge
 from attnbench.backends import APPROXIMATE, BACKENDS, SEVERAL, STEPS
 from attnbench.backends.base import BackendBase
-from attnbench.core.backend import cu_seqlens
+from attnbench.core.backend import cu_seqlens, refusal
 from attnbench.core.case import Case, Shape
 from attnbench.judge import inputs
 from standins import cudnn, flash_attn, flashinfer, install, torch_attention, xformers
@@ -49,6 +49,10 @@ CASES = {
         replace(SQUARE, seqlen_k=600), "bf16", "fwd", True, lengths=((1, 48, 600), (1, 1, 300)), page_size=256
     ),
     "dropout": Case(SQUARE, "bf16", "fwd", dropout_p=0.1),
+    "gdn": Case(replace(SQUARE, nheads=4), "bf16", "fwd", True, kind="gdn"),
+    "kda": Case(SQUARE, "bf16", "fwd", True, kind="kda", scale=0.2),
+    "gdn-token": Case(replace(SQUARE, seqlen_q=1, seqlen_k=1), "bf16", "fwd", True, kind="gdn"),
+    "kda-token": Case(replace(SQUARE, seqlen_q=1, seqlen_k=1), "bf16", "fwd", True, kind="kda"),
 }
 STAND_INS: dict[str, dict[str, Any]] = {
     "fa1": flash_attn.version_1(),
@@ -72,7 +76,7 @@ def paste(name: str, case: Case) -> str:
 def taken(name: str) -> dict[str, Case]:
     """Return the cases that a backend takes on a GPU or on a CPU."""
     made = backend(name)
-    return {key: case for key, case in CASES.items() if not all(made.unsupported(case, on) for on in (HOPPER, CPU))}
+    return {key: case for key, case in CASES.items() if not all(refusal(made, case, on) for on in (HOPPER, CPU))}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,6 +163,17 @@ def test_the_code_of_triton_in_its_interpreter(case: Case, monkeypatch: pytest.M
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert backend("triton").unsupported(case, CPU) is None
     _compute("triton", case)
+
+
+@pytest.mark.parametrize("name", ["gdn", "kda", "gdn-token", "kda-token"])
+def test_the_code_of_a_delta_rule_in_torch(name: str) -> None:
+    case = CASES[name]
+    code, given = paste("delta-torch", case), inputs.make(case, "cpu", seed=0)
+    names: dict[str, Any] = {**given.values}
+    names["gate"] = names["gate"].view(*names["beta"].shape, -1)
+    exec(compile(code, name, "exec"), names)
+    accuracy = judge.make_check(case, given, 0).check_first({"out": names["out"], "state": names["state"]})
+    assert accuracy.ok, accuracy.problem()
 
 
 def _compute(name: str, case: Case) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from attnbench.backends import BACKENDS, DELTA
+from attnbench.core.backend import refusal
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.machine import Device
 from standins import flash_attn, install
@@ -217,3 +219,13 @@ def test_what_a_build_of_fa3_leaves_out(
     switch = left_out.partition(" ")[0]
     wanted = f"this build leaves out {feature} (FLASH_ATTENTION_DISABLE_{switch})" if feature else None
     assert made.unsupported(case, HOPPER) == wanted
+
+
+def test_each_backend_computes_one_kind_of_attention() -> None:
+    """A backend of softmax refuses a delta rule, whatever its limits, and the other way round."""
+    softmax, rule = case(causal=True), case(causal=True, kind="gdn")
+    for name in {*BACKENDS} - {"fake", *DELTA}:
+        assert refusal(backend(name), rule, HOPPER) == "it computes softmax, not gdn"
+    for name in DELTA:
+        assert refusal(backend(name), softmax, HOPPER) == "it computes gdn and kda, not softmax"
+        assert refusal(backend(name), rule, HOPPER) is None

@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "append": False,
     "ranks": 1,
     "step": "",
+    "kind": "softmax",
 }
 # Where rounds ended differently, a wrong result counts before a figure, and a figure before an untried job.
 HEAVIEST_FIRST = ("wrong", "wrong-kernel", "ok", "failed", "timeout", "oom", "skipped")

@@ -18,6 +18,7 @@ ITEMSIZE = {"bf16": 2, "fp16": 2, "fp32": 4, "fp8": 1}
 def pairs(case: Case) -> int:
     """Return the number of visible pairs of query and key, for one head over the whole batch."""
     assert case.mask == case.step == "", "no definition here"
+    assert case.kind == "softmax", "tests/core counts delta rules"
     return sum(number * seen(case, q, k)[0] for number, q, k in case.sequences)
 
 

@@ -23,7 +23,7 @@ import torch
 from attnbench import judge
 from attnbench.backends import BACKENDS, SEVERAL, ULYSSES, load
 from attnbench.core import pages
-from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported
+from attnbench.core.backend import Backend, Inputs, Prepared, Signature, Unsupported, refusal
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.layouts import packable
 from attnbench.core.machine import Device
@@ -247,6 +247,25 @@ for name in ("alibi-square-fp32-fwd_bwd-causal", "alibi-paged"):
     ONE_OF_EACH[name] = ALIBI[name]
 for name in ("mask-prefix:32-square-fp32-fwd_bwd-causal", "mask-sink_tokens"):
     ONE_OF_EACH[name] = MASKED[name]
+DELTA = {
+    f"{kind}-{name}-{dtype}-{direction}": Case(shape, dtype, direction, True, kind=kind)
+    for kind, name, shape, dtype, direction in (
+        ("gdn", "prompt", Shape(2, 150, 150, 4, 2, 64, 64), "fp32", "fwd"),
+        ("gdn", "prompt", Shape(2, 150, 150, 4, 2, 64, 64), "bf16", "fwd"),
+        ("gdn", "prompt", Shape(2, 150, 150, 4, 2, 64, 64), "fp16", "fwd_bwd"),
+        ("gdn", "whole", Shape(1, 256, 256, 4, 4, 128, 128), "bf16", "bwd"),
+        ("gdn", "headdim-v", Shape(2, 70, 70, 2, 1, 64, 128), "bf16", "fwd_bwd"),
+        ("gdn", "short", Shape(2, 5, 5, 4, 2, 64, 64), "bf16", "fwd"),
+        ("gdn", "token", Shape(3, 1, 1, 4, 2, 128, 128), "bf16", "fwd"),
+        ("gdn", "token", Shape(3, 1, 1, 4, 2, 128, 128), "fp32", "fwd"),
+        ("kda", "prompt", Shape(2, 150, 150, 4, 4, 64, 64), "bf16", "fwd"),
+        ("kda", "prompt", Shape(2, 150, 150, 4, 2, 64, 64), "fp32", "fwd_bwd"),
+        ("kda", "whole", Shape(1, 256, 256, 4, 4, 128, 128), "bf16", "bwd"),
+        ("kda", "headdim-v", Shape(2, 70, 70, 2, 2, 64, 128), "bf16", "fwd_bwd"),
+        ("kda", "token", Shape(3, 1, 1, 4, 4, 128, 128), "bf16", "fwd"),
+    )
+}
+DELTA["gdn-scale"] = replace(DELTA["gdn-prompt-bf16-fwd"], scale=0.5)
 DROPOUT = {
     f"dropout-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
         SHAPES[name], dtype, direction, causal, dropout_p=p
@@ -336,7 +355,7 @@ def _find_why_not(backend: Backend) -> str | None:
     probe = backend.probe()
     if not probe.usable:
         return probe.reason
-    reasons = [backend.unsupported(case, DEVICE) for case in CASES.values()]
+    reasons = [refusal(backend, case, DEVICE) for case in (*CASES.values(), *DELTA.values())]
     return None if None in reasons else reasons[0]
 
 
@@ -434,16 +453,17 @@ def taken(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
             for name, backend in backends.items()
             if name not in SEVERAL  # with one rank these are another backend; see tests/worker/test_ranks.py
             if not getattr(backend, "simulated", False)
-            for key, case in chosen({k: c for k, c in cases.items() if not backend.unsupported(c, DEVICE)}).items()
+            for key, case in chosen({k: c for k, c in cases.items() if not refusal(backend, c, DEVICE)}).items()
         ]
-        pairs += [pytest.param(OWN, case, id=f"{OWN}-{key}") for key, case in chosen(cases).items()]
+        softmax = {key: case for key, case in cases.items() if not case.is_delta}
+    pairs += [pytest.param(OWN, case, id=f"{OWN}-{key}") for key, case in chosen(softmax).items()]
     return pytest.mark.parametrize(("name", "case"), pairs)
 
 
 @pytest.fixture
 def able(backend: Backend, case: Case) -> None:
     """Skip a backend that cannot run here, and a case that a person's own function refuses."""
-    if reason := why_not(backend) or backend.unsupported(case, DEVICE):
+    if reason := why_not(backend) or refusal(backend, case, DEVICE):
         pytest.skip(f"{backend.name}: {reason}")
 
 
@@ -483,7 +503,7 @@ def test_inputs_that_are_not_views_of_one_tensor_are_packed_and_named() -> None:
 
 
 @pytest.mark.usefixtures("able")
-@taken(ONE_OF_EACH)
+@taken(ONE_OF_EACH | DELTA)
 def test_declared_kernels_run_and_results_follow_the_inputs(backend: Backend, case: Case) -> None:
     signature, ran = backend.signature(case, DEVICE), operators_of_launches(backend, case)
     if DEVICE.kind == "cpu" and signature != Signature() and ran:
@@ -547,7 +567,7 @@ def test_dropout(backend: Backend, case: Case) -> None:
 
 
 @pytest.mark.usefixtures("able")
-@taken(CASES)
+@taken(CASES | DELTA)
 def test_results(backend: Backend, case: Case) -> None:
     """Results of every accepted case have the right names, shapes, dtypes and values, and no input changes."""
     given = inputs.make(case, DEVICE.kind, seed=0)

@@ -119,3 +119,28 @@ def test_the_longest_of_three_bounds_a_call(headdim, seqlen_q, exp_rate, bound):
     assert found.bound == bound
     assert found.seconds == max(found.compute_seconds, found.memory_seconds, found.exp_seconds)
     assert found.exp_seconds == (exps(c) / exp_rate if exp_rate else 0)
+
+
+def test_a_delta_rule_is_counted_by_its_recurrence():
+    c = case(1024, 1024, batch=2, nheads=32, nheads_k=16, headdim=128, headdim_v=64, causal=True, kind="gdn")
+    tokens, state = 2 * 1024, 128 * 64
+    assert flops(c) == flops(c, "fa") == 6 * tokens * 32 * state
+    assert flops(replace(c, direction="bwd")) == 2 * flops(c)
+    assert flops(replace(c, direction="fwd_bwd")) == 3 * flops(c)
+    assert exps(c) == tokens * 32
+    qk, v, gate, beta = 2 * tokens * 16 * 128, tokens * 32 * 64, tokens * 32, tokens * 32
+    read = 2 * (qk + v + beta) + 4 * gate
+    assert ideal_bytes(c) == read + 2 * v + 2 * 4 * 2 * 32 * state
+    assert ideal_bytes(replace(c, direction="bwd")) == read + 2 * v + read
+    assert ideal_bytes(replace(c, direction="fwd_bwd")) == read + 2 * v + ideal_bytes(replace(c, direction="bwd"))
+    of_kda = replace(c, kind="kda")
+    assert exps(of_kda) == 128 * exps(c)
+    assert ideal_bytes(of_kda) == ideal_bytes(c) + 4 * 127 * gate
+
+
+def test_a_token_with_a_state_is_decoding():
+    token = case(1, 1, causal=True, kind="gdn")
+    assert token.is_decode
+    assert not replace(token, direction="bwd").is_decode
+    assert not case(100, 100, causal=True, kind="gdn").is_decode
+    assert not case(1, 1, causal=True).is_decode

@@ -90,8 +90,8 @@ def test_every_model_resolves_in_every_phase_it_has(name: str) -> None:
         else:
             found = cases(**given)
             assert {case.direction for case in found} == ({"fwd", "bwd"} if phase == "train" else {"fwd"})
-            windows = {case.window_size for case in found}
-            assert len(windows) == len(model.layers)
+            kinds = {(case.window_size, case.kind) for case in found}
+            assert len(kinds) == len(model.layers)
 
 
 @pytest.mark.parametrize(

@@ -454,3 +454,27 @@ def test_a_suite_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_bytes(b"\xef\xbb\xbfaxes: {seqlen: 1k}\n")
     assert suite.load_suite(str(file)).axes.seqlen == "1k"
+
+
+def test_delta_rules_are_causal_and_have_backends_of_their_own() -> None:
+    """A product leaves a full mask out. Backends of delta rules run their cases where none is named."""
+    data = {"axes": {"seqlen": "1k", "headdim": 64, "causal": [False, True], "kind": ["softmax", "gdn"]}}
+    found = resolve(data)
+    assert [(case.kind, case.causal) for case in found.cases] == [
+        ("softmax", False),
+        ("softmax", True),
+        ("gdn", True),
+    ]
+    assert found.backends == ("*", "*", "delta-torch", "fla")
+    assert found.only == {found.cases[-1]: ("delta-torch", "fla")}
+    assert resolve({**data, "backends": ["!flex"]}).backends == ("*", "!flex", "delta-torch", "fla")
+    assert resolve({**data, "backends": ["fla", "fa3"]}).backends == ("fla", "fa3")
+    assert resolve({"axes": {"seqlen": "1k", "kind": "kda"}}).backends == ("delta-torch", "fla")
+    assert resolve({"axes": {"seqlen": "1k", "kind": "kda"}}).cases[0].causal
+    assert resolve({"axes": {"seqlen": "1k"}}).backends == ("*",)
+    with pytest.raises(UserError, match="--kind: a delta rule is causal; leave out --full"):
+        suite.parse_options({"axes": {"kind": "gdn", "causal": False}})
+    with pytest.raises(UserError, match="softcap 30 with a delta rule cannot be measured"):
+        cases({"axes": {"seqlen": "1k", "kind": "gdn", "softcap": 30}})
+    with pytest.raises(UserError, match="in place of earlier keys; leave out --seqlen-q"):
+        cases({"axes": {"seqlen": "1k", "kind": "gdn", "seqlen_q": 1}})

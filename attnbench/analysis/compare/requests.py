@@ -144,6 +144,8 @@ def parse(text: str) -> Requests:
     model.heads(tp)
     if lacking := model.lacks("decode"):
         raise UserError(f"--workload: attnbench cannot measure the decoding of {model.name}: {'; '.join(lacking)}")
+    if model.is_hybrid:
+        raise UserError(f"--workload: {model.name} has layers of a delta rule, which these sums lack; name another")
     given, generated, batch = (parse_size(found[word], f"--workload, {word}") for word in ("in", "out", "batch"))
     return Requests(name.strip() if colon else model.name, given, generated, model, batch, tp)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,8 +68,9 @@ def in_full(model: Model) -> Document:
 
 
 def _row(model: Model) -> tuple[str, ...]:
-    limits = [(layers.count, layers.window or layers.topk) for layers in model.layers if layers.window or layers.topk]
-    windows, local = [str(keys) for _, keys in limits], sum(number for number, _ in limits)
+    own = ((layers.count, str(layers.window or layers.topk or layers.kind)) for layers in model.layers)
+    limits = [(number, keys) for number, keys in own if keys != "softmax"]
+    windows, local = [keys for _, keys in limits], sum(number for number, _ in limits)
     window = f"{', '.join(windows)} in {local} of {model.depth}" if windows else ""
     able = [phase for phase in PHASES if not model.lacks(phase)]
     context = format_size(model.context) if model.context else ""
@@ -77,7 +79,8 @@ def _row(model: Model) -> tuple[str, ...]:
 
 
 def _layers(layers: Layers) -> str:
-    return f"{count(layers.count, 'layer')}{layers.sees or ' that see all keys'}"
+    own = "" if layers.heads is None else " ({}/{} heads of {})".format(*layers.heads[:3])
+    return f"{count(layers.count, 'layer')}{layers.sees or ' that see all keys'}{own}"
 
 
 def _heads(model: Model) -> str:
@@ -97,7 +100,7 @@ def _data(model: Model) -> dict[str, Any]:
     return {
         "name": model.name,
         "depth": model.depth,
-        "layers": [{"count": layers.count, "window": layers.window, "topk": layers.topk} for layers in model.layers],
+        "layers": [{**dataclasses.asdict(layers), "heads": model.sizes(layers)} for layers in model.layers],
         "nheads": model.nheads,
         "nheads_k": model.nheads_k,
         "headdim": model.headdim,

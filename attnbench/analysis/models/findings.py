@@ -2,6 +2,9 @@
 
 A kind of layers counts as often as the model has it: a model of 52 local and 10 global layers takes 52 times the
 latency of the one case and 10 times that of the other. Both must be measured on one backend, device, length and batch.
+
+A hybrid's layers of a delta rule are on a backend of their own: such a step has two, "fa3 + fla". In a step of decoding
+these layers take the same time in any context.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from attnbench.run.axes import matches
 from attnbench.run.model_axes import layer_axes
 
 BOTH = "fwd + bwd"
+_Key = tuple[str, str, Case]  # device, backend, case without its window
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class StepTime:
 
 def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
     """Return the times of a step on one of `tp` devices, for all sizes of which every kind of layers was measured."""
-    found: dict[tuple[str, str, Case], dict[Layers, Cell]] = {}
+    found: dict[_Key, dict[Layers, Cell]] = {}
     for cell in cells:
         if cell.value("latency") is None or not cell.is_ranked:
             continue
@@ -52,7 +56,7 @@ def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
                     cell.case, window_size=(None, None), mask="" if layers.topk else cell.case.mask
                 )
                 found.setdefault((cell.device, cell.backend_name, plain), {})[layers] = cell
-    whole = {key: of for key, of in found.items() if len(of) == len(model.layers)}
+    whole = _whole(found, model)
     times = [_sum(*key, key[2].direction, [of]) for key, of in whole.items()]
     for (device, backend, case), of in whole.items():
         if case.direction != "fwd" or case.is_paged or case.latent:
@@ -60,6 +64,27 @@ def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
         if backward := whole.get((device, backend, dataclasses.replace(case, direction="bwd"))):
             times.append(_sum(device, backend, case, BOTH, [of, backward]))
     return times
+
+
+def _whole(found: Mapping[_Key, dict[Layers, Cell]], model: Model) -> dict[_Key, dict[Layers, Cell]]:
+    """Return the cells of all kinds of layers by device, backend and case; of a hybrid by each pair of backends."""
+    rules = {layers for layers in model.layers if layers.kind != "softmax"}
+    others = {*model.layers} - rules
+    whole = {key: of for key, of in found.items() if {*of} == others}
+    for kind in rules:
+        whole = {
+            (device, f"{backend} + {other}", case): {**of, **its}
+            for (device, backend, case), of in whole.items()
+            for (on, other, rule), its in found.items()
+            if {*its} == {kind} and on == device and _is_beside(rule, case)
+        }
+    return whole
+
+
+def _is_beside(rule: Case, case: Case) -> bool:
+    """Return whether a case of a delta rule is in the same step as a case of softmax attention."""
+    ours, its = ((c.dtype, c.direction, c.shape.batch, c.is_decode) for c in (rule, case))
+    return ours == its and (case.is_decode or rule.shape.seqlen_k == case.shape.seqlen_k == case.shape.seqlen_q)
 
 
 def unmeasured(cells: Iterable[Cell], model: Model, tp: int) -> list[Layers]:

@@ -125,7 +125,8 @@ def heading(metric: Metric, cells: Sequence[Cell], own_units: bool = False) -> s
     if metric.name not in ("tflops", "utilization", "gbps") or not cells:
         return metric.heading
     if metric.name == "gbps":
-        return f"{metric.heading} of q, k, v and out{_share_of_bandwidth([c for c in cells if c.status == 'ok'])}"
+        read = "inputs and results" if any(c.case.is_delta for c in cells) else "q, k, v and out"
+        return f"{metric.heading} of {read}{_share_of_bandwidth([c for c in cells if c.status == 'ok'])}"
     counted = f"{metric.heading} ({CONVENTIONS[cells[0].source.convention]})"
     measured = [c for c in cells if c.status == "ok"]
     known = {(c.device, c.case.dtype): c.rates.peak for c in measured if c.rates.peak}
