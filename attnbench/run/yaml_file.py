@@ -63,8 +63,9 @@ def first_mistake(
 ) -> str:
     """Return the first mistake in a file with its place: "axes.seqln: unknown key; did you mean "seqlen"?".
 
-    `models` is the key of a mapping in the file -> its model, "" for all other mappings. `plain` is the key of a
-    mapping without a model -> its keys, to say where a misplaced key belongs.
+    `models`: the name of a key that holds a mapping -> the pydantic model of that mapping; "" -> the model of all
+    others. `plain`: the same for mappings without a model -> their keys, only used to say where a misplaced key
+    belongs.
     """
     first, *others = error.errors()
     place = _place(first["loc"])

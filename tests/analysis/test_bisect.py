@@ -277,7 +277,7 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"commits": "--all..HEAD"}, "no commit is called '--all'"),
     ({"code": "../kernel.py:Mine"}, "is not in the worktree of a commit"),
     ({"code": "kernel.py:None", "cell": "None 1k *"}, "[0-9a-f]+ cannot be measured: .*None"),
-    ({"code": ""}, "give one of --code"),
+    ({"code": ""}, "give either --code"),
     ({"code": "", "python": "py"}, "give -b NAME"),
     ({"build": "sleep 30", "build_limit": 0.1}, "the build took longer than 0.1s"),
     ({"cell": "Mine 2k *"}, "none is called 'Mine 2k \\*'; did you mean 'Mine "),

@@ -306,11 +306,11 @@ def test_first_calls_that_empty_caches_may_explain_are_not_judged() -> None:
     found = gate([*warm, *other], [*cold, *other], "first_call")
     assert {(f.backend, f.verdict) for f in found.findings} == {("triton", "inconclusive"), ("fa2", "unchanged")}
     assert found.exit_code == 0
-    assert any(note.startswith("First calls of triton are slower together") for note in found.notes)
+    assert any(note.startswith("First calls of triton are slower in the current run, in ") for note in found.notes)
     for before in (cold, rounds(first_call=1e20)):  # as in an edited file
         back = gate(before, warm, "first_call")
         assert {f.verdict for f in back.findings} == {"inconclusive"}
-        assert any("slower together in the baseline" in note for note in back.notes)
+        assert any("are slower in the baseline, in " in note for note in back.notes)
     one = gate([*warm, *other], [*rounds(first_call=3.0, seqlens=LENGTHS[:1]), *warm[5:], *other], "first_call")
     assert one.exit_code == 1, "one cell that compiles longer"
     fresh = [run(records, policy=Policy(caches="fresh")) for records in (warm, cold)]

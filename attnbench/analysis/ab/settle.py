@@ -289,7 +289,10 @@ def _check_builds(sides: Sequence[_Side], measured: Sequence[Run]) -> None:
     """Raise UserError where a side would measure another build than its run did."""
     for side, now in zip(sides, measured, strict=True):
         if found := [d.what for d in run_differences.differences(side.run, now) if d.matters]:
-            raise UserError(f"what is here is not the build of {side.what}: {'; '.join(found)}; give {side.option}")
+            raise UserError(
+                f"the build found here differs from the build of {side.what}: {'; '.join(found)}; "
+                f"name the right one with {side.option}"
+            )
 
 
 def _folder(current: Path) -> Path:

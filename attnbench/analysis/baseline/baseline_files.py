@@ -51,7 +51,7 @@ def save(run: Run, name: str, folder: Path, add: bool = False) -> tuple[Path, li
         raise UserError(f"--name: {name!r} is no name for a folder; use letters, digits, dots and dashes, as in main")
     if run.search:
         raise UserError(
-            "that run is a search of attnbench capacity, whose steps are no cells to judge; save one of attnbench run"
+            "that is a file of attnbench capacity, which has no cells to judge; save a run file of attnbench run"
         )
     if not any(r.status == "ok" for r in run.records):
         raise UserError("nothing was measured in that run, so there is nothing to compare with; choose another")

@@ -96,7 +96,7 @@ def _told(outcome: Outcome) -> tuple[list[str], Verdict]:
         return [slower, f"It is {_which(outcome)}: {last.reason if last else 'all others were skipped'}."], left
     why = "the slowdown is spread over several commits, or one of the A/Bs is wrong"
     if last.verdict == "undecided":
-        why = f"it is not decided whether that is more than {signed(last.margin)[1:]}; --time-limit may be short"
+        why = f"their A/B did not decide whether that is more than {signed(last.margin)[1:]}; a longer --time-limit may"
     said = f"{after.title} is the first that is slow, but against {before}, the last that is not, it is {_change(last)}"
     shared = "UNDECIDED: no one commit is shown to hold half of the slowdown"
     return [slower, f"{said}: {why}."], Verdict(shared, "warning")

@@ -281,7 +281,7 @@ def _check(request: Request) -> list[str]:
     Raises UserError for options that contradict each other, and where not one cell is left to measure.
     """
     if bool(request.code) == bool(request.python):
-        raise UserError("give one of --code FILE.py:function and --python PATH: what is measured of a commit")
+        raise UserError("say what to measure in each commit: give either --code FILE.py:function or --python PATH")
     if request.python and not request.settings.backends:
         raise UserError("--backend: what the interpreter of --python runs; give -b NAME")
     if request.code and request.settings.backends:

@@ -139,7 +139,11 @@ class Model:
         return self._beyond(unit, lambda judged: (judged.far, judged.threshold))
 
     def _beyond(self, unit: Unit, limits: Callable[[Judgement], tuple[float, float]]) -> dict[Family, float]:
-        """Return the families in which a unit lies further from the middle than the first limit, up to the second."""
+        """Return family -> distance from the middle (a logarithm), for some of the families that have a judgement.
+
+        These are the families in which the unit's distance, on either side, is above the first limit and not above the
+        second.
+        """
         found = {}
         for family, judged in self.judgements.items():
             off = self.off(unit, family)

@@ -317,7 +317,7 @@ def _fastest_cells(
     """
     cases = {case for machine in machines for case, _ in machine.log_rounds if not case.step}
     if not cases:
-        raise UserError(f"workload: {part.name!r} fits no case that was measured: all are steps of whole models")
+        raise UserError(f"workload: {part.name!r} fits no case that was measured: all cases are steps of whole models")
     wanted = {case for case in cases if matches(part, case)}
     if not wanted:
         raise UserError(f"workload: {part.name!r} fits no case that was measured{_unmeasured_axis(part, cases)}")
@@ -340,11 +340,11 @@ def _fastest_cells(
 
 
 def _unmeasured_axis(part: Part, cases: Iterable[Case]) -> str:
-    """Return the first axis of a part without any measured value, and the measured values."""
+    """Return a clause on the first axis of which no value in the part was measured: that value and the measured ones."""
     for name, axis in AXES.items():
         value = getattr(part, name)
         if value is not None and not any(matches(Axes().model_copy(update={name: value}), case) for case in cases):
             values = sorted({axis.text(axis.of(case)) for case in cases}, key=lambda v: (len(v), v))
             said = axis.said or name
-            return f": {said} {value} was not; {said} {', '.join(values)} were"
-    return ": each of its axes was, but not together"
+            return f": no file has {said} {value}, only {said} {', '.join(values)}"
+    return ": its values were measured, but not together in one case"

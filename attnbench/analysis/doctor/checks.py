@@ -164,7 +164,7 @@ def _power(limit: float | None, default: float | None) -> Finding:
         more = "" if default is None else f", raised from {default:.0f}" if limit > 1.01 * default else ", the default"
         return ok("power limit", f"{limit:.0f} W{more}")
     said = f"{limit:.0f} W, lowered from {default:.0f}: heavy cells are slower than on others of its kind"
-    return warning("power limit", said, f"sudo nvidia-smi -pl {default:.0f}, if it may draw that much")
+    return warning("power limit", said, f"unless it was lowered on purpose: sudo nvidia-smi -pl {default:.0f}")
 
 
 def _others(seen: Mapping[str, Any]) -> Finding:

@@ -83,7 +83,7 @@ class Judgement:
         return EXIT_PASS
 
     def only_missing(self) -> list[str]:
-        """Return the cells that are missing, where nothing else makes the exit code a regression."""
+        """Return the names of the missing cells if they are the only cause of exit code 1; else []."""
         failures = [f for f in self.findings if self.exit_code_of(f) == EXIT_REGRESSION]
         alone = self.exit_code == EXIT_REGRESSION and all(f.verdict == "missing" for f in failures)
         return [f.name for f in failures] if alone else []
@@ -105,7 +105,7 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
     if current.search or any(run.search for run in (baseline, *earlier)):
         which = "the current run" if current.search else "the baseline"
         raise UserError(
-            f"{which} is a search of attnbench capacity, whose steps are no cells to judge; give one of attnbench run "
+            f"{which} is a file of attnbench capacity, which has no cells to judge; give a run file of attnbench run "
             "(attnbench capacity FILE... shows searches together)"
         )
     baseline, earlier, left = _chosen((baseline, *earlier), current)

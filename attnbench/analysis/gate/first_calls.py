@@ -36,9 +36,10 @@ def set_aside(findings: Sequence[Finding], baseline: Run, current: Run) -> tuple
         ratios = (max(1 + f.decision.change, sys.float_info.min) for f in aside if f.decision)
         factor = stats.median([max(ratio, 1 / ratio) for ratio in ratios])
         note = (
-            f"First calls of {listed(sorted({f.backend for f in aside}))} are slower together in the {slower}, in "
-            f"{count(len(aside), 'cell')}, typically {factor:.2g} times: {reason}, which a run does not say. They are "
-            "not judged; measure both with --fresh-caches, which compiles in each call."
+            f"First calls of {listed(sorted({f.backend for f in aside}))} are slower in the {slower}, in "
+            f"{count(len(aside), 'cell')} at once, typically {factor:.2g} times: perhaps caches of compiled kernels were "
+            "empty in one run, which run files do not record. First calls are therefore not judged; measure both runs "
+            "with --fresh-caches, which compiles in each first call."
         )
     else:
         return [*findings], []

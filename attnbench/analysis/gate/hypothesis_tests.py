@@ -200,11 +200,12 @@ def _rounds_to_add(
 def _more_rounds(
     n: Any, m: Any, paired: Any, distance: Floats, tail: Floats, *parts: Floats, of_current: bool = False
 ) -> list[int | None]:
-    """Return for each test the fewest of MORE_ROUNDS a side that leave the margin out of the interval with POWER.
+    """Return for each test the smallest of MORE_ROUNDS with which the interval would probably not hold the margin.
 
-    With `of_current` they are added to the current run alone. The change is taken to stay as it is. `distance`: from
-    the margin to the change, a logarithm; `parts`: the arguments of error_of. None: more than MORE_ROUNDS has, or the
-    change lies on the other side of the margin.
+    So many rounds are added to both sides, or with `of_current` to the current run alone. The margin is then outside of
+    the interval with probability POWER, if the change stays as it is. None: the largest of MORE_ROUNDS would not do, or
+    the change is on the other side of the margin. `distance`: from the margin to the change, a logarithm; `parts`: the
+    arguments of error_of.
     """
     more = np.array(MORE_ROUNDS)
     of_baseline = 0 * more if of_current else more

@@ -289,7 +289,7 @@ def _gains(answered: Sequence[Problem]) -> str:
     ran = Counter(_with_choice(problem.default) for problem in known if problem.default)
     name = ", ".join(f"{what} in {number}" if len(ran) > 1 else what for what, number in ran.most_common())
     if not gains:
-        return f"Nothing is gained over {DEFAULT} ({name}): it is the fastest, or as fast as it."
+        return f"No gain over {DEFAULT} ({name}): it is the fastest, or not told apart from the fastest."
     mean = stats.exp(sum(math.log(gain) for gain, _ in gains) / len(known))
     compared = count(len(known), "case")
     if len(known) < len(answered):

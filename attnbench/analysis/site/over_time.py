@@ -92,8 +92,9 @@ def table(site: Findings, found: list[Change]) -> Table:
         *(Column("cases", "right", optional=1), Column("before", optional=2), Column("now", optional=2)),
         Column("run files", optional=1),
     )
-    note = "The version that counts over the one before it, in the cases of both, by one measuring method; geometric "
-    note += "means in bursts. Bars begin at 1x, as fast as before; thin lines: 95 % interval, cards included."
+    note = "How many times as fast each backend's current version is as the one before, over the cases measured with "
+    note += "both, by the same method: geometric means in bursts. Bars begin at 1x, as fast as before; thin lines: 95 % "
+    note += "interval, which includes the spread between cards."
     return Table("versions", columns, tuple(rows), "Each backend against the version before", note)
 
 
