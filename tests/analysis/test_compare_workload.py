@@ -207,5 +207,7 @@ def test_steps_of_whole_models_are_in_no_part(tmp_path: Path) -> None:
     steps, plain = [ok(replace(PREFILL, step=step), "step-sdpa", 500)], records(500, 400, 300)
     _, answer = weighed(tmp_path, CHAT, [*plain, *steps], [*plain, *steps])
     assert [part.cases for part in answer.parts] == [(PREFILL,), (FWD, BWD)]
-    with pytest.raises(UserError, match="'prefill' fits no case that was measured: all cases are steps of whole models"):
+    with pytest.raises(
+        UserError, match="'prefill' fits no case that was measured: all cases are steps of whole models"
+    ):
         weighed(tmp_path, CHAT, steps, steps)

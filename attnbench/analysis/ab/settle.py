@@ -249,7 +249,7 @@ def _python(loaded: Loaded) -> str:
 
 
 def _why_not(baseline: Run, names: Sequence[str], request: Request) -> str:
-    """Return why backends of one build cannot be compared in turns, and what to give."""
+    """Return why an A/B of these backends would compare a build with itself, and which option to give instead."""
     if request.a and request.a == request.b:
         return f"--a and --b are one build, {request.a}, which would be compared with itself; give another"
     commit = baseline.environment.git or ""

@@ -146,7 +146,7 @@ def findings(runs: Sequence[Run]) -> list[Finding]:
 
 
 def _same(of: Finding) -> tuple[str, Search, str, Case]:
-    """Return a key that like searches on devices of one name share."""
+    """Return the key that is equal for repeated searches: device name, kind of search, backend and case."""
     return of.run.environment.device.name, of.search, of.backend, of.case
 
 

@@ -143,12 +143,12 @@ class Setting:
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:
-        """The cases of its setting; none of a claim that cannot be tried."""
+        """The cases that the claim is measured on; empty where the claim cannot be tried."""
         return () if self.claim.cannot else tuple(expand(self.axes, None, None))
 
     @cached_property
     def figures(self) -> tuple[Figure, ...]:
-        """Its figures: those printed, then the ratios."""
+        """The figures of the claim: the printed values, then the printed ratios."""
         claim = self.claim
         tolerance = _share(claim.tolerance) if claim.tolerance else TOLERANCES[claim.read]
         metric = claim.metric

@@ -130,7 +130,10 @@ def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding
 
 
 def _side(cases: Sequence[Case], names: Sequence[str], cells: Cells) -> dict[Case, Cell] | str:
-    """Return the measured cells of the first of some backends that has any; else how one ended, "" for none at all."""
+    """Return the measured cells, by case, of the first backend of `names` that has any.
+
+    If none has, return how a cell of theirs ended, or "" if none was tried.
+    """
     for name in names:
         own = {case: cell for case in cases if (cell := cells.get((case, name))) and cell.status == "ok"}
         if own:

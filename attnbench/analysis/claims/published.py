@@ -108,7 +108,7 @@ def _of_all(values: Iterable[str]) -> str:
 
 
 def _rate(setting: Setting, figure: Figure, cases: Sequence[Case]) -> tuple[float | None, str]:
-    """Return the rate of a figure and its unit; (None, "") of a time whose work is not known."""
+    """Return the rate of a figure and its unit; (None, "") for a time over several cases, whose work is not known."""
     if figure.metric in RATES:
         return figure.printed.low, RATES[figure.metric]
     if len(cases) != 1:

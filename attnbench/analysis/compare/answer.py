@@ -311,7 +311,7 @@ def fit_text(fit: Fit | None, text: Callable[[int], str]) -> str:
 
 
 def _one_model(c: Comparison) -> str:
-    """Return the difference between runs of one model, of which no machine is better than another."""
+    """Return the answer where all runs are on one GPU model: by how much they differ and why, and no better one."""
     cards = {card for machine in c.machines for card in machine.cards}
     runs = count(len(c.machines), "run")
     setup = "one model and setup" if c.one_setup else "one model"

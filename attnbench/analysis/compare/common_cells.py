@@ -73,9 +73,10 @@ def work(case: Case) -> str:
 
 
 def comparable(machines: Sequence[Machine], reference: Machine | None) -> list[Machine]:
-    """Return the most machines with a case in common, among them `reference` if it is given, else the first.
+    """Return the largest group of machines that share a case.
 
-    Raises UserError if no two machines have one; its message says how they differ and what to measure.
+    `reference` is in it if given, else the first machine where there is a choice of groups. Raises UserError if no two
+    machines share a case; its message says how they differ and what to measure.
     """
     owners = [
         tuple(m for m in machines if case in m.fastest) for case in {c: None for m in machines for c in m.fastest}

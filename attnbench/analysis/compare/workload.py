@@ -340,7 +340,7 @@ def _fastest_cells(
 
 
 def _unmeasured_axis(part: Part, cases: Iterable[Case]) -> str:
-    """Return a clause on the first axis of which no value in the part was measured: that value and the measured ones."""
+    """Return a clause that names the first axis of a part without any measured value, and the measured values."""
     for name, axis in AXES.items():
         value = getattr(part, name)
         if value is not None and not any(matches(Axes().model_copy(update={name: value}), case) for case in cases):

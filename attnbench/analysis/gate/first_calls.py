@@ -20,7 +20,7 @@ METRIC = "first_call"
 TOGETHER = 2 / 3  # share of a backend's cells, at least two
 FILLED = 2.0  # slowest over quickest round of the median cell: from here on, a cache was filled between rounds
 OTHER_CACHES = "caches of compiled kernels were kept in one run and empty in the other"
-MAYBE_EMPTY = "caches of compiled kernels may have been empty in one run"
+MAYBE_EMPTY = "perhaps caches of compiled kernels were empty in one run"
 
 
 def set_aside(findings: Sequence[Finding], baseline: Run, current: Run) -> tuple[list[Finding], list[str]]:
@@ -37,9 +37,8 @@ def set_aside(findings: Sequence[Finding], baseline: Run, current: Run) -> tuple
         factor = stats.median([max(ratio, 1 / ratio) for ratio in ratios])
         note = (
             f"First calls of {listed(sorted({f.backend for f in aside}))} are slower in the {slower}, in "
-            f"{count(len(aside), 'cell')} at once, typically {factor:.2g} times: perhaps caches of compiled kernels were "
-            "empty in one run, which run files do not record. First calls are therefore not judged; measure both runs "
-            "with --fresh-caches, which compiles in each first call."
+            f"{count(len(aside), 'cell')} at once, typically {factor:.2g} times: {reason}, which run files do not "
+            "record. These are not judged; measure both runs with --fresh-caches, so that each first call compiles."
         )
     else:
         return [*findings], []

@@ -80,7 +80,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     going = ~np.array(settled or [False] * len(tests))
     held = np.zeros(len(tests), bool)
     held[[*seen.jumping]] = True
-    off = (margin < np.abs(change)) & (np.abs(change) <= seen.largest)
+    off = (margin < np.abs(change)) & (seen.jumped > 0)
     slow = np.array([_slow_rounds(t, mean) for t, mean in zip(tests, change, strict=True)])
     exact, known = seen.exact, seen.exact | (seen.freedom > 0)
     parts = seen.variance, seen.freedom, seen.between, seen.of_between, seen.tick

@@ -176,9 +176,11 @@ def _remedy(test: Rounds, decision: Decision) -> str:
     if decision.slow_rounds:
         return f"{decision.slow_rounds} of {len(test.current)} rounds of the current run are slower by about the margin"
     if decision.jumped:
-        return f"{count(decision.jumped, 'cell')} differed by a third of that or more between runs of the baseline"
+        return f"runs of the baseline differ in {count(decision.jumped, 'cell')} by a third of this change or more"
     if decision.jumping:
-        return f"{count(decision.jumping, 'cell')} jump as far between rounds; {more} would tell"
+        return (
+            f"perhaps a jump between two speeds, as seen in {count(decision.jumping, 'cell')}; {more} would decide it"
+        )
     if decision.more_current:
         rounds = f"{count(decision.more_current, 'more round')} of the current run"
         return f"{rounds}{f' or {more}' if more else ''} would decide it"

@@ -23,7 +23,7 @@ HIGH, LOW = 0.8, 0.6
 FEW_BLOCKS = 0.9  # of the multiprocessors
 TOO_SHORT = 10e-6  # seconds of a kernel: counters of shorter ones are off, up to 240 % busy at 2 us
 TURNS, OVERLAP = 0.9, 1.05  # the busy shares of tensor cores and exp added: from there in turns, beyond that at once
-IDLE_TAIL = 0.1  # of the time of the kernel, in its last wave
+IDLE_TAIL = 0.1  # share of the kernel's time that is idle in its last wave; more is reported
 FEW_WAVES = 8  # beyond them the last one is under an eighth of the time
 NOT_TOLD = "these counters do not tell what bounds it"
 

@@ -30,7 +30,7 @@ COMPILED = {
 }
 LINES = 700  # of the grids of a metric: beyond them another format reads better
 FEWEST_LINES = 200
-FRAME = 5  # lines of a grid beside its rows
+FRAME = 5  # lines that a grid takes in addition to its rows
 ALL_SHOWN = "attnbench report --all shows every one, -f csv and -f json have every cell, fewer run files make fewer."
 _TIMES = ("tflops", "gbps", "latency", "speedup")  # metrics beside which the error of an approximation stands
 ABREAST = 9  # with more backends than this they are rows instead of columns

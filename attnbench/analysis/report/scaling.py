@@ -162,12 +162,12 @@ def _on_one(cell: Cell) -> Key:
 
 
 def _of_row(cell: Cell, known: Mapping[Key, Cell]) -> list[Cell]:
-    """Return a cell, and those of one rank that it is compared with."""
+    """Return a cell and the one-device cells with which it is compared: the whole sequence, and a rank's share."""
     return [cell, *filter(None, (known.get(_on_one(cell)), _weak(cell, known)))]
 
 
 def _is_of_another_run(cell: Cell, known: Mapping[Key, Cell]) -> bool:
-    """Return whether the cell of one rank that a cell is compared with was measured in another run."""
+    """Return whether any one-device cell with which this cell is compared comes from another run."""
     return any(of.run is not cell.run for of in _of_row(cell, known))
 
 

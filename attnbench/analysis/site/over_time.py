@@ -93,8 +93,8 @@ def table(site: Findings, found: list[Change]) -> Table:
         Column("run files", optional=1),
     )
     note = "How many times as fast each backend's current version is as the one before, over the cases measured with "
-    note += "both, by the same method: geometric means in bursts. Bars begin at 1x, as fast as before; thin lines: 95 % "
-    note += "interval, which includes the spread between cards."
+    note += "both, by the same method: geometric means in bursts. Bars begin at 1x, as fast as before; thin lines: "
+    note += "95 % interval, which includes the spread between cards."
     return Table("versions", columns, tuple(rows), "Each backend against the version before", note)
 
 
