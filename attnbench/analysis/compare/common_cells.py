@@ -24,7 +24,9 @@ T = TypeVar("T")
 NOT_PLANNED = "not planned"
 NOT_RUN = "not run yet"
 NO_TIME = "no figure"
-FASTEST_ON_ANOTHER = "what is fastest on another; measure the same backends on all, attnbench run --backend A,B"
+FASTEST_ON_ANOTHER = (
+    "the backend that is fastest on another; measure the same backends on all, attnbench run --backend A,B"
+)
 
 
 def common(mappings: Iterable[Mapping[T, object]]) -> list[T]:
@@ -167,7 +169,7 @@ def _differing_axes(first: Machine, other: Machine) -> str:
         ours, theirs = ({read(case) for case in machine.fastest} for machine in (first, other))
         if not ours & theirs:
             parts.append(f"{name} {_few(ours)} on {first.label}, {_few(theirs)} on {other.label}")
-    return "; ".join(parts) or "no combination of their axes meets"
+    return "; ".join(parts) or "they share values of every axis, but no combination of these"
 
 
 def _written(axis: Axis, case: Case) -> str:

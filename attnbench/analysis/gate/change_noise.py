@@ -29,7 +29,7 @@ class Noise:
     m: Any  # rounds of the current run
     paired: Any
     change: Floats
-    weight: Floats  # the variance of the change over that of one round
+    weight: Floats  # the variance of the change over the variance of one round
     variance: Floats  # of one round, or of the difference of one pair
     freedom: Floats  # its degrees of freedom; 0 where nothing is known
     tick: Floats  # of the timer
@@ -41,7 +41,7 @@ class Noise:
     exact: Any  # whether the observed change is the true one
     controlled: Any  # whether `common` comes from backends that are the same in both runs
     jumped: Any  # number of cells whose jump between runs of the baseline explains a change of this size
-    jumping: dict[int, tuple[int, int]]  # test -> cells of two speeds, and the rounds that would tell
+    jumping: dict[int, tuple[int, int]]  # test -> number of cells at two speeds, rounds that would decide
 
 
 def estimated(tests: Sequence[Rounds], share: float) -> Noise:
@@ -178,7 +178,7 @@ def error_of(
 
 
 def weight_of(n: Any, m: Any, paired: Any) -> Floats:
-    """Return the variance of a change over that of one round, or of one pair's difference."""
+    """Return the variance of a change over the variance of one round, or of one pair's difference."""
     found: Floats = np.where(paired, 1 / n, 1 / n + 1 / m)
     return found
 

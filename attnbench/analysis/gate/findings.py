@@ -54,12 +54,12 @@ class Judgement:
     current: Run
     request: Request
     findings: tuple[Finding, ...] = ()  # in the order of verdicts.in_order
-    expected: tuple[Difference, ...] = ()  # differences between the runs that are under test
+    expected: tuple[Difference, ...] = ()  # differences between the runs that are meant
     refused: tuple[Difference, ...] = ()  # the other differences; if there are any, only wrong results are findings
     notes: tuple[str, ...] = ()
     heading: tuple[str, ...] = ()  # how an A/B was measured
     first: tuple[str, ...] = ()  # what a reader must know before the figures: rounds that differ, or were repeated
-    earlier: tuple[Run, ...] = ()  # further runs of the baseline that are compared with too
+    earlier: tuple[Run, ...] = ()  # further runs of the baseline, which count too
     commands: tuple[str, ...] = ()  # shell commands that would settle the inconclusive cells
 
     def count(self, verdict: Verdict) -> int:
@@ -145,7 +145,7 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
         raise UserError(f"nothing in the two runs can be compared by {by}" + (f" ({why})" if why else ""))
     names = (full_name(backend, case) for side in (before, after) for case, backend in side)
     said = [
-        *(f"--expect {name}: nothing differs there; is this the run that was meant?" for name in idle),
+        *(f"--expect {name}: the runs do not differ in it; are these the runs that were meant?" for name in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
         *aside,
         *left,
@@ -168,7 +168,7 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
 
 
 def _chosen(runs: Sequence[Run], current: Run) -> tuple[Run, tuple[Run, ...], list[str]]:
-    """Return the latest run, the others, and a note on those that do not count.
+    """Return the latest run, the others, and a note on the runs that do not count.
 
     Runs of the current run's unit count; where there are none, runs of all units do.
     """
@@ -181,7 +181,7 @@ def _chosen(runs: Sequence[Run], current: Run) -> tuple[Run, tuple[Run, ...], li
 
 
 def _comparable_cells(run: Run, latest: Run) -> dict[Key, Cell]:
-    """Return the cells of an earlier run of which no difference from the latest run can have changed the figures."""
+    """Return the cells of an earlier run whose figures no difference from the latest run can have changed."""
     changed = run_differences.concerned(run, latest)
     return {key: cell for key, cell in by_key(cells([run])).items() if cell.backend not in changed}
 
@@ -189,7 +189,7 @@ def _comparable_cells(run: Run, latest: Run) -> dict[Key, Cell]:
 def split_differences(
     baseline: Run, current: Run, expect: Sequence[str]
 ) -> tuple[list[Difference], list[Difference], list[str], list[str]]:
-    """Return the expected differences between two runs, the others, the names in `expect` that nothing has, and notes.
+    """Return the expected differences between two runs, the others, names in `expect` that fit none, and notes.
 
     The builds of an A/B are expected to differ without being named. Raises UserError for an unknown name.
     """

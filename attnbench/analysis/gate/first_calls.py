@@ -1,7 +1,7 @@
 """First calls that are not judged, as caches of compiled kernels may have been empty on one side only (docs/gate.md).
 
 A run does not say whether a first call found its kernel in a cache. Where caches were empty in all rounds, the first
-calls of a backend are slower together, and no round is quick; a kernel that compiles longer looks the same.
+calls of most cells of a backend are slower, in all rounds; a kernel that compiles longer looks the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAYBE_EMPTY = "perhaps caches of compiled kernels were empty in one run"
 
 
 def set_aside(findings: Sequence[Finding], baseline: Run, current: Run) -> tuple[list[Finding], list[str]]:
-    """Return the findings, of which first calls that caches may explain are inconclusive, and a note on these."""
+    """Return the findings and a note. First calls that caches may explain become inconclusive."""
     own = [f for f in findings if f.metric == METRIC and f.decision]
     states = {run.policy.caches for run in (baseline, current)}
     if len(states) > 1 and own:

@@ -28,8 +28,8 @@ d / se has nearly Student's distribution, with the degrees of freedom of Welch a
   the cases. No correction for many cells: that all are unchanged is claimed only where each is shown to be, an
   intersection-union test (Berger, Technometrics 24(4), 1982). It must hold with and without the common
   change. A cell with SLOW_ROUNDS rounds that are slower by about the margin is not called unchanged.
-- inconclusive: none of these; or a change that cells with two speeds make too likely (two_speeds.py), or as large as
-  those that cells show between runs of the baseline (run_effects.py).
+- inconclusive: none of these; or a change that cells with two speeds make too likely (two_speeds.py), or one that
+  differences between runs of the baseline explain (run_effects.py).
 
 Rounds that differ by their place in a run (the first one may fill a cache for the others) are compared in pairs: d is
 the mean of the pairs' differences.
@@ -37,7 +37,7 @@ the mean of the pairs' differences.
 **The interval** of a cell is the one that decided: with 5 % beyond either end where d lies within the margin, and with
 FDR R/m where it lies outside, R of m tests being rejected (R + 1 where this one is not): Benjamini and Yekutieli's
 intervals for selected parameters, JASA 100, 2005. So the interval of a regressed cell always lies wholly beyond the
-margin, that of an unchanged one wholly within it, and that of an inconclusive one crosses it.
+margin, the interval of an unchanged cell wholly within it, and the interval of an inconclusive cell crosses it.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 docs/gate.md ("What rounds cannot show") has the idea.
 
 **All cells together.** The median change of the cells, or of the controls, where there are enough. Its variance without
-a change of the code comes from the baseline's runs; with fewer than SEVERAL of them, from single rounds.
+a change of the code comes from the baseline's runs; with fewer than SEVERAL runs, from single rounds.
 
 **One cell.** The variance of a cell's mean between the baseline's runs, less the common part, with as many degrees of
-freedom as there are runs after the first, moderated by that of all cells (results/noise.py). The prior has FREEDOM
-degrees of freedom at most: cells of one backend may move together, and then the cells are fewer than they seem. With a
-baseline of one run, the scatter of the changes takes the place of that variance (`noise.between_runs`): of the
+freedom as there are runs after the first, moderated by the variance of all cells (results/noise.py). The prior has
+FREEDOM degrees of freedom at most: cells of one backend may move together, and then the cells are fewer than they seem.
+With a baseline of one run, the scatter of the changes takes the place of that variance (`noise.between_runs`): of the
 controls' changes where there are enough controls, as changes of the code would count as noise.
 
 **Jumps.** A jump is a difference of a cell between the baseline's runs that rounds do not explain. It explains changes
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from attnbench.results.noise import Floats
 
 SEVERAL = 3  # runs of a baseline that suffice to estimate the variance between runs
-FREEDOM = 4.0  # of the prior, at most
+FREEDOM = 4.0  # most degrees of freedom of the prior
 EXPLAINED = 4.0  # standard errors: rounds explain a difference between runs up to this
 TIMES_A_JUMP = 3.0
 
@@ -118,7 +118,7 @@ def _variance_of_levels(tests: Sequence[Rounds], reference: Any, number: int, no
 
 
 def _means(tests: Sequence[Rounds], number: int) -> tuple[Floats, Floats]:
-    """Return the mean of each run of each cell, NaN where it has none, and the number of its rounds."""
+    """Return the mean of each run of each cell (NaN where the run lacks the cell), and the number of its rounds."""
     means, counts = np.full((len(tests), number), np.nan), np.zeros((len(tests), number))
     for i, test in enumerate(tests):
         for run, values in enumerate(test.runs):

@@ -35,12 +35,12 @@ class Decision:
     more: int | None = None  # if inconclusive: rounds to add to both sides; None where even 100 would hardly decide
     more_current: int | None = None  # if inconclusive: rounds to add to the current run alone; None as for `more`
     between: float = 0.0  # standard deviation of a change between runs, beyond what rounds show
-    jumping: int = 0  # number of cells with two speeds, where they are why it is inconclusive
+    jumping: int = 0  # number of cells with two speeds, where these are why it is inconclusive
     level: float | None = None  # confidence of the interval; None where it is exact
     # Number of cells that differ between runs of the baseline by a third of the change or more, which rounds do not
     # explain, where that is why it is inconclusive.
     jumped: int = 0
-    slow_rounds: int = 0  # number of rounds beyond the margin, where the change is within it
+    slow_rounds: int = 0  # number of rounds beyond the margin, where the mean change is within it
     in_common: float | None = None  # the common change, where it is why more rounds would not decide
 
 

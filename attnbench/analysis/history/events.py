@@ -20,7 +20,7 @@ class Event:
     device: str
     good: Run  # the last run that is surely before it
     bad: Run  # the first run that is surely after it
-    between: int  # runs that may be either
+    between: int  # number of runs that may be before or after it
     changes: tuple[tuple[Trend, Change], ...]
     judged: int  # cells of the unit
 
