@@ -15,7 +15,7 @@ MOST_CASES, FEW_CASES = 12, 4  # cases of a machine; FEW_CASES where there are m
 
 
 def newest_machines(problems: Sequence[Problem]) -> list[Machine]:
-    """Return at most MOST_MACHINES machines, the best of each GPU model first: with plain cases, then the newest run."""
+    """Return at most MOST_MACHINES machines, of each GPU model first the one with plain cases and the newest run."""
     special = least_special(problems)
     started: dict[str, str] = {}
     for problem in problems:
