@@ -167,7 +167,7 @@ def test_a_machine_that_cannot_run_a_part_has_no_figure(tmp_path: Path) -> None:
     assert got.main.ratio("H100") is None
     assert got.main.ratio("B200")
     assert got.main.tflops("H100") is None
-    assert answer.notes == ("H100 has no figure for 'prefill', so none for the workload.",)
+    assert answer.notes == ("H100 has no figure for 'prefill', and therefore no figure for the workload.",)
     assert got.bought(got.main, "H100") is None
     with pytest.raises(UserError, match=r"H100, to which .* has no figure for 'prefill'"):
         weighed(tmp_path, CHAT, records(500, 400, 300), small, to="H100")
