@@ -286,7 +286,7 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
         {"settings": parse_options({}), "device": "auto", "cell": "*"},
         "^--cell: on a GPU there are several; give one, as in --cell 'Mine .* bf16 .*'; on a CPU .* 'Mine .* fp32 .*'$",
     ),
-    ({"time_limit": 0.1}, "is short of 5 A/Bs"),
+    ({"time_limit": 0.1}, "is too short for 5 A/Bs"),
 )
 
 
