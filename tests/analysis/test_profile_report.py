@@ -148,7 +148,7 @@ def test_a_profile_in_full() -> None:
     text = rendered(outcome(EAGER))
     for part in (
         "latency       9.21 ms  median of 3 samples, CUDA events, L2 cold",
-        "launch gap    3.00 us  from an event to the kernels, and from the kernels to the next event, in the same calls",
+        "launch gap    3.00 us  between CUDA events and the kernels, before and after, in the same calls",
         "gaps          4.00 us  0.043% of the span, between its 3 kernels",
         "CPU launch    45.0 us  of the host for one call; less than the GPU's time: hidden",
         "roofline       556 us  bound by compute: 2048 FLOP/B, and memory is the limit below 206; by the datasheet",

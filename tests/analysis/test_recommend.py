@@ -93,7 +93,7 @@ def test_the_uncertainty_of_a_sum_is_that_of_errors_that_add() -> None:
 
 def test_the_next_default_where_sdpa_was_not_measured() -> None:
     shown = document(cells([run([ok(CASE, "hf-sdpa", SLOW, kernels=FLASH), ok(CASE, "fa2", FAST)])]))
-    assert "PyTorch's default is taken from hf-sdpa" in told(shown)
+    assert "PyTorch's default is represented by hf-sdpa" in told(shown)
     assert [(row["default"], row["default_ran"]) for row in shown.rows] == [("hf-sdpa", "flash")]
     both = one(ok(CASE, "hf-sdpa", SLOW), ok(CASE, "sdpa", 400), ok(CASE, "fa2", FAST))
     assert both.default is not None
@@ -220,7 +220,10 @@ def test_the_cases_of_a_code_are_counted_as_those_of_the_answer() -> None:
 def test_a_model_of_which_a_kind_of_layers_is_missing() -> None:
     shown = document(cells([run(layers_of_gemma("fa2", 600, 200)[:1])]), models=[GEMMA])
     text = told(shown)
-    assert "No backend has a right figure of all layers of gemma-2-9b. Layers without a window have none." in text
+    assert (
+        "No backend has a right figure of all layers of gemma-2-9b. Layers without a window have no right figure."
+        in text
+    )
     assert "attnbench run --model gemma-2-9b measures them." in text
 
 

@@ -31,7 +31,7 @@ def test_cautions() -> None:
     assert warned(good) == ""
     noisy = ok(case(2048), "triton", 300.0, spread=0.1)
     assert (
-        "Noisy: 1 of 2 cells not known to 0.5% from the samples of their process, the worst to 2.1%: triton 2k d128 full fwd."
+        "Noisy: 1 of 2 cells not known to 0.5% from the samples of their process, the worst to 2.1%: triton 2k"
         in warned(good, noisy)
     )
     held = replace(good, limits=("power cap",))

@@ -115,7 +115,7 @@ def _spans(profile: Profile) -> Iterator[Figure]:
     yield (
         "launch gap",
         duration(gap),
-        "from an event to the kernels, and from the kernels to the next event, in the same calls",
+        "between CUDA events and the kernels, before and after, in the same calls",
     )
     overhead = stats.median(profile.traced) / profile.latency - 1
     if abs(overhead) >= LEAST_OVERHEAD:
