@@ -222,7 +222,7 @@ def _prepare_streams() -> None:
     while (number := os.open(anything, os.O_RDONLY)) <= 2:
         pass
     os.close(number)
-    for output in (1, 2):  # the flag is of all processes that share the file, and some leave it set
+    for output in (1, 2):  # O_NONBLOCK belongs to the open file, which other processes share; some leave it set
         with contextlib.suppress(OSError, AttributeError):  # closed; Windows
             os.set_blocking(output, True)
     sys.stdout = sys.stdout or open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115

@@ -149,7 +149,7 @@ class Results:
             baseline = pick(Path(baseline), self.runs[0])
         before = results_of(baseline).runs
         if not before:
-            raise UserError("the baseline has no run")
+            raise UserError("baseline: these results hold no run to compare with")
         asked = Request(
             tuple(one_of("metric", one, RULES) for one in texts_of("metrics", metrics)) or DEFAULT,
             margins([f"{margin_of(margin):%}"] if isinstance(margin, Real) else texts_of("margin", margin)),

@@ -46,7 +46,7 @@ class Options(output.Output, options.WhatToMeasure):
 
 @options.command
 def bisect(given: Options) -> None:
-    """Find the commit that made a cell slower: A/Bs of commits along first parents, halving from GOOD to BAD.
+    """Find the commit that made a cell slower, by a binary search with A/Bs between GOOD and BAD, along first parents.
 
     Each commit is built by your command in a worktree of its own, and measured in turns with GOOD as ab does. A commit
     that does not build, or about which nothing is decided, is skipped. The answer is checked by one more A/B, against

@@ -13,12 +13,12 @@ import typer
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live
 
-cases = options.Panel("The cases (each option replaces what they have)")
+cases = options.Panel("The cases (each option replaces the default named in it)")
 HELPS = {  # help texts of axes, where they differ from the table's
     "dtype": "bf16,fp16 by default; on a CPU fp32,bf16.",
     "direction": "fwd,bwd by default; also fwd_bwd.",
     "headdim": "64,128 by default.",
-    "causal": "Only one of the two masks.",
+    "causal": "--causal: only causal masks; --full: only full masks.",
 }
 
 
@@ -34,7 +34,7 @@ class Options(output.Output, options.OnDevice):
     )
     backend: list[str] | None = options.backend("Backends to check, in place of the argument BACKENDS.", options.plain)
     axes: Mapping[str, Any] = options.axes(cases, HELPS)
-    wrong: Path | None = cases("FILE", "Check only the cases of the wrong results in this run file.")
+    wrong: Path | None = cases("FILE", "Check only the cases that were WRONG in this run file.")
     trust: bool = options.trust()
     timeout: str = options.how("TIME", "Longest time of one case: 30s, 5m; its process is then killed.", "60s")
 

@@ -38,9 +38,9 @@ class Options(output.Output, options.WholeRun):
 def claims(given: Options) -> None:
     """Measure what papers and vendors print: reproduced, not reproduced (by how much), or cannot be tried here (why).
 
-    A figure is judged on the GPU model that it was printed of, a ratio of two backends on any GPU; what cannot be
-    judged on this GPU is not measured. Settings are as printed: batch, heads, dtype, FLOPs convention. A claim is a few
-    lines of YAML: docs/claims.md.
+    An absolute figure is judged only on the GPU model for which it was printed, a ratio of two backends on any GPU; a
+    claim that cannot be judged on this GPU is not measured. Settings are as printed: batch, heads, dtype, FLOPs
+    convention. A claim is a few lines of YAML: docs/claims.md.
 
     attnbench claims
     attnbench claims --list

@@ -248,7 +248,12 @@ def _version(asked: bool) -> None:
 def _root(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print the version and where it is."),
+        typer.Option(
+            "--version",
+            callback=_version,
+            is_eager=True,
+            help="Print the version and the folder that attnbench runs from.",
+        ),
     ] = False,
 ) -> None:
     pass

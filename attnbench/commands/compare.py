@@ -41,10 +41,10 @@ class Options(Output):
         "llama-3.1-8b, batch 32, tp 2' for a whole model, interpolated between what was measured.",
     )
     document_file: Path | None = options.files(
-        "FILE", "Write the one format to a file and print nothing.", None, "--out", "-o"
+        "FILE", "Write the output to this file, and print nothing (with one format only).", None, "--out", "-o"
     )
     every: bool = options.files.flag(
-        "Every case and every cell in table and md, as html, json and csv have them.", "--all"
+        "Show every case and cell in table and md too; html, json and csv always do.", "--all"
     )
 
     def wanted(self, known: Sequence[str] = FORMATS) -> list[tuple[str, Path | None]]:
@@ -69,9 +69,9 @@ def compare(given: Options) -> None:
     does in bursts. Files of one GPU model with one power limit count as one machine, with the newest measurement of
     each cell. If all files are of one model, each file is a machine of its own, and prices are not compared.
 
-    With --price of the machine that others are compared with, it says at which price each costs the same for the same
-    work; --all and --html show that over the price. The page of --html prints as one side of A4. GPUs that no file
-    measured stand apart, with what is published of them.
+    With --price for the reference machine (--to, else the first) it gives the break-even price of each other machine,
+    at which the same work costs the same. --all and --html plot this over the price. With --html the page prints on one
+    side of A4. Published figures of GPUs that no file measured stand in a table of their own (--all).
 
     attnbench compare h200.jsonl h100.jsonl
     attnbench compare h200.jsonl h100.jsonl --price h200=3.40/h --price h100=2.20/h

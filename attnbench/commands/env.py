@@ -12,7 +12,7 @@ from attnbench.commands.shared import live
 from attnbench.core.errors import EXIT_NOTHING_MEASURED
 
 app = typer.Typer(
-    help="Create virtual environments for libraries that cannot share one; later runs use them by themselves.",
+    help="Create virtual environments for libraries that cannot share one; later runs use them automatically.",
     no_args_is_help=True,
 )
 

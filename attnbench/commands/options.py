@@ -57,7 +57,7 @@ def argument(metavar: str, help: str, default: Any = dataclasses.MISSING, **more
 
 
 plain = Panel(None, 1)
-shape = Panel("What to measure (lists multiply; each option replaces the suite's)")
+shape = Panel("What to measure (lists are combined, each with each; an option replaces the suite's)")
 how = Panel("How to measure", 3)
 files = Panel("Files and output", 4)
 

@@ -25,8 +25,8 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
 
     time_limit: str | None = options.how(
         "TIME",
-        "Stop after this time, as in 90s, 10m or 1h30m. Whole cases are left out, the most costly first, and --resume "
-        "measures them; on a CPU the longest sequences are left out.",
+        "Stop after this time, as in 90s, 10m or 1h30m. Cases that do not fit are left out whole: the most costly, "
+        "which --resume measures later; on a CPU the longest sequences.",
     )
     rounds: int = options.how(
         "N",
@@ -47,7 +47,7 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
     )
     warmup: str | None = options.how("TIME", "Least time of calls before the first sample. Default: 0.015s.")
     fresh_caches: bool = options.how.flag(
-        "Measure each cell in a new process with empty compile caches: cold first calls."
+        "Measure each cell in a new process with empty compile caches, so that each first call compiles."
     )
     seed: int | None = options.seed()
     peak: list[str] | None = options.how(
@@ -70,7 +70,7 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
         "Measure what this run file lacks, with its options except the time limit. --rounds N adds rounds.",
     )
     again: list[int] | None = options.files(
-        "ROUND", "With --resume: measure this round anew, as gate asks for a disturbed one. Repeatable."
+        "ROUND", "With --resume: measure this round anew, when gate says that it was disturbed. Repeatable."
     )
 
     @property

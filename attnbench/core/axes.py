@@ -275,7 +275,7 @@ _TABLE = (  # in the order of options and columns
     ),
     _field(
         "causal",
-        "Only one of the two masks. Default: both.",
+        "--causal: only causal masks; --full: only full masks. Default: both.",
         "The mask; full by default.",
         switch="--causal/--full",
         value=mask_rank,
@@ -323,13 +323,13 @@ _TABLE = (  # in the order of options and columns
     ),
     _field(
         "softcap",
-        "Limits of the scores: with 30, a score s becomes 30 tanh(s / 30); none,30.",
+        "Limits of the scores: with 30, a score s becomes 30 tanh(s / 30); for example none,30 measures both.",
         "Limit of the scores: with 30, a score s becomes 30 tanh(s / 30).",
         examples=("30",),
     ),
     _field(
         "dropout",
-        "The share of probabilities that are dropped, as in training: none,0.1.",
+        "The share of probabilities that are dropped, as in training; for example none,0.1 measures both.",
         "The share of probabilities that are dropped, as in training: 0.1.",
         "dropout_p",
         parser=partial(parse_numbers, below=1),
@@ -346,7 +346,7 @@ _TABLE = (  # in the order of options and columns
     _field(
         "data",
         "The values of the inputs: normal, outliers (a large channel, and keys that take much of the attention), "
-        "uniform, zeros, decaying (with the distance). The time depends on them.",
+        "uniform, zeros, decaying (attention falls with the distance of query and key). The time depends on them.",
         "normal (default), outliers, uniform, zeros or decaying.",
         words=DATA,
         needs_limit=False,
@@ -365,8 +365,9 @@ _TABLE = (  # in the order of options and columns
     ),
     _field(
         "mask",
-        "Masks beside causal and window: none, prefix:1k, sink_tokens:4, strided:256, dilated:2, random:0.1 (of blocks "
-        "of 128).",
+        "Masks beside causal and window: none, prefix:N (all see the first N keys), sink_tokens:N (the first N keys up "
+        "to the query), strided:N (the nearest N keys and every Nth), dilated:N (every Nth key), random:P (probability "
+        "of each 128 x 128 block), FILE.py:FUNCTION.",
         "prefix:1k, strided:256, random:0.1, ...",
         words=(*masks.MASKS,),
         parser=masks.parse_masks,
@@ -422,7 +423,8 @@ _TABLE = (  # in the order of options and columns
     _field(
         "lengths",
         "Ragged batches: uniform, longtail, bimodal, zipf, documents, of --seqlen tokens in the mean, in shuffled "
-        "order or longtail/ascending, longtail/descending. Or a list, 4k+2*1k+1x16k, or 2q2k_32q1s16k.",
+        "order or longtail/ascending, longtail/descending. Or a list: 4k+2*1k+1x16k is 4k, twice 1k, and 1 query on "
+        "16k keys; 2q2k_32q1s16k (vLLM's form) is 2 of 2k, and 32 of 1 query on 16k keys.",
         "A ragged batch: uniform, longtail, ... or a list, 4k+2*1k.",
         words=("none", *PATTERNS),
         parser=lambda text, **_: parse_lengths(text),

@@ -74,12 +74,16 @@ def working_folder() -> str:
         return ""
 
 
-def can_name_a_file(text: str) -> bool:
-    """Return whether a text can name a file, without a null character, half of a surrogate pair or an overlong name."""
+def is_text(text: str) -> bool:
+    """Return whether a text has no null character and no half of a surrogate pair."""
     with contextlib.suppress(UnicodeEncodeError):
-        name = os.fsencode(text)
-        return b"\0" not in name and all(len(part) <= _LONGEST_NAME for part in name.split(os.sep.encode()))
+        return b"\0" not in os.fsencode(text)
     return False
+
+
+def can_name_a_file(text: str) -> bool:
+    """Return whether a text can name a file: it is text (`is_text`), and no part of it is too long for a name."""
+    return is_text(text) and all(len(part) <= _LONGEST_NAME for part in os.fsencode(text).split(os.sep.encode()))
 
 
 def below_home(*parts: str) -> Path | None:

@@ -305,7 +305,10 @@ class Roofline:
 
     @property
     def bound(self) -> Bound:
-        """The limit of the call: the longest of the three times."""
+        """What limits the call: whichever takes longest at its peak rate.
+
+        "compute" stands for the FLOPs, "memory" for the memory traffic, "exp" for the exponentials.
+        """
         if self.exp_seconds > max(self.compute_seconds, self.memory_seconds):
             return "exp"
         return "compute" if self.compute_seconds >= self.memory_seconds else "memory"

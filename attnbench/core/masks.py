@@ -242,7 +242,7 @@ class Own(Mask):
                 return
         except OSError as error:
             why = f"cannot read {self.path}: {error.strerror}"
-        raise MaskChangedError(f"mask: {why}; restore the files and go on in their folder, or start a new run")
+        raise MaskChangedError(f"mask: {why}; restore the file as it was and resume, or start a new run")
 
     def picks(self, place: Any, key: Any, blocks: Any = None) -> Any:
         zero = place * 0  # stands for any batch entry and head

@@ -74,7 +74,10 @@ def key_places(case: Case, page_table: Tensor) -> Tensor:
 
 
 def new_key_places(case: Case, page_table: Tensor) -> Tensor:
-    """Return the cache index of the key of each query, as `key_places` does: (queries of all sequences,)."""
+    """Return the index in the cache (as `key_places` counts) of the key that belongs to each query.
+
+    The shape is (queries of all sequences, one sequence after the other,).
+    """
     import torch
 
     starts_q, starts_k = (starts.long() for starts in cu_seqlens(case, page_table.device))
@@ -120,7 +123,10 @@ def appender(case: Case, given: Inputs) -> Callable[[], None]:
 
 @contextmanager
 def appended(case: Case, given: Inputs) -> Iterator[None]:
-    """Within the block the caches have the keys and values of the queries, as after a launch, then their old values."""
+    """In the `with` body the caches hold the queries' keys and values, as after a launch that appends.
+
+    Afterwards the caches have their old contents again. A case that does not append is left as it is.
+    """
     if not case.append:
         yield
         return
@@ -162,5 +168,8 @@ def cached_seqlens(case: Case, device: torch.device) -> Tensor:
 
 
 def queries(case: Case, t: Tensor) -> Tensor:
-    """Return q, or the queries' new keys or values, as (sequences, seqlen_q, ...); all have as many queries."""
+    """Return q, or the queries' new keys or values, as (sequences, seqlen_q, ...).
+
+    For batches in which each sequence has the same number of queries.
+    """
     return t.view(case.shape.batch, case.shape.seqlen_q, *t.shape[2:])

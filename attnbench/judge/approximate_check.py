@@ -49,8 +49,10 @@ if TYPE_CHECKING:
 
 SCORES = {"cuda": 2**32, "cpu": 2**22}  # most score elements for which definitions are evaluated, by type of device
 MOST_PAIRS = 8  # most (batch entry, key head) pairs, which are evaluated one after the other
-TIMES_ROUNDING = 2.0  # allowed error over the error in the case's dtype
-LARGE_SCORES = 2.0  # allowed root mean square over the definition's, where the data has large scores
+TIMES_ROUNDING = 2.0  # allowed error of a score, in multiples of the error of scores in the case's dtype
+# Allowed largest and root mean square error of a result, in multiples of the definition's own errors in the case's
+# dtype, where the data has large scores.
+LARGE_SCORES = 2.0
 SHARE = 0.25  # share of row_sample.SCORE_BUDGET for the rows compared with exact attention
 
 

@@ -173,7 +173,10 @@ class JudgeService:
         return torch.cuda.mem_get_info(self.device)[0]
 
     def _give_back(self, do: str) -> None:
-        """Free unused memory that torch keeps: all in a lean case, else over MUCH after a request of FREEING."""
+        """Give the memory that torch has cached back to the GPU.
+
+        Always while a case is lean; else only after a request named in FREEING (`do`), and if it is more than MUCH.
+        """
         import torch
 
         if self.device.type == "cuda":

@@ -39,7 +39,10 @@ def bar(entry: Bar, width: int, *, utf: bool) -> str:
 
 
 def heights(entry: Steps, width: int, *, utf: bool) -> str:
-    """Return `width` characters for a step function, each for the largest height in its part; only 0 is blank."""
+    """Draw a step function in `width` characters.
+
+    Each shows the largest height in its stretch, and is blank only where that is 0.
+    """
     levels = _UTF_HEIGHTS if utf else _ASCII_HEIGHTS
     text = ""
     for column in range(width):

@@ -249,7 +249,10 @@ class _Writer:
     def columns(
         self, columns: Sequence[Column], widths: Sequence[int], rows: Sequence[Sequence[Text | Drawing]], room: int
     ) -> None:
-        """Print some columns of a table, which have so many characters where all of them fit; bars have `room`."""
+        """Print some columns of a table.
+
+        `widths` are their characters, used where all of them fit the terminal; `room` is the width of a bar.
+        """
         fits = _span(widths[0], widths[1:], 2) <= self.console.width
         rich = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for column, width in zip(columns, widths, strict=True):

@@ -36,7 +36,7 @@ UNITS = (  # the unit of each measurement by name; measurements of a newer attnb
 MOST_OF_TEXT = 10_000  # characters of a name, a reason or an argument; a stored stderr has at most 4000
 # Most samples that the [value, times] pairs of "runs" may represent, so that a damaged file cannot fill the memory.
 MOST_OF_RECORD = 1_000_000
-MOST_OF_FILE = 5_000_000  # and more samples than the file has bytes
+MOST_OF_FILE = 5_000_000  # most samples of a file in addition to one for each of its bytes
 MOST_BLOCKS = 2**28  # blocks in all random masks of a run together, which are drawn to count pairs
 MOST_SEQUENCES = 2**20  # sequences in all lengths of a run together, which are compared with patterns to name them
 ANY = ("seed",)  # fields that may hold any number

@@ -481,7 +481,7 @@ def cores_left(row: Row) -> float | None:
 
 @metric("New over same inputs", "", None, formats.times)
 def new_inputs(row: Row) -> float | None:
-    """On a CPU: median time of calls on new inputs over the median of the calls after them, if all are slower."""
+    """On a CPU: median time of calls on new inputs over repeated calls on the same; only where clearly slower."""
     new, same = row.one_value("new_inputs"), row.one_value("same_inputs")
     return None if new is None or not same else new / same
 

@@ -198,8 +198,8 @@ class RunFile:
                 handle, name = tempfile.mkstemp(".jsonl", f"{self.path.stem[:LONGEST_STEM]}-kept-", folder)
                 with os.fdopen(handle, "wb") as copy:
                     copy.write(self._content)
-                return f"its content is kept in {name}; {self._going_on(Path(name))}"
-        return "its content could not be kept"
+                return f"what was measured is kept in {name}; {self._going_on(Path(name))}"
+        return "a copy of what was measured could not be written"
 
     def _going_on(self, path: Path) -> str:
         """Return the command that continues a run with a file of this content."""

@@ -512,7 +512,7 @@ def _ending(unit: Unit) -> str:
 
 
 def twins(found: Sequence[Unit]) -> list[str]:
-    """Return a line for each pair of run files of one GPU; another GPU was then left out."""
+    """Return a line for each two run files that prove to be of the same GPU: another GPU was then not measured."""
     lines, seen = [], dict[str, str]()
     for unit in found:
         uuid = run_file.head(unit.path).environment.device.uuid if unit.path.exists() else None

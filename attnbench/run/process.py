@@ -180,7 +180,8 @@ class WorkerProcess:
                         raise self._flood(f"it asked {MOST_QUESTIONS} questions")
                     began = time.monotonic()
                     self._write(self.on_question(question, max(1.0, left)))
-                    if question.get("do") not in device_turns.REQUESTS:  # a request for a turn waits for other workers
+                    # The wait for other workers' turns does not count as this worker's time.
+                    if question.get("do") not in device_turns.REQUESTS:
                         left -= time.monotonic() - began
                     if left < min(AFTER_QUESTION, timeout) and not late:
                         left, late = min(AFTER_QUESTION, timeout), True

@@ -82,9 +82,10 @@ class RunObserver(Protocol):
     def planned(
         self, run: Run, todo: Sequence[Job], path: Path | None, notes: Sequence[str], limit: float | None = None
     ) -> None:
-        """Take the run without records, the jobs to measure, the run file (None for a dry run), notes, and a limit.
+        """Take the plan before anything of it is measured.
 
-        The limit is in seconds from now, None without one.
+        `run` has no records yet, `todo` are the jobs to measure, `path` is the run file (None for a dry run), `limit`
+        is the time limit in seconds from now (None without one).
         """
 
     def started(self, job: Job) -> None:

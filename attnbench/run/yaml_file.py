@@ -13,7 +13,7 @@ import yaml
 from yaml.constructor import ConstructorError
 
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.files import can_name_a_file
+from attnbench.core.files import is_text
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
@@ -63,8 +63,9 @@ def first_mistake(
 ) -> str:
     """Return the first mistake in a file with its place: "axes.seqln: unknown key; did you mean "seqlen"?".
 
-    `models` is the key of a mapping in the file -> its model, "" for all other mappings. `plain` is the key of a
-    mapping without a model -> its keys, to say where a misplaced key belongs.
+    `models`: the name of a key that holds a mapping -> the pydantic model of that mapping; "" -> the model of all
+    others. `plain`: the same for mappings without a model -> their keys, only used to say where a misplaced key
+    belongs.
     """
     first, *others = error.errors()
     place = _place(first["loc"])
@@ -134,7 +135,7 @@ class _Loader(yaml.SafeLoader):
     def construct_scalar(self, node: Any) -> Any:
         """Construct text. Raise ConstructorError for an escaped character that no text file can have."""
         text = super().construct_scalar(node)
-        if isinstance(text, str) and not can_name_a_file(text):
+        if isinstance(text, str) and not is_text(text):
             raise ConstructorError(problem=f"{text!r} has a character that no text has", problem_mark=node.start_mark)
         return text
 

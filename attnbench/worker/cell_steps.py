@@ -44,7 +44,8 @@ NAN_WITHOUT_KEYS = "its output is NaN for queries that see no key"
 OVERFLOW = "scores there are beyond what exp holds in float32: subtract the maximum of each row from its scores"
 SHARED = "its calls share the memory of their results: a later call overwrites what an earlier one returned"
 UNSEEN = "its peak memory is unknown: it allocates memory outside of torch"
-HIDDEN = 2**24  # bytes; more growth of a process on a CPU, beyond torch's, shows memory outside of torch
+# Bytes that a CPU process may grow beyond what torch's allocations explain; more means memory outside of torch.
+HIDDEN = 2**24
 UNLIKE = 0.1  # share of the largest value; a larger difference means that results come from other inputs
 
 T = TypeVar("T")
@@ -305,10 +306,10 @@ class CellSteps(Cell):
         return result
 
     def _launch_and_give_up(self, first_inputs: Inputs) -> Accuracy:
-        """Prepare and launch once, both timed, and return the accuracy.
+        """Prepare and launch once, both timed, check the result, drop all of it, and return the accuracy.
 
-        Memory that is then still allocated is kept by a library. The memory of the results is filled with NaN before,
-        so that values that a kernel does not write are found.
+        Memory that is still allocated after that is kept by a library. The memory of the results is filled with NaN
+        before, so that values that a kernel does not write are found.
         """
         self.instruments.memory.fill_with_nan(self.case)
         began = perf_counter()

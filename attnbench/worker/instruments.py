@@ -413,7 +413,10 @@ class Instruments:
         return found
 
     def collect(self, launch: Callable[[], Any]) -> list[float]:
-        """Return the seconds of some calls of a launch, in bursts at the best clock, as for a cell."""
+        """Time a launch (of a ceiling, such as a matmul) as a cell is timed: return seconds per call, by sample.
+
+        Samples are taken in bursts at the best clock.
+        """
         self.timer.before = do_nothing
         sample = partial(self.timer.samples, launch)
         if self.events is None:

@@ -117,7 +117,7 @@ class CellJudge(Protocol):
         """Compare the results of a launch on the restored `given`."""
 
     def check_calls(self, calls: Sequence[Results]) -> tuple[Accuracy, int]:
-        """Return the accuracy and the number of a wrong call among several; of a right call where none is wrong."""
+        """Check several calls: return the accuracy and number of a wrong one, or of a right one if all are right."""
 
     def distances(self, one: Results, other: Results) -> dict[str, float]:
         """Return the distance of each result from the other's."""

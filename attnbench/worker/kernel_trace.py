@@ -30,7 +30,7 @@ UNWAITED = "part of it ran on another stream without a visible wait for its end,
 # Operators that hand tensors over; a cast also runs aten::_to_copy.
 HAND_OVER = ("aten::to", "aten::resolve_conj", "aten::resolve_neg", "aten::lift_fresh")
 UNSEEN = "no operator of torch ran in a call, so it is unknown what computed its results"
-MAX_OVER_LATER_CALL = 1.5  # the samples' median over a later call above which the samples are doubtful
+MAX_OVER_LATER_CALL = 1.5  # samples whose median is more than this times a later call's are doubtful
 
 
 @dataclass(frozen=True)

@@ -311,7 +311,10 @@ class Worker:
         return own_source.hashes_of_imported(new)
 
     def end_if_forked(self, error: BaseException | None = None) -> None:
-        """End this process if a kernel has forked it from the worker, with the exit code by `error`."""
+        """If this process is a fork that a kernel made of the worker, exit.
+
+        The exit code is the one of `error` if it is a SystemExit, else 1.
+        """
         if os.getpid() != self._process:
             code = getattr(error, "code", 1)  # a SystemExit has one
             os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))

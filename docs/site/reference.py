@@ -370,7 +370,7 @@ def _facts(name: str, of: Any, source: str) -> str:
         own = f"attnbench env create {extra_for(name)}"
         lines += [f"In an environment of its own: `{own}`"] * (own != command)
     if of.runtime_checker:
-        lines.append(f"{of.runtime_checker} may refuse more, by its version, when a case is run.")
+        lines.append(f"{of.runtime_checker} may refuse more, depending on its version, when a case is run.")
     lines += [f"Measured by `{_command_of(name)}`", f"[Source]({source})"]
     return "\n".join(f"- {line}" for line in lines)
 

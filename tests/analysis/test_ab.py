@@ -189,7 +189,7 @@ def test_interrupted_it_judges_by_what_is_there() -> None:
     assert rounds(outcome.paths[0]) == {512: 4, 1024: 4}
     assert rounds(outcome.paths[1]) == {512: 3, 1024: 3}
     assert {f.rounds for f in outcome.judgement.findings} == {(3, 3)}
-    assert any("it was taken early" in note for note in outcome.judgement.notes)
+    assert any("an early look was taken" in note for note in outcome.judgement.notes)
     assert outcome.judgement.notes[-1].startswith("Interrupted after 3 whole pairs of turns")
     assert outcome.exit_code == outcome.judgement.exit_code
 

@@ -123,7 +123,9 @@ def test_what_did_not_work_in_some_rounds_or_in_none_is_said(tmp_path: Path) -> 
     some = [ok(case(), "triton", 300), ended(case(), "triton", "oom", "full", round=1), ok(case(2048), "triton", 300)]
     path, before = baseline_files.save(run(some), "main", tmp_path)
     said = terminal.text(document.saved(path, run(some), before))
-    assert "1 cell failed in some rounds, so to fail in some again is no regression: triton 1k" in said
+    assert (
+        "1 cell failed in some rounds, so failures in some rounds of a later run are no regression: triton 1k" in said
+    )
     assert "in some rounds" not in terminal.text(document.saved(path, run(some[:1]), before))
     with pytest.raises(UserError, match="nothing was measured"):
         baseline_files.save(run(some[1:2]), "main", tmp_path)
@@ -217,7 +219,7 @@ def test_a_baseline_of_several_runs_grows_and_is_replaced_as_a_whole(
         "nvidia-h200+20260703T100000.jsonl",
     ]
     assert {*baseline_files.pick(tmp_path, days[4])} == {path for path, _ in saved}
-    with pytest.raises(UserError, match="that run is in the baseline already"):
+    with pytest.raises(UserError, match="the baseline has this run already"):
         baseline_files.save(days[1], "main", tmp_path, add=True)
     last, gone = baseline_files.save(days[3], "main", tmp_path, add=True)
     assert [head.started for head in gone] == [days[0].started]  # the oldest one
@@ -281,7 +283,7 @@ def test_neither_a_run_nor_what_a_link_leads_to_is_replaced(tmp_path: Path) -> N
             baseline_files.save(run(records()), "main", tmp_path)
         path.unlink()
     path.write_bytes(before)
-    with pytest.raises(UserError, match="is a run file with all its samples, no baseline"):
+    with pytest.raises(UserError, match="is a run file with all samples and not a baseline"):
         baseline_files.save(run(records()), "main", tmp_path)
     assert (whole.read_bytes(), path.read_bytes(), (tmp_path / "none").exists()) == (before, before, False)
 
@@ -313,6 +315,6 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     empty, first, second, shown = (" ".join(done.output.split()) for done in said)
     assert "No baselines in baselines" in empty
     assert "1 cell did not work and so cannot regress: triton 2k d128 full fwd bf16 b8 h16: OOM" in first
-    assert "in place of the one of 2026-07-01" in second
+    assert "in place of the run of 2026-07-01" in second
     assert "attnbench run -b triton" in shown
     assert 'did you mean "main"' in str(CliRunner().invoke(app, ["show", "man"]).exception)

@@ -147,7 +147,7 @@ def test_a_commit_that_does_not_build_beside_the_culprit_leaves_a_range() -> Non
     commit_all({5: 0.03}, broken=[4])
     outcome = run()
     assert (outcome.exit_code, outcome.low, outcome.high) == (3, 3, 5)
-    assert "UNDECIDED: it is one of 2 commits" in answer(outcome)
+    assert "UNDECIDED: the commit is one of 2 commits" in answer(outcome)
     (skipped,) = (step for step in outcome.steps if step.verdict == "skipped")
     assert "the build ended with exit code 1 (wrote this)" in skipped.reason
 
@@ -180,7 +180,7 @@ def test_the_same_folder_goes_on_after_an_interruption() -> None:
     commit_all({6: 0.03})
     outcome = run(Watcher(interrupt_at=12))  # in the second A/B
     assert outcome.exit_code == EXIT_INTERRUPTED
-    assert "Interrupted: it is one of 8 commits" in answer(outcome)
+    assert "Interrupted: the commit is one of 8 commits" in answer(outcome)
     assert git("worktree", "list").count("\n") == 1
     finished = run()
     assert (finished.exit_code, finished.high) == (0, 6)
@@ -225,7 +225,7 @@ def test_the_time_limit_leaves_a_range_and_is_shared_by_the_ab(monkeypatch: pyte
     outcome = run(time_limit=600.0)
     assert limits[0] == pytest.approx(120, abs=1)  # five A/Bs: the whole range, three to halve it, the last
     assert (outcome.exit_code, outcome.ended, outcome.low) == (3, "time", 4)
-    assert "The time limit of 10m00s was up: it is one of 4 commits" in answer(outcome)
+    assert "The time limit of 10m00s was up: the commit is one of 4 commits" in answer(outcome)
 
 
 def test_nothing_that_the_repository_configures_is_run(here: Path) -> None:
@@ -277,8 +277,8 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
     ({"commits": "--all..HEAD"}, "no commit is called '--all'"),
     ({"code": "../kernel.py:Mine"}, "is not in the worktree of a commit"),
     ({"code": "kernel.py:None", "cell": "None 1k *"}, "[0-9a-f]+ cannot be measured: .*None"),
-    ({"code": ""}, "give one of --code"),
-    ({"code": "", "python": "py"}, "give -b NAME"),
+    ({"code": ""}, "give either --code"),
+    ({"code": "", "python": "py"}, "Give -b NAME"),
     ({"build": "sleep 30", "build_limit": 0.1}, "the build took longer than 0.1s"),
     ({"cell": "Mine 2k *"}, "none is called 'Mine 2k \\*'; did you mean 'Mine "),
     ({"settings": parse_options({})}, r"Mine 1k \* is \d+ cells; give one, as in --cell 'Mine"),
@@ -286,7 +286,7 @@ BAD: tuple[tuple[dict[str, Any], str], ...] = (
         {"settings": parse_options({}), "device": "auto", "cell": "*"},
         "^--cell: on a GPU there are several; give one, as in --cell 'Mine .* bf16 .*'; on a CPU .* 'Mine .* fp32 .*'$",
     ),
-    ({"time_limit": 0.1}, "is short of 5 A/Bs"),
+    ({"time_limit": 0.1}, "is too short for 5 A/Bs"),
 )
 
 

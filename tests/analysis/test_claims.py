@@ -142,7 +142,7 @@ def test_a_metric_of_another_gpu_is_not_judged_but_its_ratio_is(tmp_path: Path) 
     records = [builders.ok(builders.case(16384), name, tflops) for name, tflops in (("fa2", 300), ("fa3", 610))]
     of_fa2, of_fa3, ratio = findings(tmp_path, text, *records)
     assert (of_fa2.outcome, of_fa3.outcome) == ("cannot be tried here",) * 2
-    assert of_fa2.why == "printed of an A100 SXM 80GB"
+    assert of_fa2.why == "printed for an A100 SXM 80GB"
     assert ratio.figure.name == "fa3 / fa2"
     assert ratio.bursts
     assert ratio.bursts.value == pytest.approx(610 / 300)

@@ -89,7 +89,7 @@ def test_like_is_compared_with_like_first() -> None:
     ours, theirs = [ok(case(), "fa4", 600)], [ok(case(), "triton", 300)]
     (alone,) = compared([*ours, refused(1024, "triton")], [*theirs, refused(1024, "fa4")]).figures
     assert not alone.shared, "no backend is on both"
-    with pytest.raises(UserError, match=r"in common: .*; and in no case did each try what is fastest"):
+    with pytest.raises(UserError, match=r"in common: .*; and in no case did each try the backend that is fastest"):
         compared(ours, theirs)
 
 
@@ -119,7 +119,10 @@ def test_totals_of_own_backends_are_of_cases_that_each_machine_tried(theirs: Rec
         assert ratio(own) == pytest.approx(0.5**0.5)
         assert said.count("own fastest backend") == 2, "of speed and of money"
         return
-    assert "; 1 case is in no total of own fastest backends, as a machine did not try what is fastest on" in said
+    assert (
+        "; 1 case is in no total of own fastest backends, as a machine did not try the backend that is fastest on"
+        in said
+    )
     (table,) = [table for table in tables(got) if table.name == "cases"]
     assert "[1]" in " ".join(map(str, table.rows[0]))
     assert table.footnotes[0].startswith(f"{name} has no figure on H100: ")
@@ -330,11 +333,11 @@ def test_power_is_that_of_work_without_pauses() -> None:
     assert [of.watts(label) for label in got.labels] == pytest.approx([700, 350])
     assert [of.tflops_per_watt(label) for label in got.labels] == pytest.approx([500 / 700, 500 / 350])
     assert "Per watt, without pauses, H100 gives 2.00x" in " ".join(answer(got)).replace("; per", ". Per")
-    assert "No power of work" not in str(cautions(compared(ours, theirs))[-1])
+    assert "The power without pauses" not in str(cautions(compared(ours, theirs))[-1])
     assert not compared(more, more).main.sustained
     one_sided = compared(ours, [*more, ok(case(), "fa3", 600)])
     assert not one_sided.main.sustained
-    assert str(cautions(one_sided)[-1]).startswith("No power of work without pauses of H100,")
+    assert str(cautions(one_sided)[-1]).startswith("The power without pauses is not known for H100,")
 
 
 def test_what_no_device_can_reach_is_no_figure() -> None:
@@ -409,7 +412,10 @@ def test_one_backend_by_unlike_kernels_is_no_shared_backend() -> None:
     assert ratio(alike.main) == pytest.approx(0.5), "one library that splits a call otherwise"
     ampere = compared(records(fa3, 600), records(fa2, 300), device=replace(H100, capability=(8, 0)))
     assert ratio(ampere.main) == pytest.approx(0.5), "another architecture has kernels of its own"
-    assert "as a machine did not try what is fastest on another, or ran it by unlike kernels" in answer(unlike)[0]
+    assert (
+        "as a machine did not try the backend that is fastest on another, or ran it by unlike kernels"
+        in answer(unlike)[0]
+    )
     assert not unlike.beside(sustained=False, shared=False)
     assert [c for c in cautions(unlike) if "xformers ran unlike kernels in 1 case" in str(c)]
     assert unlike.same_ratio(unlike.others[0], (case(), "xformers")) is None

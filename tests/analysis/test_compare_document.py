@@ -113,7 +113,11 @@ def test_of_several_machines_the_fastest_is_named() -> None:
     [
         (("a", "a"), 1.02, "one machine, but .* than noise: something may have changed, such as software,"),
         ((None, None), 1.02, "one model and setup, whose units are not all named, but .* changed, such as the unit,"),
-        (("a", "b"), 1.01, "2 units of one model and setup, so what sets them apart is noise and what units differ by"),
+        (
+            ("a", "b"),
+            1.01,
+            "2 units of one model and setup, so they differ by noise and the spread between units alone",
+        ),
     ],
 )
 def test_runs_of_one_machine_are_no_choice(cards: tuple[str | None, str | None], factor: float, said: str) -> None:
@@ -132,7 +136,7 @@ def test_runs_of_one_machine_are_no_choice(cards: tuple[str | None, str | None],
     [
         (1.0, 1.0, "bbbb", "between which the code of mine differs, but they differ by no more than noise"),
         (1.1, 1.1, "bbbb", "between which the code of mine differs, but they differ by more than noise"),
-        (1.0, 1.0, "aaaa", "so what sets them apart is noise; a cell differs by 0%"),
+        (1.0, 1.0, "aaaa", "so they differ by noise alone; a cell differs by 0%"),
         (1.0, 0.9, "aaaa", "but they differ by more than noise"),  # in one backend that is nowhere the fastest
     ],
 )
@@ -152,7 +156,7 @@ def test_a_baseline_of_one_round_has_no_interval_and_says_so() -> None:
     assert (ratio := found.main.ratio("H100"))
     assert ratio.low is None
     (said,) = [line for line in warnings(found) if "interval" in line]
-    assert said.startswith("No intervals of what a baseline with one round measured (H200)")
+    assert said.startswith("No intervals for the figures of a baseline with one round (H200)")
 
 
 def test_csv_has_a_row_a_cell_and_machine() -> None:
@@ -191,7 +195,7 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     three = compare([*paths, Path("c")], [*runs, small], workload=str(file))
     assert answer(three)[0].startswith("H100 is 2.00x"), "a machine that cannot run it is beside the answer"
     assert said.startswith("No machine but H200 can run all of the workload 'chat'; attention alone gives ")
-    assert said.endswith(" tokens/s on H200. M has no figure for 'part 2', so none for the workload.")
+    assert said.endswith(" tokens/s on H200. M has no figure for 'part 2', and therefore no figure for the workload.")
 
 
 def test_figures_without_pauses_stand_beside_those_in_bursts() -> None:

@@ -76,7 +76,7 @@ def test_files_of_one_model_are_one_machine_whatever_their_software() -> None:
         assert machine.run.versions == {"triton": "3.7"}
     assert made(old, a_run(H100))[0].run.method == 1
     found = cautions(compare([Path(f"{i}") for i in range(4)], [*files, a_run(H100)]))
-    assert any(str(c).startswith("Of H200, 3 rounds by an older method or version count for nothing") for c in found)
+    assert any(str(c).startswith("Of H200, 3 rounds by an older method or version are not used") for c in found)
 
 
 def test_what_says_nothing_for_a_comparison_is_left_out_and_named() -> None:
@@ -89,7 +89,7 @@ def test_what_says_nothing_for_a_comparison_is_left_out_and_named() -> None:
     alone = compare([Path("a"), Path("b"), Path("c.jsonl")], [a_run(), a_run(), limits])
     assert [len(machine.files) for machine in alone.machines] == [1, 1], "of one model each file stands for itself"
     assert "1 file left out: c.jsonl (no time of a call)." in map(str, cautions(alone))
-    with pytest.raises(UserError, match="say nothing of machines"):
+    with pytest.raises(UserError, match="do not compare machines"):
         compare([Path("a"), Path("b")], [search, search])
 
 
@@ -186,7 +186,7 @@ def test_whose_price_it_is_and_in_which_currency() -> None:
         (["H300=3/h"], 'did you mean "H200"'),
         (["NVIDIA=300", "80GB=400"], "two prices"),
         (["h200=3,40/h"], "is not NAME=PRICE"),
-        (["h200=3/h", "h100=30000"], "for how long"),
+        (["h200=3/h", "h100=30000"], "some prices are for a time"),
         (["h200=€3/h", "h100=$2/h"], r"in \$ and €; give all prices in one currency"),
         (["h200=" + "9" * 400 + "/h"], "the price is not above 0, or over 1e\\+12"),
         (["h200=3/0gpu/h"], "the number of GPUs is not above 0, or over 1024"),
@@ -203,7 +203,7 @@ def test_prices_that_cannot_be_are_one_line(options: list[str], said: str) -> No
 def warnings(*runs: Run) -> list[str]:
     """Return the cautions, without those on intervals and on missing power readings."""
     found = [*map(str, cautions(compare([Path(f"{i}.jsonl") for i in range(len(runs))], runs)))]
-    return [line for line in found if not line.startswith(("Intervals are 95 %", "No power of work"))]
+    return [line for line in found if not line.startswith(("Intervals are 95 %", "The power without pauses"))]
 
 
 def test_every_difference_in_software_is_a_warning() -> None:
@@ -211,7 +211,7 @@ def test_every_difference_in_software_is_a_warning() -> None:
     ours, other = a_run(), a_run(**theirs)  # type: ignore[arg-type]
     lines = warnings(replace(ours, versions={"triton": "3.6"}), replace(other, versions={"triton": "3.7"}))
     said = [
-        "The machines have unlike versions of triton (1 case). A ratio holds",
+        "The machines have unlike versions of triton (1 case). A ratio includes",
         "torch differs",
         "driver differs",
         "flash-attn differs: not there",
@@ -275,7 +275,7 @@ def test_energy_is_that_of_what_was_bought() -> None:
 @pytest.mark.parametrize(
     ("price", "energy_price", "pue", "said"),
     [
-        ("3/h", 0.2, None, "adds to a purchase with a lifetime"),
+        ("3/h", 0.2, None, "needs the price of a purchase with a lifetime"),
         ("32000/4y", float("nan"), None, "--energy-price: nan is not a number from"),
         ("32000/4y", 0.2, 0.9, "--pue: 0.9 is not a number from 1 to 10"),
         ("32000/4y", None, 1.3, "--pue needs --energy-price"),

@@ -174,9 +174,9 @@ def test_every_kind_of_layers_is_a_part() -> None:
     [
         ("2k in, 300 out, batch 32", "does not say model; write 'chat: 2k in"),
         ("chat: 2k in", "does not say out, model and batch"),
-        ("2k in 300 out llama-3.1-8b", "wants commas between its parts; write 'chat: 2k in"),
-        ("2k in, 300 out llama-3.1-8b, batch 4", "'300 out llama-3.1-8b' wants commas"),
-        ("chat: 2k in, 1k in, 3 out, llama-3.1-8b, batch 2", "says in a second time"),
+        ("2k in 300 out llama-3.1-8b", "has several parts; put commas between them, as in 'chat: 2k in"),
+        ("2k in, 300 out llama-3.1-8b, batch 4", "'300 out llama-3.1-8b' has several parts"),
+        ("chat: 2k in, 1k in, 3 out, llama-3.1-8b, batch 2", "gives in a second time"),
         ("chat: 2k in, 300 out, llama-9, batch 32", "no model 'llama-9'"),
         ("chat: 2k in, x out, llama-3.1-8b, batch 32", "'x' is not a size"),
         ("chat: 2k in, 300 out, llama-3.1-8b, batch 32, tp 3", "3 does not divide"),

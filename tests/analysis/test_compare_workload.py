@@ -167,7 +167,7 @@ def test_a_machine_that_cannot_run_a_part_has_no_figure(tmp_path: Path) -> None:
     assert got.main.ratio("H100") is None
     assert got.main.ratio("B200")
     assert got.main.tflops("H100") is None
-    assert answer.notes == ("H100 has no figure for 'prefill', so none for the workload.",)
+    assert answer.notes == ("H100 has no figure for 'prefill', and therefore no figure for the workload.",)
     assert got.bought(got.main, "H100") is None
     with pytest.raises(UserError, match=r"H100, to which .* has no figure for 'prefill'"):
         weighed(tmp_path, CHAT, records(500, 400, 300), small, to="H100")
@@ -188,8 +188,8 @@ def test_a_machine_that_cannot_run_a_part_has_no_figure(tmp_path: Path) -> None:
         ("parts: [{weight: 1, name: a}, {weight: 1, name: a}]", "one name"),
         ("parts: [{weight: 1, seqlen: 8kk}]", "part 1: .*8kk"),
         ("parts: [{weight: 1, pass: forward}]", "unknown pass 'forward'"),
-        ("parts: [{weight: 1, seqlen: 16k}]", "seqlen 16k was not; seqlen 1k, 4k, 8k were"),
-        ("parts: [{weight: 1, seqlen: 8k, pass: bwd}]", "each of its axes was, but not together"),
+        ("parts: [{weight: 1, seqlen: 16k}]", "no file has seqlen 16k, only seqlen 1k, 4k, 8k"),
+        ("parts: [{weight: 1, seqlen: 8k, pass: bwd}]", "its values were measured, but not together in one case"),
         ("parts: [{weight: 1, backend: fa4}]", "no backend 'fa4' was measured"),
         ("weights: money\nparts: [{weight: 1}]", "weights: .*'time', 'work' or 'calls'"),
         ("layers: 0\nparts: [{weight: 1}]", "layers: 0 is not a number of layers from 1 to 10000"),
@@ -207,5 +207,7 @@ def test_steps_of_whole_models_are_in_no_part(tmp_path: Path) -> None:
     steps, plain = [ok(replace(PREFILL, step=step), "step-sdpa", 500)], records(500, 400, 300)
     _, answer = weighed(tmp_path, CHAT, [*plain, *steps], [*plain, *steps])
     assert [part.cases for part in answer.parts] == [(PREFILL,), (FWD, BWD)]
-    with pytest.raises(UserError, match="'prefill' fits no case that was measured: all are steps of whole models"):
+    with pytest.raises(
+        UserError, match="'prefill' fits no case that was measured: all cases are steps of whole models"
+    ):
         weighed(tmp_path, CHAT, steps, steps)

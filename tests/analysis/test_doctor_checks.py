@@ -84,7 +84,7 @@ def timed(instrument: str, **found: str) -> dict[str, Any]:
         (timed("cupti", error="no kernel"), "instruments: warning", "cupti", "profilers"),
         (timed("graph", error="no"), "instruments: warning", "graph", "--timer graph"),
         (timed("events", **{**WORKS, "l2_cold": "warm"}), "L2: warning", "warm instead of cold by events", "unproven"),
-        (changed("host", load=60.0), "load: warning", "60.0 on 64 cores", "end what runs"),
+        (changed("host", load=60.0), "load: warning", "60.0 on 64 cores", "end the processes that top shows"),
         (changed("host", cpu_limit=1.0), "container limit: warning", "1 CPUs for 2 threads", "2 CPUs"),
     ],
 )

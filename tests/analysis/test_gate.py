@@ -157,7 +157,7 @@ def test_a_round_that_failed_in_the_baseline_does_not_hide_what_came_of_the_othe
     assert of_one(flaky, broken("skipped", bad=5))[::2] == ("missing", 1)
     again = gate(flaky, broken("oom", bad=2))
     assert verdicts(again) == {(1024, "latency"): "unchanged"}
-    assert any("1 cell failed in some rounds of both runs, of which those that worked" in n for n in again.notes)
+    assert any("1 cell failed in some rounds of both runs; the rounds that worked" in n for n in again.notes)
     assert not any("neither" in note for note in again.notes)
 
 
@@ -273,7 +273,7 @@ def test_unlike_runs_are_not_compared_unless_meant() -> None:
     assert [d.what for d in refused.refused] == ["driver was 580.82 and is 590.10"]
     meant = judge(ours, theirs, Request(("latency",), expect=("driver", "torch")))
     assert (meant.count("regressed"), meant.exit_code, len(meant.expected)) == (3, 1, 1)
-    assert any(note.startswith("--expect torch: nothing differs") for note in meant.notes)
+    assert any(note.startswith("--expect torch: the runs do not differ in it") for note in meant.notes)
 
 
 def test_cycles_cancel_the_clock() -> None:
@@ -306,11 +306,11 @@ def test_first_calls_that_empty_caches_may_explain_are_not_judged() -> None:
     found = gate([*warm, *other], [*cold, *other], "first_call")
     assert {(f.backend, f.verdict) for f in found.findings} == {("triton", "inconclusive"), ("fa2", "unchanged")}
     assert found.exit_code == 0
-    assert any(note.startswith("First calls of triton are slower together") for note in found.notes)
+    assert any(note.startswith("First calls of triton are slower in the current run, in ") for note in found.notes)
     for before in (cold, rounds(first_call=1e20)):  # as in an edited file
         back = gate(before, warm, "first_call")
         assert {f.verdict for f in back.findings} == {"inconclusive"}
-        assert any("slower together in the baseline" in note for note in back.notes)
+        assert any("are slower in the baseline, in " in note for note in back.notes)
     one = gate([*warm, *other], [*rounds(first_call=3.0, seqlens=LENGTHS[:1]), *warm[5:], *other], "first_call")
     assert one.exit_code == 1, "one cell that compiles longer"
     fresh = [run(records, policy=Policy(caches="fresh")) for records in (warm, cold)]
@@ -323,7 +323,7 @@ def test_first_calls_that_empty_caches_may_explain_are_not_judged() -> None:
 
 
 def test_one_round_says_how_weak_it_is() -> None:
-    for before, after, said in ((1, 1, "says nothing of the noise"), (5, 1, "taken from the other side's")):
+    for before, after, said in ((1, 1, "does not show the noise"), (5, 1, "taken from the other side's")):
         (note,) = [n for n in gate(rounds(n=before), rounds(n=after)).notes if said in n]
         assert "--rounds 5" in note
     assert not any("round" in n for n in gate(rounds(n=2), rounds(n=2)).notes)
@@ -349,7 +349,7 @@ def test_an_old_baseline_and_what_moves_all_cells_together_are_said() -> None:
     old, young = judged("2026-11-10T00:00:00Z"), judged("2026-04-09T00:00:00Z", 1 / 1.02)
     assert any(note.startswith("The baseline is of 2026-01-10, 304 days before") for note in old.notes)
     assert not any("The baseline is of" in note for note in young.notes)
-    assert young.first[0].startswith("Nearly all of 12 cells moved together: the median latency by +2.00%")
+    assert young.first[0].startswith("Nearly all of 12 cells changed in one direction: the median latency by +2.00%")
     assert not old.first
 
 

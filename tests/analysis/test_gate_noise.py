@@ -116,6 +116,17 @@ def test_which_rounds_are_disturbed() -> None:
 # Two speeds
 
 
+def test_the_count_of_differing_cells_is_of_those_that_could_explain_the_change() -> None:
+    rng = random.Random(1)
+
+    def test_of(apart: float, by: float = 0.0) -> Rounds:
+        """Return a cell whose runs of the baseline differ by `apart`, and whose current run differs by `by`."""
+        return Rounds(quiet(rng, 5, apart), quiet(rng, 5, by), 0.03, "latency", earlier=(quiet(rng), quiet(rng)))
+
+    found = decide([test_of(0.0, 0.12), *map(test_of, (0.06, 0.03, 0.01, *[0.0] * 60))])
+    assert (found[0].verdict, found[0].jumped) == ("inconclusive", 1)  # 0.03 and 0.01 are below a third of 0.12
+
+
 def test_a_jump_is_two_groups_of_values_on_one_side() -> None:
     slow = jump([0.0, 0.001, 0.05, 0.051, 0.0], [0.0, 0.0, 0.0, 0.0, 0.05], M)
     assert slow is not None

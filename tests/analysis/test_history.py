@@ -182,7 +182,7 @@ def test_too_few_runs_of_each_unit_are_said() -> None:
         device = replace(one.environment.device, uuid=f"GPU-{i % 2}")
         runs[i] = replace(one, environment=replace(one.environment, device=device))
     shown = document(runs)
-    assert shown.answer == ("Nothing can be told yet: no cell has 10 runs of one unit and one method.",)
+    assert shown.answer == ("Nothing is known yet: no cell has 10 runs of one unit and one method.",)
     assert shown.cautions[0].what == "4 cells of 4 have fewer than 10 runs of one unit and method."
     assert "--join-units" in shown.cautions[0].todo
 
@@ -230,7 +230,7 @@ def test_cells_that_change_together_are_one_step_between_two_runs() -> None:
 def test_where_one_or_two_runs_are_off_it_is_said_and_not_told() -> None:
     shown = document(nightly(14, lambda day: 1 / 1.05 if day >= 12 else 1))
     assert shown.answer == (
-        "Of 2 cells 0 became worse, 0 better, 1 may have begun another level, too new to tell, 1 did not change.",
+        "Of 2 cells 0 became worse, 0 better, 1 may have begun another level, not certain yet, 1 did not change.",
     )
     assert "may have begun at 2026-01-13 03:17 (00000000000c)" in shown.cautions[0].what
     assert not shown.data["events"]

@@ -40,7 +40,10 @@ def kernel(stalls: Mapping[str, float] | None = None, **values: float) -> Kernel
         (kernel(tensor=70, exp=8), f"busy: {NOT_TOLD}."),
         (KernelCounters("k", {}), f"{NOT_TOLD}."),
         (kernel(hbm=40, tensor=3), f"busy: {NOT_TOLD}."),  # this GPU has no stall reasons
-        (kernel(tensor=50, exp=20, blocks=32, waves=0.2), "32 blocks for 132 multiprocessors: the others idle; "),
+        (
+            kernel(tensor=50, exp=20, blocks=32, waves=0.2),
+            "32 blocks for 132 multiprocessors: the other multiprocessors idle; ",
+        ),
         (kernel(tensor=85, blocks=251, waves=1.9), "busy: bound by tensor cores."),
         (kernel(tensor=85, blocks=158, waves=1.2), "1.2 waves: the last leaves 40% of the time idle; bound by tensor"),
         (kernel(tensor=85, blocks=132, waves=1.0), "busy: bound by tensor cores."),  # one block each, in turns

@@ -29,7 +29,7 @@ RECORDED = {
 }
 PLANTED = {  # words of the expected sentence
     "spills": "of spilled registers are read back; bound by ",
-    "few_blocks": "busy: 8 blocks for 132 multiprocessors: the others idle",
+    "few_blocks": "busy: 8 blocks for 132 multiprocessors: the other multiprocessors idle",
     "memory": "busy: bound by HBM",
     "exp": "busy: bound by exp",
     "products": "busy: bound by tensor cores",

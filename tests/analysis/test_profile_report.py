@@ -148,7 +148,7 @@ def test_a_profile_in_full() -> None:
     text = rendered(outcome(EAGER))
     for part in (
         "latency       9.21 ms  median of 3 samples, CUDA events, L2 cold",
-        "launch gap    3.00 us  from the events to the kernels and back, of the same calls",
+        "launch gap    3.00 us  between CUDA events and the kernels, before and after, in the same calls",
         "gaps          4.00 us  0.043% of the span, between its 3 kernels",
         "CPU launch    45.0 us  of the host for one call; less than the GPU's time: hidden",
         "roofline       556 us  bound by compute: 2048 FLOP/B, and memory is the limit below 206; by the datasheet",
@@ -194,7 +194,7 @@ def test_side_by_side_and_the_bytes_that_standard_attention_moves() -> None:
     waits = replace(TRITON, backend="mine", times=(1.0,), host=HostWork(waits={"aten::nonzero": 2}))
     assert difference([TRITON, waits]).endswith("and has waits for a result where the other has none.")
     same = replace(waits, host=HostWork())
-    assert difference([TRITON, same]).endswith("none of the figures here says why: both do as much.")
+    assert difference([TRITON, same]).endswith("the figures here do not say why, as they are the same for both.")
     assert difference([replace(EAGER, wrong="out is off"), TRITON]) == "", "a wrong backend is not compared"
 
 
@@ -202,7 +202,7 @@ def test_the_host_that_is_slower_and_the_overhead_of_tracing() -> None:
     slowed = replace(TRITON, enqueue=(700e-6,), spans=(600e-6,), traced=(602e-6,), limits=("power cap",))
     text = rendered(outcome(slowed))
     assert "slower than the GPU, so calls in a row wait for it" in text
-    assert "tracing           15%  longer than untraced: the profiler's overhead, or the clock moved" in text
+    assert "tracing           15%  longer than untraced: by the profiler's overhead, or another clock" in text
     assert "clock limited by power cap" in text
     assert "tracing" not in rendered(outcome(TRITON))
 

@@ -93,7 +93,7 @@ def test_the_uncertainty_of_a_sum_is_that_of_errors_that_add() -> None:
 
 def test_the_next_default_where_sdpa_was_not_measured() -> None:
     shown = document(cells([run([ok(CASE, "hf-sdpa", SLOW, kernels=FLASH), ok(CASE, "fa2", FAST)])]))
-    assert "PyTorch's default is taken from hf-sdpa" in told(shown)
+    assert "PyTorch's default is represented by hf-sdpa" in told(shown)
     assert [(row["default"], row["default_ran"]) for row in shown.rows] == [("hf-sdpa", "flash")]
     both = one(ok(CASE, "hf-sdpa", SLOW), ok(CASE, "sdpa", 400), ok(CASE, "fa2", FAST))
     assert both.default is not None
@@ -103,7 +103,7 @@ def test_the_next_default_where_sdpa_was_not_measured() -> None:
 def test_no_default_and_no_rival_are_told() -> None:
     text = told(document(cells([run([ok(CASE, "fa2", FAST)])])))
     assert "sdpa was not measured. Measure both with the same shapes: attnbench recommend -b sdpa,fa2" in text
-    assert "In 1 case one backend alone has a right figure: it is no choice." in text
+    assert "In 1 case one backend alone has a right figure, so there is no choice." in text
     skipped = run([ok(CASE, "fa2", FAST), ended(CASE, "sdpa", "skipped", "no fp8")])
     text = told(document(cells([skipped])))
     assert "PyTorch's default has no right figure in 1 case" in text
@@ -203,7 +203,9 @@ def test_a_model_s_step_has_one_backend_for_all_its_layers() -> None:
 def test_a_backend_of_several_devices_is_named_for_several_ranks_only() -> None:
     one, two = (replace(case(16384), ranks=ranks) for ranks in (1, 2))
     alone = [ok(one, "ulysses-fa3", 700.0)]
-    assert document(cells([run(alone)])).answer[0].startswith("Nothing can be recommended: backends of several devices")
+    assert (
+        document(cells([run(alone)])).answer[0].startswith("Nothing can be recommended: backends for several devices")
+    )
     both = document(cells([run([*alone, ok(one, "fa3", 600.0), ok(two, "ulysses-fa3", 700.0)])]))
     assert [(row["ranks"], row["use"]) for row in both.rows] == [(1, "fa3"), (2, "ulysses-fa3")]
 
@@ -218,7 +220,10 @@ def test_the_cases_of_a_code_are_counted_as_those_of_the_answer() -> None:
 def test_a_model_of_which_a_kind_of_layers_is_missing() -> None:
     shown = document(cells([run(layers_of_gemma("fa2", 600, 200)[:1])]), models=[GEMMA])
     text = told(shown)
-    assert "No backend has a right figure of all layers of gemma-2-9b. Layers without a window have none." in text
+    assert (
+        "No backend has a right figure of all layers of gemma-2-9b. Layers without a window have no right figure."
+        in text
+    )
     assert "attnbench run --model gemma-2-9b measures them." in text
 
 
@@ -384,7 +389,7 @@ def test_no_backend_is_alone_where_another_run_of_the_machine_has_a_right_one() 
     assert [row["alike"] for row in near.rows] == ["triton; fa2"], "cards of a model differ by more than 1.5 %"
     assert [row["alike"] for row in far.rows] == ["triton"]
     assert "alone" not in told(near) + told(far)
-    assert "On unlike cards, or by unlike methods, they are alike within 3.1% more" in told(near)
+    assert "Between unlike cards or methods, 3.1% is added to the uncertainty" in told(near)
     gain = far.rows[0]
     assert gain["gain_high"] / gain["gain"] - 1 == pytest.approx(0.026, abs=0.002), "that of two cards"
     wrong = run([ended(CASE, "triton", "wrong", "off"), ok(CASE, "fa2", SLOW)], started="2026-07-03T10:00:00Z")
@@ -422,7 +427,7 @@ PREPARES, RECOMPUTES = (FAST, FAST, FAST / 10), (FAST, SLOW, SLOW)  # only a for
 def test_a_training_step_is_that_of_both_passes_as_one() -> None:
     shown = document(cells([of_passes(prepares=PREPARES, recomputes=RECOMPUTES)]))
     assert [(row["step"], row["use"]) for row in shown.rows] == [("fwd", "prepares"), ("fwd_bwd", "recomputes")]
-    assert "1 answer left out: both passes were timed as one (fwd_bwd) and apart (fwd + bwd)." in told(shown)
+    assert "1 answer left out: both passes were timed as one (fwd_bwd) and separately (fwd + bwd)." in told(shown)
     assert "in several runs" not in told(shown)
     assert "without gradients" not in told(shown)
 
@@ -432,7 +437,9 @@ def test_a_sum_that_both_passes_as_one_contradict_is_not_named() -> None:
     row = shown.rows[-1]
     assert (row["step"], row["alike"]) == (TRAINING, "apart")
     assert row["measured"] == "apart; recomputes; prepares"
-    assert "the forward of apart was timed without gradients, and may do more with them. --pass fwd_bwd" in told(shown)
+    assert "the forward of apart was timed without gradients, and may do more with gradients. --pass fwd_bwd" in told(
+        shown
+    )
 
 
 def test_a_sum_of_two_runs_is_none_where_one_run_has_both_passes() -> None:

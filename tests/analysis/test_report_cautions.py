@@ -31,7 +31,7 @@ def test_cautions() -> None:
     assert warned(good) == ""
     noisy = ok(case(2048), "triton", 300.0, spread=0.1)
     assert (
-        "Noisy: 1 of 2 cells not known to 0.5% within their process, the worst to 2.1%: triton 2k d128 full fwd."
+        "Noisy: 1 of 2 cells not known to 0.5% from the samples of their process, the worst to 2.1%: triton 2k"
         in warned(good, noisy)
     )
     held = replace(good, limits=("power cap",))
@@ -118,10 +118,10 @@ def test_the_state_of_the_machine() -> None:
     good = ok(case(), "eager", 30.0)
     shared = replace(ok(case(2048), "triton", 300.0), others=("python (pid 12)", "blender (pid 9)"))
     text = warned(good, shared)
-    assert "Shared GPU: others computed on it during 1 of 2 cells: blender (pid 9), python (pid 12)." in text
+    assert "Shared GPU: other processes computed on it during 1 of 2 cells: blender (pid 9), python (pid 12)." in text
     assert "--device cuda:N" in text
     mistaken = ended(case(2048), "triton", "wrong-kernel", "kernels ran for longer", others=shared.others)
-    assert "Shared GPU: others computed on it during 1 of 2 cells" in warned(good, mistaken)
+    assert "Shared GPU: other processes computed on it during 1 of 2 cells" in warned(good, mistaken)
     failing = replace(shared, others=(), ecc_errors=2)
     text = warned(good, failing)
     assert "The GPU counted 2 uncorrected memory errors during triton 2k d128 full fwd." in text

@@ -51,7 +51,7 @@ def test_a_wrong_kernel_has_no_figure() -> None:
     text = shown([run(records)])
     assert "    1k   32.1 3%   KERNEL!\n" in text
     assert f"KERNEL!  fa4 1k d128 full fwd: {reason}\n" in text
-    assert "1 cell where another kernel ran than the backend's: fa4 1k d128 full fwd." in text
+    assert "1 cell where a kernel ran that is not the backend's: fa4 1k d128 full fwd." in text
 
 
 def test_what_a_format_needs_is_computed_for_it_alone() -> None:

@@ -91,7 +91,7 @@ def test_short_kernels_and_their_launch_gaps() -> None:
     records = [short("triton", 1024, 1.2e-6), short("triton", 2048, 2.3e-6), short("eager", 1024, 4e-6)]
     assert told(*records) == (
         "Latency is the kernels' own span (CUPTI) in 3 cells, of cases whose fastest takes under 100 us. CUDA events "
-        "include a launch gap: eager 4.0 us, triton 1.2 to 2.3 us. -m launch_gap has it by cell."
+        "include a launch gap: eager 4.0 us, triton 1.2 to 2.3 us. -m launch_gap shows it by cell."
     )
     bound = short("eager", 1024, 40e-6, host_bound=True)
     assert "include a launch gap. -m" in told(bound)  # its readings include the host's time

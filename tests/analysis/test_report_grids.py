@@ -111,7 +111,7 @@ def test_tables_end_where_nobody_would_read_on() -> None:
     assert every.more == ""
     (some,) = grids(found, lines=10 * (1 + FRAME))
     assert some.grids == every.grids[:10]
-    assert some.more.startswith("30 more tables not shown: attnbench report --all shows every one")
+    assert some.more.startswith("30 more tables not shown: attnbench report --all shows every table")
     (first,) = grids(found, lines=1)
     assert len(first.grids) == 1
 

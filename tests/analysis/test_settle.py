@@ -161,9 +161,11 @@ def test_a_build_that_is_not_that_of_its_run_is_refused() -> None:
     was = replace(judgement.baseline, versions={"A": "older"})
     stands(
         replace(judgement, baseline=was),
-        "what is here is not the build of the baseline: A was older and is simulated, source ",
+        "the build found here differs from the build of the baseline: A was older and is simulated, source ",
     )
-    stands(replace(judgement, current=replace(judgement.current, method=1)), "is not the build of the current run")
+    stands(
+        replace(judgement, current=replace(judgement.current, method=1)), "differs from the build of the current run"
+    )
 
 
 def test_where_the_exit_code_is_certain_nothing_is_measured() -> None:

@@ -72,7 +72,7 @@ def test_what_cannot_be_judged_on_this_gpu_is_not_measured(tool: Tool) -> None:
     found = json.loads(tool("claims", "--paper", "mine.yaml", "--device", "fake", "--out", "run.jsonl", "--json").out)
     run, _ = run_file.read(tool.folder / "run.jsonl")
     assert {record.case.shape.seqlen_k for record in run.records} == {512, 1024}
-    assert {row["claim"]: row["why"] for row in found["figures"]}["foreign"] == "printed of a GB200"
+    assert {row["claim"]: row["why"] for row in found["figures"]}["foreign"] == "printed for a GB200"
     mine.write_text(f"{head}claims:\n{foreign}")
     said = tool("claims", "--paper", "mine.yaml", "--device", "fake", code=2).err
     assert "none of these claims can be tried on Simulated GPU: they print metrics of GB200, and no ratio" in said

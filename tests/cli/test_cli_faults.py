@@ -329,7 +329,7 @@ def test_an_own_mask_is_there_to_resume_as_it_was(tool: Tool) -> None:
     resume = ("run", "--resume", "run.jsonl", "--trust")
     assert tool(*resume, code=2).err == (
         f"attnbench: cannot resume run.jsonl: mask: cannot read {tool.folder}/mine.py: No such file or directory; "
-        "restore the files and go on in their folder, or start a new run\n"
+        "restore the file as it was and resume, or start a new run\n"
     )
     tool.write("mine.py", "def f(b, h, q, k): return q > k")
     assert "mine.py, or a file that it imports, was changed after" in tool(*resume, code=2).err

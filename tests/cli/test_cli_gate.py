@@ -132,10 +132,10 @@ def test_what_a_person_gets_wrong_is_one_line(runs: Tool, options: list[str], sa
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("gate searched.jsonl searched.jsonl", "the current run is a search of attnbench capacity"),
-        ("gate searched.jsonl a.jsonl", "the baseline is a search of attnbench capacity"),
-        ("gate a.jsonl same.jsonl searched.jsonl a.jsonl", "the baseline is a search of attnbench capacity"),
-        ("baseline save searched.jsonl", "that run is a search of attnbench capacity"),
+        ("gate searched.jsonl searched.jsonl", "the current run is a file of attnbench capacity"),
+        ("gate searched.jsonl a.jsonl", "the baseline is a file of attnbench capacity"),
+        ("gate a.jsonl same.jsonl searched.jsonl a.jsonl", "the baseline is a file of attnbench capacity"),
+        ("baseline save searched.jsonl", "that is a file of attnbench capacity"),
     ],
 )
 def test_the_steps_of_a_search_are_not_judged(runs: Tool, words: str, said: str) -> None:

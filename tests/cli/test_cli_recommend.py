@@ -58,7 +58,7 @@ def test_a_run_file_without_records(tool: Tool) -> None:
     ("options", "said"),
     [
         ((LIBRARIES, "--seqlen", "3k"), "no case of these run files has the shapes"),
-        ((LIBRARIES, "-b", "fa9"), "--backend: these run files have none of them for these shapes, but eager, "),
+        ((LIBRARIES, "-b", "fa9"), "--backend: these run files have no such backend for these shapes, only eager, "),
         ((LIBRARIES, "--rounds", "5"), "--rounds: for measuring; with run files nothing is measured, leave it out"),
         ((LIBRARIES, "--device", "cpu", "--out", "x.jsonl"), "--device and --out: for measuring"),
         ((LIBRARIES, "--seqlen", "much"), "seqlen"),

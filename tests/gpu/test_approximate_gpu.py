@@ -52,7 +52,7 @@ def check(name: str, case: Case, device: Device) -> str:
     assert near is not None
     kept = "" if near.mass_kept is None else f", mass kept {near.mass_kept:.0%}"
     used = max(error.max_error / error.tolerance for error in first.errors.values())
-    return f"error {near.error:.1%}{kept}; {used:.0%} of what is allowed"
+    return f"error {near.error:.1%}{kept}; {used:.0%} of the error allowed"
 
 
 @pytest.mark.gpu

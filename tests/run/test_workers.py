@@ -204,7 +204,7 @@ def test_a_mask_that_changes_ends_the_run(new_pool: NewPool, tmp_path: Path) -> 
     with pytest.raises(UserError, match=f"^mask: {file}, or a file that it imports, was changed after the run was"):
         run(pool, masked)
     file.unlink()
-    with pytest.raises(UserError, match=f"^mask: cannot read {file}: No such file or directory; restore the files"):
+    with pytest.raises(UserError, match=f"^mask: cannot read {file}: No such file or directory; restore the file"):
         run(pool, masked)
 
 

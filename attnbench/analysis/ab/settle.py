@@ -1,9 +1,9 @@
 """Settles the open cells of a gate: measures the baseline's build and the current build on them in turns.
 
 Each build must be the one that its run measured. The gate's own comparison of runs checks this: machine, driver, torch,
-libraries, and the source of a person's own code. Where one of them differs, and where both runs name the same build,
-the verdict of the gate stands and one sentence says what to give. Code and interpreters that a run file names are run
-on the conditions of `run --resume`: this machine would choose them itself, or --trust is given.
+libraries, and the source of a person's own code. Where a build is another one, or where both runs name the same build,
+the verdict of the gate stands, and one sentence says which option to give. Code and interpreters that a run file names
+are run on the conditions of `run --resume`: this machine would choose them itself, or --trust is given.
 """
 
 from __future__ import annotations
@@ -96,10 +96,11 @@ def settle(
     watcher: AbObserver,
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[Judgement, int]:
-    """Measure the open results of a gate in turns. Return the judgement with the settled ones, and an interrupt's code.
+    """Measure the open results of a gate in turns.
 
-    `files`: the run files of the baseline and of the current run. Where nothing can be measured, the judgement says
-    why.
+    Return the judgement in which the settled results replace the open ones, and the exit code of an interrupt (0
+    without one). `files`: the run files of the baseline and of the current run. Where nothing can be measured, the
+    judgement says why.
     """
     wanted, began = open_results(judgement), clock()
     if not wanted or certain(judgement.exit_code, at_look=True):
@@ -158,7 +159,7 @@ def _in_turns(
     """
     deadline, before, current = clock() + request.time_limit, judgement.baseline, judgement.current
     if before.turns or current.turns:
-        raise UserError("the two are an A/B; start attnbench ab anew, for longer")
+        raise UserError("the two run files are of one A/B already; start attnbench ab anew, for longer")
     if any(case.ranks > 1 for case, *_ in wanted):
         raise UserError("ab measures on one device, and the open cells are of several")
     sides = (
@@ -232,7 +233,7 @@ def _named(side: _Side, name: str, names: Sequence[str], controls: Collection[st
     if name in side.run.versions or not tested:
         return None
     if len(tested) > 1:
-        raise UserError(f"{side.option}: {side.given} is none of the open backends, {some(names)}; give two Pythons")
+        raise UserError(f"{side.option}: {side.given} fits several open backends, {some(names)}; give a Python")
     return tested[0]
 
 
@@ -249,7 +250,7 @@ def _python(loaded: Loaded) -> str:
 
 
 def _why_not(baseline: Run, names: Sequence[str], request: Request) -> str:
-    """Return why backends of one build cannot be compared in turns, and what to give."""
+    """Return why an A/B of these backends would compare a build with itself, and which option to give instead."""
     if request.a and request.a == request.b:
         return f"--a and --b are one build, {request.a}, which would be compared with itself; give another"
     commit = baseline.environment.git or ""
@@ -289,7 +290,10 @@ def _check_builds(sides: Sequence[_Side], measured: Sequence[Run]) -> None:
     """Raise UserError where a side would measure another build than its run did."""
     for side, now in zip(sides, measured, strict=True):
         if found := [d.what for d in run_differences.differences(side.run, now) if d.matters]:
-            raise UserError(f"what is here is not the build of {side.what}: {'; '.join(found)}; give {side.option}")
+            raise UserError(
+                f"the build found here differs from the build of {side.what}: {'; '.join(found)}; "
+                f"name the right one with {side.option}"
+            )
 
 
 def _folder(current: Path) -> Path:
@@ -309,7 +313,7 @@ def _contradicted(before: Judgement, after: Judgement) -> list[str]:
         return []
     return [
         f"{count(len(names), 'cell')} changed otherwise in turns than between the runs: {some(dict.fromkeys(names))}. "
-        "Either whole runs differ, or the builds in turns are not those of the runs."
+        "Either whole runs differ, or the builds in turns are not the builds of the runs."
     ]
 
 

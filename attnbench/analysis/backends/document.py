@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from attnbench.core.text import some
 from attnbench.render.document import Block, Column, Document, Machine, Pairs, Paragraphs, Span, Table
 
-MORE = "What each supports: --matrix; case by case: attnbench run --dry-run; a library apart: attnbench env create"
+MORE = (
+    "What each backend supports: --matrix; case by case: attnbench run --dry-run; an environment of its own for a "
+    "library: attnbench env create"
+)
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class Row:
     verified: str  # on what hardware it gave right results
     interpreter: str | None = None  # in which it runs, where that is not this one
     reason: str | None = None  # why it cannot run here
-    install: str | None = None  # the command that would change that
+    install: str | None = None  # the command that installs what is missing
 
 
 def document(device: str, rows: Sequence[Row]) -> Document:

@@ -36,7 +36,7 @@ MORE = "Feature by feature: attnbench backends --matrix --gpu h100 (or sm_90, am
 
 
 def document(matrices: Sequence[SupportMatrix]) -> Document:
-    """Return the support feature by feature on each GPU; without any, on which GPUs each backend runs."""
+    """Return the support feature by feature on each GPU; without GPUs, on which GPUs each backend runs."""
     rows = list(_csv_rows(matrices or matrices_by_architecture()))
     tables = [table for matrix in matrices for table in by_feature(matrix)] or [by_architecture()]
     return Document(
@@ -62,7 +62,7 @@ def by_architecture() -> Table:
 
 
 def where_right() -> Iterator[Table]:
-    """Yield a table of the devices on which each backend gave right results, and one of several devices."""
+    """Yield a table of where each backend gave right results: on one device, and over several devices."""
     for title, several in (("Where each was right", False), ("Where each was right over several devices", True)):
         found = {name: of for name, of in trials().items() if of[0].device[0].isdigit() == several}
         devices = sorted({one.device for of in found.values() for one in of})
@@ -89,9 +89,10 @@ def _passes(found: Sequence[Trial]) -> str:
 
 
 def by_feature(matrix: SupportMatrix) -> list[Table]:
-    """Return a table for each group of features. The first has every backend, the others omit those without support.
+    """Return a table for each group of features.
 
-    All tables share the footnotes, which stand below the last one.
+    The first table has every backend, the others omit backends without support. All tables share the footnotes, which
+    stand below the last one.
     """
     tables: list[Table] = []
     footnotes: dict[str, int] = {}
@@ -140,7 +141,7 @@ def _remark(row: Row, group: str) -> str:
     if row.plain is not None and (row.plain.dtype, row.plain.shape) != (PLAIN.dtype, PLAIN.shape):
         parts.append(f"its other features in {row.plain.dtype}, headdim {headdim(row.plain)}")
     if row.runtime_checker and row.plain is not None:
-        parts.append(f"{row.runtime_checker} may refuse more, by its version, when a case is run")
+        parts.append(f"{row.runtime_checker} may refuse more, depending on its version, when a case is run")
     takes = [f for f, cell in zip(FEATURES, row.cells, strict=True) if cell.answer != "no" and f.group == group]
     named = dict.fromkeys(name for f in takes for name in features(f.of(row.plain or PLAIN)))
     untried = [name for name in named if name not in right_on_gpus(row.backend)]

@@ -35,14 +35,15 @@ class Baseline:
 
     @property
     def gpu(self) -> str:
-        """The name of the device that it was measured on."""
+        """The name of the device on which the baseline was measured."""
         return self.head.environment.device.name
 
 
 def save(run: Run, name: str, folder: Path, add: bool = False) -> tuple[Path, list[Run]]:
     """Write a run as a baseline, whole or not at all. Return its path, and the heads of the runs that it replaces.
 
-    With `add` it is one run more of the baseline that is there, and replaces the oldest where there are MOST.
+    With `add` the run joins the runs of the baseline that is there, and replaces the oldest of them where there are
+    MOST.
 
     Raises UserError for a name that cannot be a folder's, for a search, for a run without a measured cell, for a file
     that belongs to another device, is a link or no baseline, and where the file cannot be written.
@@ -51,7 +52,7 @@ def save(run: Run, name: str, folder: Path, add: bool = False) -> tuple[Path, li
         raise UserError(f"--name: {name!r} is no name for a folder; use letters, digits, dots and dashes, as in main")
     if run.search:
         raise UserError(
-            "that run is a search of attnbench capacity, whose steps are no cells to judge; save one of attnbench run"
+            "that is a file of attnbench capacity, which has no cells to judge; save a run file of attnbench run"
         )
     if not any(r.status == "ok" for r in run.records):
         raise UserError("nothing was measured in that run, so there is nothing to compare with; choose another")
@@ -86,7 +87,7 @@ def _save(run: Run, path: Path, add: bool) -> tuple[Path, list[Run]]:
     if add and old:
         began = (run_file.read(file)[0] for file, head in old.items() if head.started == run.started)
         if any(len(without_copies([(0, one), (1, reduced(run))])) == 1 for one in began):
-            raise UserError("that run is in the baseline already; measure again for one more")
+            raise UserError("the baseline has this run already; measure again, and add that run")
         names = (f"{path.stem}+{re.sub(r'[^0-9T]', '', run.started)[:15]}{end}.jsonl" for end in ("", *range(MOST)))
         path = next(free for free in map(path.with_name, names) if not free.exists())
         kept = sorted(old, key=lambda file: old[file].started, reverse=True)[: MOST - 1]
@@ -111,13 +112,16 @@ def _refuse_link(path: Path) -> None:
 
 
 def _runs_of(path: Path) -> list[Path]:
-    """Return the files of a baseline whose first one has this path."""
+    """Return the files of the baseline whose first file has this path."""
     later = (path.parent.glob(f"{glob.escape(path.stem)}+*{ending}") for ending in RUN_FILES)
     return [file for file in (path, path.with_name(f"{path.name}.gz"), *sorted(chain(*later))) if file.is_file()]
 
 
 def _head(file: Path, run: Run) -> Run:
-    """Return the head of a file that a run may replace. Raises UserError for one that is no baseline of its device."""
+    """Return the head of a file that a run may replace.
+
+    Raises UserError for a file that is no baseline of the run's device.
+    """
     try:
         before = run_file.head(file)
     except UserError as error:
@@ -125,7 +129,7 @@ def _head(file: Path, run: Run) -> Run:
             f"the baseline to replace, {file}, cannot be read; delete it, or choose another --name: {error}"
         ) from None
     if not before.reduced:
-        raise UserError(f"{file} is a run file with all its samples, no baseline; move it, or choose another --name")
+        raise UserError(f"{file} is a run file with all samples and not a baseline; move it, or choose another --name")
     if _device(before) != _device(run):
         raise UserError(f"{file} belongs to another device, {before.environment.device.name}; choose another --name")
     return before
@@ -134,7 +138,7 @@ def _head(file: Path, run: Run) -> Run:
 def found(folder: Path) -> list[Baseline]:
     """Return all baselines in a folder of names, or in the folder of one name, sorted by name and GPU.
 
-    Raises UserError for what is there and is no folder, and for a folder that may not be read.
+    Raises UserError for a path that is no folder, and for a folder that may not be read.
     """
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is no folder of baselines")
@@ -144,7 +148,7 @@ def found(folder: Path) -> list[Baseline]:
 
 
 def _two_levels(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder and of the folders in it. Raises UserError for one that may not be read."""
+    """Yield the files of a folder and of the folders in it. Raises UserError for a folder that may not be read."""
     try:
         for path in folder.iterdir() if folder.exists() else ():
             yield from path.iterdir() if path.is_dir() else (path,)
@@ -153,7 +157,7 @@ def _two_levels(folder: Path) -> Iterator[Path]:
 
 
 def named(name: str, folder: Path) -> list[Baseline]:
-    """Return the baselines of one name, one for each GPU model. Raises UserError where there is none."""
+    """Return the baselines of one name, one for each GPU model. Raises UserError where no baseline has it."""
     some = found(folder)
     if own := [b for b in some if b.name == name]:
         return own
@@ -166,7 +170,7 @@ def pick(given: Path, current: Run) -> list[Path]:
     """Return the run files of the baseline that `given` names, for a gate of the run `current`.
 
     A file stands for itself; a folder, or a baseline's name, for the files of the GPU of `current`. In a folder of
-    several names, the baseline called main is taken. Raises UserError where there is none.
+    several names, the baseline called main is taken. Raises UserError where no baseline fits.
     """
     folder = given
     if len(given.parts) == 1 and not given.suffix and not given.exists() and not FOLDER.is_dir():
@@ -177,7 +181,7 @@ def pick(given: Path, current: Run) -> list[Path]:
     if len(given.parts) == 1 and not given.exists() and FOLDER.is_dir():
         folder = FOLDER / given
         if not folder.is_dir() and not given.suffix:
-            named(str(given), FOLDER)  # says what there is
+            named(str(given), FOLDER)  # its message names the baselines that are there
     if not folder.is_dir():
         return [given]
     there = found(folder)

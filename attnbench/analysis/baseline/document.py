@@ -33,7 +33,7 @@ def doubts(run: Run, path: Path) -> list[str]:
     if (rounds := _rounds(run)) < ROUNDS:
         found.append(f"{path} has {count(rounds, 'round')}: a weak baseline; measure with --rounds {ROUNDS}")
     if shared := {other for r in run.records for other in r.others}:
-        found.append(f"{path}: others computed on the GPU meanwhile ({some(sorted(shared))}); measure it again")
+        found.append(f"{path}: other processes used the GPU meanwhile ({some(sorted(shared))}); measure it again")
     return found
 
 
@@ -53,7 +53,8 @@ def saved(path: Path, run: Run, before: Sequence[Run]) -> Document:
     if flaky := [c for c in measured if state(c) == "flaky"]:
         number = count(len(flaky), "cell")
         lines.append(
-            f"{number} failed in some rounds, so to fail in some again is no regression: {some(map(_name, flaky))}"
+            f"{number} failed in some rounds, so failures in some rounds of a later run are no regression: "
+            f"{some(map(_name, flaky))}"
         )
     lines.append(f"Commit it, then: attnbench gate {shlex.quote(str(path.parent))} RUN")
     return Document(
@@ -67,7 +68,7 @@ def saved(path: Path, run: Run, before: Sequence[Run]) -> Document:
 def _in_place_of(before: Sequence[Run]) -> str:
     if not before:
         return ""
-    return f", in place of {f'{len(before)} runs' if len(before) > 1 else f'the one of {before[0].started}'}"
+    return f", in place of {f'{len(before)} runs' if len(before) > 1 else f'the run of {before[0].started}'}"
 
 
 def listed(found: Sequence[Baseline], folder: Path) -> Document:
@@ -119,7 +120,7 @@ def shown(baselines: Mapping[Path, Run]) -> Document:
 
 
 def _cell_data(cell: Cell, path: Path) -> dict[str, Any]:
-    """Return the figures of a cell for programs, in the units of their metrics; None where there is none."""
+    """Return the figures of a cell for programs, in the units of their metrics; None for a figure that it lacks."""
     rounds = [*cell.rounds("latency").values()] if cell.status == "ok" else []
     return {
         "baseline": str(path),

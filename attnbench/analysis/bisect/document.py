@@ -79,7 +79,7 @@ def _told(outcome: Outcome) -> tuple[list[str], Verdict]:
         return [f"{said} A longer --time-limit or another --margin may decide it."], unknown
     slower = f"{_cell(outcome)}: {bad} is slower than {good} by {_change(whole)}."
     before, after = outcome.commits[outcome.low].short, outcome.commits[outcome.high]
-    left = Verdict(f"UNDECIDED: it is {_which(outcome)}", "warning")
+    left = Verdict(f"UNDECIDED: the commit is {_which(outcome)}", "warning")
     if outcome.confirmed:
         many = outcome.high - outcome.low
         who = after.title if outcome.found else f"{_which(outcome)}, or {'both' if many == 2 else 'several'} together"
@@ -91,12 +91,12 @@ def _told(outcome: Outcome) -> tuple[list[str], Verdict]:
     if ended:
         limit = format_duration(outcome.request.time_limit)
         how = f"The time limit of {limit} was up" if ended == "time" else "Interrupted"
-        return [slower, f"{how}: it is {_which(outcome)}."], left
+        return [slower, f"{how}: the commit is {_which(outcome)}."], left
     if last is None or last.decision is None:
-        return [slower, f"It is {_which(outcome)}: {last.reason if last else 'all others were skipped'}."], left
+        return [slower, f"The commit is {_which(outcome)}: {last.reason if last else 'all others were skipped'}."], left
     why = "the slowdown is spread over several commits, or one of the A/Bs is wrong"
     if last.verdict == "undecided":
-        why = f"it is not decided whether that is more than {signed(last.margin)[1:]}; --time-limit may be short"
+        why = f"their A/B did not decide whether that is more than {signed(last.margin)[1:]}; a longer --time-limit may"
     said = f"{after.title} is the first that is slow, but against {before}, the last that is not, it is {_change(last)}"
     shared = "UNDECIDED: no one commit is shown to hold half of the slowdown"
     return [slower, f"{said}: {why}."], Verdict(shared, "warning")

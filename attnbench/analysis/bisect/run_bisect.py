@@ -40,12 +40,12 @@ class Request:
 
     commits: str  # "GOOD..BAD"
     cell: str = "*"  # its full name, or a glob that fits one cell alone
-    code: str = ""  # "FILE.py:function" in the worktree of a commit; or else
-    python: str = ""  # the interpreter that the build leaves there
+    code: str = ""  # "FILE.py:function" in the worktree of a commit; or else `python`
+    python: str = ""  # the interpreter that the build makes in the worktree
     build: str = ""  # a command for a shell, run in the worktree
     build_limit: float = 3600.0  # seconds of one build
     metric: str = "latency"
-    margin: float = 0.01  # BAD must be slower than GOOD by more
+    margin: float = 0.01  # relative: BAD must be slower than GOOD by more than this
     expect: tuple[str, ...] = ()  # names of differences between commits that are meant
     suite: str = "default"
     settings: Settings = field(default_factory=Settings)
@@ -58,7 +58,7 @@ class Request:
 
 @dataclass
 class Outcome:
-    """The state of a bisection: `low` is the index of the last commit that is not slow, `high` of the first slow."""
+    """The state of a bisection. `low`: index of the last commit that is not slow; `high`: of the first slow commit."""
 
     request: Request
     commits: list[Commit]
@@ -68,7 +68,7 @@ class Outcome:
     high: int = 0
     whole: Step | None = None  # the A/B of BAD against GOOD
     threshold: float | None = None  # relative change from which a commit is slow; None where BAD is not
-    steps: list[Step] = field(default_factory=list)  # the A/Bs of commits between, in the order of measuring
+    steps: list[Step] = field(default_factory=list)  # the A/Bs of commits between GOOD and BAD, as measured
     last: Step | None = None  # the A/B of the first slow commit against the last one that is not
     ended: str = ""  # "time" or "interrupted", where more could have been measured
     interrupt: int = 0  # the exit code of the signal
@@ -126,7 +126,7 @@ def bisect(request: Request, watcher: BisectProgress, clock: Callable[[], float]
     except _TimeUpError:
         if not outcome.whole:
             limit, many = format_duration(request.time_limit), search.steps_ahead(0, len(found) - 1) + 1
-            raise UserError(f"--time-limit: {limit} is short of {many} A/Bs, which may be needed; give more") from None
+            raise UserError(f"--time-limit: {limit} is too short for {many} A/Bs, the most needed; give more") from None
         outcome.ended = "time"
     finally:
         watcher.say("removing the worktrees")
@@ -146,7 +146,7 @@ class Bisection:
     interrupt: int = 0  # the number of the signal that interrupted the A/B
 
     def run(self) -> None:
-        """Measure until the answer. Raises UserError, Interrupted, and _TimeUpError."""
+        """Measure until the answer is known. Raises UserError, Interrupted, and _TimeUpError."""
         found, request = self.outcome, self.outcome.request
         all_commits = len(found.commits) - 1
         ahead = 1 + search.steps_ahead(0, all_commits)
@@ -176,10 +176,10 @@ class Bisection:
             raise Interrupted(self.interrupt)
 
     def _step(self, a: Commit, b: Commit, margin: float, ahead: int, ending: str = "") -> Step:
-        """Return the result of one A/B of commits, read from the run files of an earlier bisect where they decide it.
+        """Return the result of one A/B of commits.
 
-        `ahead`: the number of A/Bs still expected, this one included. Raises UserError where `a` cannot be built,
-        Interrupted, and _TimeUpError.
+        It is read from the run files of an earlier bisect where these decide it. `ahead`: the number of A/Bs still
+        expected, this one included. Raises UserError where `a` cannot be built, Interrupted, and _TimeUpError.
         """
         request, name = self.outcome.request, f"{a.short}-{b.short}{ending}"
         judged_by = gate_findings.Request((request.metric,), Margins({request.metric: margin}), request.expect)
@@ -281,11 +281,11 @@ def _check(request: Request) -> list[str]:
     Raises UserError for options that contradict each other, and where not one cell is left to measure.
     """
     if bool(request.code) == bool(request.python):
-        raise UserError("give one of --code FILE.py:function and --python PATH: what is measured of a commit")
+        raise UserError("say what to measure in each commit: give either --code FILE.py:function or --python PATH")
     if request.python and not request.settings.backends:
-        raise UserError("--backend: what the interpreter of --python runs; give -b NAME")
+        raise UserError("--python: which backend does the interpreter run? Give -b NAME")
     if request.code and request.settings.backends:
-        raise UserError("--backend: --code names the code already; leave it out")
+        raise UserError("--backend: leave it out, as --code names what is measured")
     file, _, function = request.code.rpartition(":")
     for option, path in (("--code", file), ("--python", request.python)):
         if PurePath(path).is_absolute() or ".." in PurePath(path).parts:
@@ -293,7 +293,7 @@ def _check(request: Request) -> list[str]:
     if request.code and not (file.endswith(".py") and function):
         raise UserError(f"--code: {request.code!r} is not FILE.py:function")
     if function in available_backends():
-        raise UserError(f"--code: {function} is also the name of a backend of attnbench; give the function another")
+        raise UserError(f"--code: {function} is also the name of a backend of attnbench; rename the function")
     device, measurable, errors = parse_device(request.device), [], []
     possible = resolve_suite_for(load_suite(request.suite), device, request.settings)
     # A suite has different cases on a GPU and on a CPU.

@@ -1,7 +1,7 @@
 """The search of a bisection: its steps, the slowdown that counts, and the commit to measure next.
 
-docs/bisect.md has the method and its probabilities: halving by A/Bs against GOOD, then one A/B of the pair left.
-At most one commit can hold more than half of a difference, unless others made the cell faster.
+docs/bisect.md has the method and its probabilities: halving by A/Bs against GOOD, then one A/B between the two commits
+that are left. At most one commit can cause more than half of a difference, unless others made the cell faster.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def threshold(decision: Decision) -> float:
 def next_commit(low: int, high: int, skipped: Collection[int]) -> int | None:
     """Return the commit to measure next between `low`, not slow, and `high`, slow; None where none is left.
 
-    It is the one in the middle, or its nearest neighbour that was not skipped.
+    It is the commit in the middle, or the nearest commit that was not skipped.
     """
     left = [i for i in range(low + 1, high) if i not in skipped]
     return min(left, key=lambda i: abs(2 * i - low - high), default=None)

@@ -50,7 +50,7 @@ def document(runs: Sequence[Run], allow_wrong: bool = False, sources: Sources | 
     """
     found = findings(runs)
     devices = list(dict.fromkeys(run.environment.device.name for run in runs))
-    if len(devices) > 1:  # those of one backend stand together
+    if len(devices) > 1:  # searches of one backend stand together
         passes = [*PASSES]
         found.sort(key=lambda of: (passes.index(of.case.direction), case_names.backend_rank(of.backend)))
     plots = tuple(plot for of in found if (plot := _plot(of, several=len(devices) > 1)))
@@ -142,7 +142,7 @@ def _tables(found: Sequence[Finding], sources: Sources | None) -> Iterator[Table
 
 def _table(name: str, found: Sequence[Finding], several_devices: bool) -> Table:
     headings = ("device", "case", "pass", "backend", "ranks")
-    by_ranks = len({of.case.ranks for of in found}) > 1  # several have a column; one is in the case's name
+    by_ranks = len({of.case.ranks for of in found}) > 1  # several have a column, a single one is in the case
     named = [
         (
             of.run.environment.device.name,

@@ -53,7 +53,7 @@ class Growth:
 
 @dataclass(frozen=True)
 class Finding:
-    """The end of one search: of a case, by backend."""
+    """The result of one search, of a case on a backend."""
 
     run: Run
     search: Search
@@ -88,7 +88,9 @@ class Finding:
 
 
 def _limit(run: Run, record: Record, below: Record | None) -> Limit:
-    """Return the limit that a record shows which does not fit. `below` is the record of the largest size that fits.
+    """Return the limit that stopped a size that does not fit, from its record.
+
+    `below` is the record of the largest size that fits.
 
     Where `below` left much of the device free, memory ran out for the check and not for the call: "unchecked".
     """
@@ -101,7 +103,7 @@ def _limit(run: Run, record: Record, below: Record | None) -> Limit:
 
 
 def memory(record: Record) -> int | None:
-    """Return the bytes in use at the peak of a step, inputs included; None where it has none."""
+    """Return the bytes in use at the peak of a step, inputs included; None where it was not measured."""
     parts = [record.measurements.get(name) for name in ("memory_inputs", "memory_peak")]
     return int(sum(part.values[0] for part in parts if part)) if all(parts) else None
 
@@ -109,7 +111,8 @@ def memory(record: Record) -> int | None:
 def findings(runs: Sequence[Run]) -> list[Finding]:
     """Return the findings of the searches of some runs, in the order of their plans. Raises UserError for other runs.
 
-    Of like searches on devices of one name one is kept: a finished one if there is any, and of those the largest.
+    Of repeated searches (`_same`) one is kept: a finished search if there is any, and among several the search with the
+    largest size.
     """
     found = []
     for run in runs:
@@ -146,14 +149,14 @@ def findings(runs: Sequence[Run]) -> list[Finding]:
 
 
 def _same(of: Finding) -> tuple[str, Search, str, Case]:
-    """Return a key that like searches on devices of one name share."""
+    """Return the key that is equal for repeated searches: device name, kind of search, backend and case."""
     return of.run.environment.device.name, of.search, of.backend, of.case
 
 
 def fit_growth(points: Sequence[tuple[int, float]]) -> Growth | None:
     """Return the fit of (size, bytes) by least squares of relative residuals; None for fewer than three sizes.
 
-    The terms are kept that the Bayesian criterion keeps.
+    Of the constant, linear and quadratic terms it has those that the Bayesian information criterion keeps.
     """
     points = sorted(dict(points).items())
     if len(points) < 3:

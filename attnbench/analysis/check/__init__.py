@@ -1,1 +1,1 @@
-"""The `check` command: whether a backend's results are right, over a few small shapes that tell, without timing."""
+"""The `check` command: whether a backend's results are right, over small shapes that show bugs, without timing."""

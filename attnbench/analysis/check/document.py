@@ -213,7 +213,7 @@ def _factor(records: Sequence[Record]) -> str:
 def _nearness(records: Sequence[Record]) -> str:
     """Return the sentence on a backend whose wrong results are all just beyond the error allowed; "" for others.
 
-    In fp32 the error of a bug stays as large, and that of rounding is thousands of times smaller.
+    In fp32 the error of a bug stays as large, and the error of rounding is thousands of times smaller.
     """
     wrong = [record for record in records if record.status == "wrong"]
     worst = max((_largest_share(record.accuracy) for record in wrong), default=math.inf)
@@ -224,7 +224,7 @@ def _nearness(records: Sequence[Record]) -> str:
         return over
     right = {record.case for record in records if record.status == "ok"}
     is_right = all(replace(record.case, dtype="fp32") in right for record in wrong)
-    return f"{over}; in fp32 {'it is right' if is_right else '(--dtype fp32) a bug stays, and rounding does not'}"
+    return f"{over}; in fp32 {'it is right' if is_right else '(--dtype fp32) errors of bugs stay, of rounding do not'}"
 
 
 def _largest_share(accuracy: Accuracy | None) -> float:

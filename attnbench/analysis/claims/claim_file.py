@@ -127,7 +127,7 @@ class Figure:
 class Setting:
     """A claim with the settings that its file gives for all claims: cases, figures, and where it was printed."""
 
-    paper: str  # the name of its file
+    paper: str  # the name of the claim's file
     file: ClaimFile
     claim: Claim
 
@@ -143,12 +143,12 @@ class Setting:
 
     @cached_property
     def cases(self) -> tuple[Case, ...]:
-        """The cases of its setting; none of a claim that cannot be tried."""
+        """The cases that the claim is measured on; empty where the claim cannot be tried."""
         return () if self.claim.cannot else tuple(expand(self.axes, None, None))
 
     @cached_property
     def figures(self) -> tuple[Figure, ...]:
-        """Its figures: those printed, then the ratios."""
+        """The figures of the claim: the printed values, then the printed ratios."""
         claim = self.claim
         tolerance = _share(claim.tolerance) if claim.tolerance else TOLERANCES[claim.read]
         metric = claim.metric
@@ -165,12 +165,12 @@ class Setting:
         return (*absolute, *ratios)
 
     def figures_for(self, gpu: str) -> tuple[Figure, ...]:
-        """Return the figures that can be judged on a GPU model: ratios on any, a metric where it was printed of it."""
+        """Return the figures that can be judged on a GPU model: ratios on any, metrics only on the printed model."""
         return tuple(figure for figure in self.figures if figure.is_ratio or self.gpu in (ANY_GPU, gpu))
 
     @property
     def backends(self) -> tuple[str, ...]:
-        """The names of all backends of its figures."""
+        """The names of all backends of the claim's figures."""
         return _backends(self.figures)
 
 
@@ -267,12 +267,12 @@ def _check(setting: Setting) -> None:
     if claim.metric not in METRICS:
         raise UserError(f"no metric {claim.metric!r}{did_you_mean(claim.metric, METRICS)}")
     if METRICS[claim.metric].better is None:
-        raise UserError(f"{claim.metric} is neither better nor worse, so there is nothing to reproduce")
+        raise UserError(f"{claim.metric} has no better direction, higher or lower, so there is nothing to reproduce")
     for who in claim.ratios:
         if len(who.split("/")) != 2:
             raise UserError(f"ratios: {who!r} is not A / B")
     if not setting.figures and not claim.cannot:
-        raise UserError("it has neither printed nor ratios; say with cannot why it cannot be tried")
+        raise UserError("it has neither printed nor ratios; if it cannot be tried, the key cannot says why")
     if not setting.cases and not claim.cannot:
         raise UserError("its axes have no case")
     if not claim.cannot:
@@ -287,8 +287,8 @@ def _check(setting: Setting) -> None:
 def suite_of(settings: Sequence[Setting], sustained_s: float, gpu: str | None = None) -> Suite:
     """Return the suite that measures claims, each case on the backends of its claims.
 
-    `sustained_s`: seconds for which each cell is also run without pauses. `gpu`: a GPU model, of which the suite has
-    only what can be judged on it; the backends of the suite are the same on all. Raises UserError where no claim can
+    `sustained_s`: seconds for which each cell is also run without pauses. `gpu`: a GPU model: the suite has only the
+    figures that can be judged on it; the backends of the suite are the same on all. Raises UserError where no claim can
     be tried.
     """
     tried = [setting for setting in settings if setting.cases]

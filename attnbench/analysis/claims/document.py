@@ -164,7 +164,7 @@ def _tables(
 def _rows(
     setting: Setting, judged: dict[str, dict[str, list[Finding]]], several: bool
 ) -> Iterator[tuple[tuple[Entry, ...], Finding]]:
-    """Yield the entries of each figure on each GPU on which it could be tried; the names stand in the first of them."""
+    """Yield the entries of each figure on each GPU on which it could be tried; only the first row has the names."""
     of_gpu = ""
     for number, figure in enumerate(setting.figures if not setting.claim.cannot else ()):
         findings = [by_claim[setting.claim.id][number] for by_claim in judged.values()]
@@ -220,7 +220,7 @@ def _reasons(settings: Sequence[Setting], judged: dict[str, dict[str, list[Findi
             left = [finding for finding in own if finding.outcome == "cannot be tried here"]
             whole = len(left) == len(own)
             if whole and any(finding.figure.is_ratio for finding in own):
-                left = [finding for finding in left if finding.figure.is_ratio]  # a ratio needs no certain GPU
+                left = [finding for finding in left if finding.figure.is_ratio]  # a ratio can be tried on any GPU
             for finding in left:
                 who = name if whole else f"{name} ({finding.figure.name})"
                 where = f"not tried on {gpu}" if len(judged) > 1 else "not tried here"

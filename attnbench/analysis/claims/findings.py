@@ -57,7 +57,8 @@ class Finding:
     def off(self) -> float | None:
         """The nearer of the two measured values over the printed value, less 1; None where nothing was measured.
 
-        0 within a printed range, beyond a printed bound, and where the printed value is between the two.
+        0 within a printed range, beyond a printed bound, and where the printed value is between the two measured
+        values.
         """
         offs = [_off(self.figure, found) for found in (self.bursts, self.sustained) if found]
         if not offs:
@@ -75,7 +76,7 @@ def gpu_of(device: Device) -> str:
 
 
 def by_gpu(cells: Sequence[Cell]) -> dict[str, dict[tuple[Case, str], Cell]]:
-    """Return GPU model -> (case, backend) -> its cell; of several the latest that gave a result, right or wrong."""
+    """Return GPU model -> (case, backend) -> its cell; the latest cell that gave a result, right or wrong."""
     found: dict[str, dict[tuple[Case, str], Cell]] = {}
     for cell in sorted(cells, key=lambda cell: (cell.status in ("ok", *WRONG), cell.run.started)):
         found.setdefault(gpu_of(cell.run.environment.device), {})[cell.key] = cell
@@ -94,7 +95,7 @@ def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding
         return Finding(setting, figure, gpu, None, None, "cannot be tried here", why)
 
     if figure not in setting.figures_for(gpu):
-        return cannot(f"printed of {'an' if setting.gpu[0] in SPOKEN_WITH_A_VOWEL else 'a'} {setting.gpu}")
+        return cannot(f"printed for {'an' if setting.gpu[0] in SPOKEN_WITH_A_VOWEL else 'a'} {setting.gpu}")
     sides = [_side(setting.cases, names, cells) for names in (figure.backends, figure.over) if names]
     if missing := [side for side in sides if isinstance(side, str)]:
         return cannot("; ".join(filter(None, dict.fromkeys(missing))) or NOT_THERE)
@@ -130,7 +131,10 @@ def _judged(setting: Setting, figure: Figure, gpu: str, cells: Cells) -> Finding
 
 
 def _side(cases: Sequence[Case], names: Sequence[str], cells: Cells) -> dict[Case, Cell] | str:
-    """Return the measured cells of the first of some backends that has any; else how one ended, "" for none at all."""
+    """Return the measured cells, by case, of the first backend of `names` that has any.
+
+    If none has, return how a cell of theirs ended, or "" if none was tried.
+    """
     for name in names:
         own = {case: cell for case in cases if (cell := cells.get((case, name))) and cell.status == "ok"}
         if own:
@@ -190,7 +194,7 @@ def _with_version(cell: Cell) -> str:
 
 
 def outcome_of(findings: Sequence[Finding]) -> Outcome:
-    """Return the verdict of a claim: not reproduced where a figure is not, reproduced where all that were tried are."""
+    """Return the verdict of a claim: reproduced if all figures that were tried are, not reproduced if one is not."""
     outcomes = {finding.outcome for finding in findings}
     if "not reproduced" in outcomes:
         return "not reproduced"

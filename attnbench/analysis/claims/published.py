@@ -102,13 +102,13 @@ def _published(setting: Setting, figure: Figure) -> Published:
 
 
 def _of_all(values: Iterable[str]) -> str:
-    """Return what is the same of all cases; "" otherwise, and without any."""
+    """Return the value that all cases share; "" if they differ, and without cases."""
     found = {*values}
     return found.pop() if len(found) == 1 else ""
 
 
 def _rate(setting: Setting, figure: Figure, cases: Sequence[Case]) -> tuple[float | None, str]:
-    """Return the rate of a figure and its unit; (None, "") of a time whose work is not known."""
+    """Return the rate of a figure and its unit; (None, "") for a time over several cases, whose work is not known."""
     if figure.metric in RATES:
         return figure.printed.low, RATES[figure.metric]
     if len(cases) != 1:
@@ -125,7 +125,10 @@ def rows(found: Iterable[Published]) -> list[dict[str, Any]]:
 
 
 def table(found: Sequence[Published]) -> Table:
-    """Return the fastest published kernel of each claim with its source; bars are hatched, and measured ones never."""
+    """Return the fastest published kernel of each claim with its source.
+
+    Bars are hatched, unlike bars of measured figures.
+    """
     found = [max(of, key=lambda one: one.rate or 0.0) for of in grouped(found, lambda one: one.claim).values()]
     sources = {one.source: one for one in found}
     numbers = {source: number for number, source in enumerate(sources, 1)}
@@ -172,7 +175,7 @@ def _published_text(one: Published) -> str:
 def summary(found: Sequence[Published], more: str, bars: bool = True) -> Table:
     """Return a row for each GPU: the highest published rate of each kind of work and dtype, and the sources.
 
-    `more` says where each figure stands. `bars`: with a hatched bar of the highest TFLOP/s of each GPU, but in fp8.
+    `more` says where each figure stands. `bars`: with a hatched bar of the highest TFLOP/s of each GPU, fp8 left out.
     """
     of_bars = [one for one in found if one.unit == RATES["tflops"] and one.dtype != "fp8"]
     most = _most(of_bars)
@@ -205,7 +208,7 @@ def _rate_text(one: Published) -> str:
 
 
 def _findable(one: Published) -> str:
-    """Return a source by which it can be found: a paper by its number, another one with its address."""
+    """Return a source as a reader can find it: a paper by its number, any other source with its address."""
     return one.source if "arXiv" in one.source else f"{one.source}, {one.address}"
 
 

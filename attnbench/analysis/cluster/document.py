@@ -306,7 +306,7 @@ def _cautions(found: Sequence[Model]) -> Iterator[Caution]:
         if again := [f"{unit.files[0]} ({len(unit.runs)} files)" for unit in model.units if len(unit.runs) > 1]:
             yield Caution(
                 f"Measured more than once, by the UUID: {some(again)}.",
-                "The files of a unit are joined. If each was meant for another GPU, one GPU is missing: measure it.",
+                "The files of a unit are joined. If they were meant for two GPUs, one GPU is missing: measure it.",
             )
         unknown = [unit.name for unit in model.units if not unit.uuid]
         if len(unknown) > 1:

@@ -29,12 +29,12 @@ class Unit:
 
     @property
     def name(self) -> str:
-        """The name of its run file; of several the first, and how many more there are."""
+        """The name of the unit's run file; of several files the first name, and the number of the others."""
         more = len(self.files) - 1
         return self.files[0] + (f" and {more} more" if more else "")
 
     def where(self, cell: Cell) -> str:
-        """Return the name of the file that has one of its cells."""
+        """Return the name of the file that has a cell of the unit."""
         return next(name for name, run in zip(self.files, self.runs, strict=True) if run is cell.run)
 
     @property
@@ -126,20 +126,24 @@ class Model:
         return spread(self.run.environment.device)
 
     def off(self, unit: Unit, family: Family) -> float | None:
-        """Return how far a unit lies from the middle, as a logarithm; None where it was not measured."""
+        """Return the distance of a unit from the middle of a family, a logarithm; None where it was not measured."""
         judged, figure = self.judgements[family], self.figures[family].get(unit)
         return None if figure is None else figure - (judged.middle if judged else 0.0)
 
     def outlying(self, unit: Unit) -> dict[Family, float]:
-        """Return the families in which a unit is an outlier, with how far off it is: slower is above 0."""
+        """Return family -> distance from the middle (a logarithm, above 0 if slower) where a unit is an outlier."""
         return self._beyond(unit, lambda judged: (judged.threshold, math.inf))
 
     def far_off(self, unit: Unit) -> dict[Family, float]:
-        """Return the families in which a unit is far off and no outlier, with how far off it is."""
+        """Return family -> distance from the middle (a logarithm) where a unit is far off and no outlier."""
         return self._beyond(unit, lambda judged: (judged.far, judged.threshold))
 
     def _beyond(self, unit: Unit, limits: Callable[[Judgement], tuple[float, float]]) -> dict[Family, float]:
-        """Return the families in which a unit lies further from the middle than the first limit, up to the second."""
+        """Return family -> distance from the middle (a logarithm), for some of the families that have a judgement.
+
+        These are the families in which the unit's distance, on either side, is above the first limit and not above the
+        second.
+        """
         found = {}
         for family, judged in self.judgements.items():
             off = self.off(unit, family)
@@ -209,7 +213,7 @@ def _units(group: Sequence[tuple[str, Run]], found: Mapping[int, Sequence[Cell]]
 
 
 def _families(units: Sequence[Unit]) -> dict[Family, tuple[Key, ...]]:
-    """Return the cells that at least two units and half of all units measured, by what bounds them."""
+    """Return the cells that at least two units and half of all units measured, by the limit that bounds them."""
     bounds = {cell.key: cell.bound for unit in units for cell in unit.cells}
     measured = Counter(key for unit in units for key in unit.latencies)
     keys = [key for key, number in measured.items() if number >= max(2, len(units) / 2)]

@@ -1,19 +1,19 @@
 """Computes the distance from its model's median beyond which a unit is an outlier (docs/dev/cluster.md).
 
 **The spread of units** is the standard deviation of the logarithm of a unit's latency. Its variance is moderated
-(results/noise.py) from two sources: the table (results/spreads.json: the spread between units, and that between
+(results/noise.py) from two sources: the table (results/spreads.json: the spread between units, and the spread between
 processes on one card), and the units themselves, by Qn (Rousseeuw and Croux, "Alternatives to the Median Absolute
 Deviation", JASA 88, 1993).
 
 **Far off** is a unit beyond Student's t at FALSE_ALARM over all units, families of cells and both directions
 (Bonferroni), times that deviation. The limit is widened because the median of the model is not known exactly either.
 
-**An outlier** is far off and apart from the others: the ratio of its distance from the median to that of the farthest
-unit that is no outlier is one that Student's t with TAIL degrees of freedom shows in FALSE_ALARM of reports. Where
-P(distance > x) falls as x^-TAIL or faster, the largest distance is r times the second with a probability of at most
-r^-TAIL, as the logarithms of such distances are exponential (Renyi; David and Nagaraja, "Order Statistics", 3rd ed.
-2003, section 2.5). This needs no scale, and two groups of units are not apart. The distances of few units lie where the
-tail falls more slowly; the factor n / (n - 2) allows for it (simulated).
+**An outlier** is far off and apart from the others: the ratio of its distance from the median to the distance of the
+farthest unit that is no outlier is one that Student's t with TAIL degrees of freedom shows in FALSE_ALARM of reports.
+Where P(distance > x) falls as x^-TAIL or faster, the largest distance is r times the second with a probability of at
+most r^-TAIL, as the logarithms of such distances are exponential (Renyi; David and Nagaraja, "Order Statistics", 3rd
+ed. 2003, section 2.5). This needs no scale, and two groups of units are not apart. The distances of few units lie where
+the tail falls more slowly; the factor n / (n - 2) allows for it (simulated).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from attnbench.results.noise import Prior, moderated
 from attnbench.results.uncertainty import FREEDOM, MEDIAN
 
 LEAST = 3  # units of a model
-FALSE_ALARM = 0.01  # of a report on units of which none has a fault
-TAIL = 3  # degrees of freedom of the heaviest tail for which that holds
+FALSE_ALARM = 0.01  # probability that a report names an outlier where no unit has a fault
+TAIL = 3  # degrees of freedom of the heaviest tail for which FALSE_ALARM holds
 OUTLIERS = 1 / 4  # of the units at most; one in any case
 OWN_FREEDOM = 0.8  # degrees of freedom of Qn, a unit after the first: its efficiency is 82 %
 LEAST_NOISE = 1e-3  # relative: a floor for units whose figures repeat even better

@@ -178,7 +178,11 @@ def _untried(c: Comparison) -> str:
     """Return the number of cases that the totals of own backends leave out, and why; "" if none is left out."""
     number = len(c.untried)
     left = f"{count(number, 'case')} {'is' if number == 1 else 'are'} in no total of own fastest backends"
-    return f"{left}, as a machine did not try what is fastest on another, or ran it by unlike kernels" if number else ""
+    return (
+        f"{left}, as a machine did not try the backend that is fastest on another, or ran it by unlike kernels"
+        if number
+        else ""
+    )
 
 
 def _works_apart(figures: Figures, label: str) -> str:
@@ -311,7 +315,7 @@ def fit_text(fit: Fit | None, text: Callable[[int], str]) -> str:
 
 
 def _one_model(c: Comparison) -> str:
-    """Return the difference between runs of one model, of which no machine is better than another."""
+    """Return the answer where all runs are on one GPU model: by how much they differ and why, and no better one."""
     cards = {card for machine in c.machines for card in machine.cards}
     runs = count(len(c.machines), "run")
     setup = "one model and setup" if c.one_setup else "one model"
@@ -319,11 +323,11 @@ def _one_model(c: Comparison) -> str:
     if any(card.uuid is None for card in cards):
         what = f"{runs} of {setup}, whose units are not all named"
     elif len(cards) > 1:
-        what, why = f"{runs} of {len(cards)} units of {setup}", "noise and what units differ by"
+        what, why = f"{runs} of {len(cards)} units of {setup}", "noise and the spread between units"
     code = some(c.of_unlike_code, MOST_NAMED)
     what += f", between which the code of {code} differs" if code else ""
     if not c.one_setup:
-        return f"These are {what}, so what sets them apart is their software or setup, {why}."
+        return f"These are {what}, so they differ by their software or setup, and by {why}."
     of_cells = [ratio for machine in c.others for key in c.cells if (ratio := c.same_ratio(machine, key))]
     apart = sum(not ratio.overlaps(EXACTLY_ONE) for ratio in of_cells)
     ratios = _ratios(c.main, c)
@@ -331,9 +335,9 @@ def _one_model(c: Comparison) -> str:
         unit = "the unit, " if any(card.uuid is None for card in cards) else ""
         because = CHANGED.format(why, unit)
     elif all(ratio.low is None for ratio, _ in ratios):
-        because = f"and how much of what sets them apart is {why} is not known"
+        because = f"and how much of their differences is {why} is not known"
     else:
-        because = f"but they differ by no more than {why}" if code else f"so what sets them apart is {why}"
+        because = f"but they differ by no more than {why}" if code else f"so they differ by {why} alone"
     said = [f"These are {what}, {because}"]
     if of_cells:
         moves = [abs(ratio.value - 1) for ratio in of_cells]
@@ -347,5 +351,5 @@ def _one_model(c: Comparison) -> str:
 
 def _no_prices(c: Comparison) -> str:
     """Return why given prices are not compared; "" if none were given."""
-    why = "all machines are of one model, and what its runs and cards differ by is no reason to buy one"
+    why = "all machines are of one model, and differences between its runs and cards are no reason to buy one"
     return f"No price is compared: {why}." if c.prices else ""

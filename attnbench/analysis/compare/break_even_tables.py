@@ -15,7 +15,7 @@ POINTS = 21  # in a line of the chart
 
 
 def tables(c: Comparison, brief: bool) -> list[Table]:
-    """Return the table of break-even prices; none without the reference's price. `brief`: at that price alone."""
+    """Return the table of break-even prices; none without the reference's price. `brief`: only at the given price."""
     found = [of for of in break_even(c) if of.home and of.other]
     if not found:
         return []

@@ -123,10 +123,10 @@ def _unlike_kernels(c: Comparison) -> Places:
 def _unlike_versions(c: Comparison) -> Places:
     """Return the backends with unlike versions on the machines, with the number of their cases."""
     machines = {key: [of.versions[key][1] for of in c.machines if key in of.versions] for key in c.of_unlike_versions}
-    cases = Counter(key[1] for key, versions in machines.items() if len({*versions}) > 1)  # methods have another rule
+    cases = Counter(key[1] for key, versions in machines.items() if len({*versions}) > 1)  # methods have their own rule
     each = some([f"{backend} ({count(n, 'case')})" for backend, n in cases.most_common()], MOST_NAMED)
     counted = {*c.of_unlike_versions} & {*c.cells}
-    so = "A ratio holds what the software differs by" if counted else "They count as no shared backend there"
+    so = "A ratio includes the difference of the software" if counted else "There they do not count as shared backends"
     return when(cases, each=each, so=so)
 
 
@@ -252,8 +252,8 @@ def _differing(found: Mapping[str, Mapping[str, str | None]], why: str = "") -> 
 CAUTIONS: Sequence[Rule[Comparison]] = (
     Rule(
         _reduced,
-        "No intervals of what a baseline with one round measured ({labels}):",
-        "it keeps one value per round, and so nothing of its noise.",
+        "No intervals for the figures of a baseline with one round ({labels}):",
+        "it keeps one value per round, which does not show the noise.",
         "Compare the run files, or run --rounds 5.",
     ),
     Rule(lambda c: ({"note": note} for note in (c.workload.notes if c.workload else ())), "{note}"),
@@ -266,21 +266,21 @@ CAUTIONS: Sequence[Rule[Comparison]] = (
     Rule(
         _unlike_kernels,
         "{backend} ran unlike kernels in {cases}: {kernels}.",
-        "It is no shared backend there: what differs is the software.",
+        "There it does not count as a shared backend, as the software differs.",
         "Install one build on all machines.",
     ),
     Rule(_lacking, "{label} has no figure of {named}."),
     Rule(
         _undecided(host_bound=False),
-        "{cases} left out {pace}, with {backends}: what reads fastest there is known to no better than a factor of 1.5 "
-        "({names}).",
+        "{cases} left out {pace}, with {backends}: the backend that seems fastest there is known no better than "
+        "to a factor of 1.5 ({names}).",
         "Which backend is fastest is not known there.",
         "Measure again, on a device that nothing else uses.",
     ),
     Rule(
         _undecided(host_bound=True),
-        "{cases} left out {pace}, with {backends}: there the GPU waits for the host to launch what reads fastest "
-        "({names}).",
+        "{cases} left out {pace}, with {backends}: there the GPU waits for the host to launch the backend that "
+        "seems fastest ({names}).",
         "Such a figure is not the speed of the GPU.",
     ),
     Rule(
@@ -301,7 +301,7 @@ CAUTIONS: Sequence[Rule[Comparison]] = (
     ),
     Rule(
         _older,
-        "Of {label}, {rounds} by an older method or version count for nothing, as newer ones measured the same cells: "
+        "Of {label}, {rounds} by an older method or version are not used, as newer rounds measured the same cells: "
         "{each}.",
     ),
     Rule(_left_out, "{what}."),
@@ -312,8 +312,8 @@ CAUTIONS: Sequence[Rule[Comparison]] = (
     ),
     Rule(
         _from_table,
-        "Intervals are 95 %{rounds} from the samples of a single round ({labels}) and a table of what sets processes "
-        "apart ({spreads}).",
+        "Intervals are 95 %{rounds} from the samples of a single round ({labels}) and a table of "
+        "the spread between processes ({spreads}).",
         todo="run --rounds 5 measures it instead.",
     ),
     Rule(
@@ -322,8 +322,8 @@ CAUTIONS: Sequence[Rule[Comparison]] = (
     ),
     Rule(
         _without_power,
-        "No power of work without pauses of {labels}, so no TFLOP/s per watt:",
-        "bursts may be faster than what power and cooling sustain, and power samples of them hold their pauses.",
+        "The power without pauses is not known for {labels}, so there is no TFLOP/s per watt:",
+        "bursts may be faster than power and cooling sustain, and their power samples include the pauses.",
         "Measure all with run --sustained 10s.",
     ),
 )
@@ -333,7 +333,7 @@ FACTS: Sequence[Rule[Comparison]] = (
         _units,
         "Measured on {each}.",
         "Two units of one model differ in a cell by up to {most} near the power limit and {least} far from it, in "
-        "95 % of cells ({known}); the intervals hold that.",
-        "More units of a model tell more.",
+        "95 % of cells ({known}); the intervals include that.",
+        "Runs on more units of a model narrow them.",
     ),
 )

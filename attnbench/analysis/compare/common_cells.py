@@ -24,7 +24,9 @@ T = TypeVar("T")
 NOT_PLANNED = "not planned"
 NOT_RUN = "not run yet"
 NO_TIME = "no figure"
-FASTEST_ON_ANOTHER = "what is fastest on another; measure the same backends on all, attnbench run --backend A,B"
+FASTEST_ON_ANOTHER = (
+    "the backend that is fastest on another; measure the same backends on all, attnbench run --backend A,B"
+)
 
 
 def common(mappings: Iterable[Mapping[T, object]]) -> list[T]:
@@ -73,9 +75,10 @@ def work(case: Case) -> str:
 
 
 def comparable(machines: Sequence[Machine], reference: Machine | None) -> list[Machine]:
-    """Return the most machines with a case in common, among them `reference` if it is given, else the first.
+    """Return the largest group of machines that share a case.
 
-    Raises UserError if no two machines have one; its message says how they differ and what to measure.
+    `reference` is in it if given, else the first machine where there is a choice of groups. Raises UserError if no two
+    machines share a case; its message says how they differ and what to measure.
     """
     owners = [
         tuple(m for m in machines if case in m.fastest) for case in {c: None for m in machines for c in m.fastest}
@@ -166,7 +169,7 @@ def _differing_axes(first: Machine, other: Machine) -> str:
         ours, theirs = ({read(case) for case in machine.fastest} for machine in (first, other))
         if not ours & theirs:
             parts.append(f"{name} {_few(ours)} on {first.label}, {_few(theirs)} on {other.label}")
-    return "; ".join(parts) or "no combination of their axes meets"
+    return "; ".join(parts) or "they share values of every axis, but no combination of these"
 
 
 def _written(axis: Axis, case: Case) -> str:

@@ -39,7 +39,7 @@ MOST_CAUTIONS = 3  # shown where a comparison is brief
 OF_MACHINES = ("machines", "money", "workload", "groups", "rates")  # tables over all cases together
 MOST_FILES = 4  # named in the description of a machine, and names of own code
 MORE = with_addresses(
-    "What to doubt in the figures of one run: attnbench report FILE. What the figures are: docs/compare.md."
+    "Doubts about the figures of one run: attnbench report FILE. Definitions of the figures: docs/compare.md."
 )
 
 

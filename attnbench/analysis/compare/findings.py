@@ -227,7 +227,7 @@ class Comparison:
         return 1 / seconds if seconds else None
 
     def million_tokens(self, figures: Figures, label: str) -> float | None:
-        """Return the cost of a million tokens of the workload on all devices; None without it or a price of time."""
+        """Return the cost of a million tokens on all devices; None without a workload, or without a price of time."""
         offer, machine = self.offer(label), figures.machines[label]
         seconds = figures.workload.seconds_a_token(machine, of_devices=True) if figures.workload else None
         return offer.million_tokens(seconds) if offer and seconds else None
@@ -294,7 +294,7 @@ def _serving(asked: Workload | Requests | None, machines: Sequence[Machine], run
     """Return the serving figures of the machines for requests in words; None for any other workload."""
     if asked is None:
         return None
-    from attnbench.analysis.compare import requests, serving  # as in _workload
+    from attnbench.analysis.compare import requests, serving  # here, as pydantic takes long to import
 
     return serving.serving(asked, machines, runs) if isinstance(asked, requests.Requests) else None
 
@@ -303,13 +303,13 @@ def _published(machines: Sequence[Machine], runs: Sequence[Run]) -> tuple[Publis
     """Return the published figures of GPUs that no run measured; empty unless GPUs of several models are compared."""
     if len({machine.model for machine in machines}) == 1 or not all(machine.is_gpu for machine in machines):
         return ()
-    from attnbench.analysis.claims.published import published  # for the same reason as below
+    from attnbench.analysis.claims.published import published  # here, as pydantic takes long to import
 
     return tuple(published(run.environment.device for run in runs))
 
 
 def _workload(text: str) -> Workload | Requests:
     """Return the workload from the path of a file, or from requests in words."""
-    from attnbench.analysis.compare import requests, workload  # pydantic takes longer than most comparisons
+    from attnbench.analysis.compare import requests, workload  # pydantic: longer to import than to compare
 
     return requests.parse(text) if requests.is_in_words(text) else workload.load(Path(text))

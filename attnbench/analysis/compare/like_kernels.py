@@ -1,9 +1,9 @@
-"""Whether one backend ran like software on two machines: one version, and like kernels.
+"""Whether one backend ran the same software on two machines: one version, and kernels with a name in common.
 
-A library may fall back to another library if the first one is missing.
+A library may fall back to another library if its usual one is missing.
 
-xformers 0.0.35 ran FlashAttention 3 on an H200 and FlashAttention 2 on an H100, as its build on the latter had no other
-(results/20261124-120822-claims-nvidia-h200.jsonl.gz and 20261124-020208-claims-nvidia-h100.jsonl.gz).
+xformers 0.0.35 ran FlashAttention 3 on an H200 and FlashAttention 2 on an H100, as its build on the H100 had no
+FlashAttention 3 (results/20261124-120822-claims-nvidia-h200.jsonl.gz and 20261124-020208-claims-nvidia-h100.jsonl.gz).
 
 GPUs of one compute capability can run the same code; unlike kernels on them are thus a property of the software. The
 kernels of a cell are unlike if they have no name in common, compared up to the pass, the first number or the template
@@ -33,7 +33,7 @@ def shared_cells(machines: Sequence[Machine]) -> list[Key]:
     """Return the cells with a figure on all machines, by like kernels, in the order of the first machine.
 
     For machines of unlike models, only the cells with one version of the backend and one measuring method, to keep
-    differences of software out, if they cover at least half of the cases; else all, and the answer says so.
+    differences of software out, if they cover at least half of the cases; else all cells, and the answer says so.
     """
     alike = [key for key in common(machine.log_rounds for machine in machines) if not unlike_kernels(machines, key)]
     if len({machine.model for machine in machines}) == 1:

@@ -44,7 +44,7 @@ from attnbench.results.uncertainty import hardly_known, load, spread
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
 _OF_MODEL = [name for name in OF_ONE_MACHINE if name != "method"] + ["device threads", "device instructions"]
-_OWN_KERNELS = ("triton", "gluon")  # attnbench's, whose code changes with its commits
+_OWN_KERNELS = ("triton", "gluon")  # kernels of attnbench, whose code changes with its commits
 SEARCH = "a search of a batch, or within --memory"
 STEPS = "steps of whole models; compare them alone"
 SILENT = "no time of a call"
@@ -71,7 +71,7 @@ class Machine:
 
     label: str
     files: tuple[File, ...]
-    runs: tuple[Run, ...] = field(repr=False)  # of its files joined, one for each measuring method, the newest first
+    runs: tuple[Run, ...] = field(repr=False)  # its files joined: a run for each measuring method, the newest first
     versions: Mapping[Key, Version] = field(repr=False)  # of the cells with a figure or a wrong result
     older: Mapping[str, int]  # backend -> rounds left out for an older method or version
     card_of_round: Mapping[int, Card] = field(repr=False)
@@ -99,11 +99,11 @@ class Machine:
 
     @cached_property
     def cards(self) -> frozenset[Card]:
-        """The cards that measured it."""
+        """The cards on which the machine was measured."""
         return frozenset(file.card for file in self.files)
 
     def same_card(self, other: Machine) -> bool:
-        """Return whether both were measured on one and the same card, as far as the files tell."""
+        """Return whether both machines were measured on one and the same card, as far as the files tell."""
         return len(self.cards | other.cards) == 1
 
     @cached_property
@@ -123,7 +123,7 @@ class Machine:
 
     @cached_property
     def pool(self) -> Pool[Key]:
-        """Its cells that have a figure, each from all cards that measured it."""
+        """The machine's cells that have a figure, each from all cards on which it was measured."""
         return Pool({key: self._reading(key) for key in self.log_rounds}, spread(self.environment.device))
 
     def _reading(self, key: Key) -> Reading:
@@ -195,7 +195,7 @@ class Machine:
         return self.is_hardly_known(key) or self.is_host_bound(key)
 
     def is_host_bound(self, key: Key) -> bool:
-        """Return whether the device waited for the host in a cell, whose figure is thus not the device's speed."""
+        """Return whether the device waited for the host in a cell, so that its figure is not the device's speed."""
         return self.cells[key].is_host_bound(self.metric)
 
     def is_hardly_known(self, key: Key) -> bool:
@@ -237,7 +237,7 @@ class Machine:
         return ideal_bytes(key[0]) / self.latency(key) / 1e9 / key[0].ranks
 
     def tflops(self, key: Key) -> float | None:
-        """Return the TFLOP/s of a cell with a figure, from exact FLOPs; None for an approximation, which has others."""
+        """Return the TFLOP/s of a cell with a figure, from the FLOPs of exact attention; None for an approximation."""
         if not self.cells[key].is_exact:
             return None
         return self.cells[key].flops / self.latency(key) / 1e12 / key[0].ranks
@@ -282,7 +282,7 @@ def machines(paths: Sequence[Path], runs: Sequence[Run], labels: Mapping[Path, s
     files = [File(path, run) for path, run in zip(paths, runs, strict=True) if path not in unusable]
     if not files:
         raise UserError(
-            "searches of a batch or within --memory say nothing of machines; give run files: attnbench run; "
+            "searches of a batch or within --memory do not compare machines; give files of attnbench run; "
             f"attnbench capacity {shlex.quote(str(paths[0]))} shows what a search found"
         )
     groups = _by_model(files, labels)

@@ -56,7 +56,7 @@ class Price:
 
     amount: float  # for all devices
     currency: str  # a sign, or three letters; "" if none was given
-    gpus: int = 1  # devices that the amount is for
+    gpus: int = 1  # number of devices that the amount pays for
     hours: float | None = None  # that the amount covers; None for a purchase without a lifetime
     period: str = ""  # the same as it was given: "h", "4y"
     bought: bool = True  # False: rented, with power included
@@ -118,7 +118,7 @@ def parse_prices(options: Sequence[str], machines: Sequence[Machine]) -> dict[st
             found[machine.label] = price
     merged = {**partial, **exact}
     if len({price.hours is None for price in merged.values()}) > 1:
-        raise UserError("--price: some say for how long they pay and some do not; write each as 3.40/h or 32000/4y")
+        raise UserError("--price: some prices are for a time and some are not; write each as 3.40/h or 32000/4y")
     currencies = {price.currency for price in merged.values() if price.currency}
     if len(currencies) > 1:
         raise UserError(f"--price: in {' and '.join(sorted(currencies))}; give all prices in one currency")
@@ -153,7 +153,7 @@ class Offer:
         return (cost - self.energy) * (self.price.hours or 1.0)
 
     def million_tokens(self, seconds: float) -> float | None:
-        """Return the cost of a million tokens, from the device-seconds of one; None without a cost per hour."""
+        """Return the cost of a million tokens, from the device-seconds of one token; None without a cost per hour."""
         return self.cost / 3600 * seconds * 1e6 if self.price.hours else None
 
 
@@ -189,7 +189,7 @@ def energy_costs(
         return {}
     bought = [price for price in prices.values() if price.bought]
     if not bought or not all(price.hours for price in bought):
-        raise UserError("--energy-price adds to a purchase with a lifetime; give one, as in --price h200=32000/4y")
+        raise UserError("--energy-price needs the price of a purchase with a lifetime, as in --price h200=32000/4y")
     unknown = [label for label, of in watts.items() if of is None]
     if unknown:
         raise UserError(

@@ -12,7 +12,7 @@ run, whose speed products do not exceed.
 (`Step.experts_of`), in the bits in which they are published.
 
 **Several devices** make two all-reduces a layer. Each sends 2 (tp - 1) / tp of the activations, as a ring does, at the
-rate of a measured large all-to-all, else at NVLink's by the datasheet.
+rate of a measured large all-to-all, else at the rate of NVLink by the datasheet.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ def rate(machine: Machine, step: Step, phase: Phase, shares: Sequence[StepShare]
 
 
 def _doubt(shares: Sequence[StepShare]) -> float:
-    """Return half the interval of a share: the largest difference between the logarithms of these.
+    """Return half the interval of a share: the largest difference between the logarithms of the shares.
 
-    Of a single one, its difference from the matmul's or copy's.
+    Of a single share, its difference from the share that the matmul or the copy reached.
     """
     if len(shares) == 1:
         return math.log(shares[0].most / shares[0].share)
@@ -132,9 +132,9 @@ def weights(model: Model, step: Step, tokens: int | None = None) -> float:
 
 
 def bus(machine: Machine, tp: int) -> Rate | None:
-    """Return the bytes/s that each of `tp` devices sends to others: measured, else NVLink's; None if not known.
+    """Return the bytes/s that each of `tp` devices sends to others: as measured, else by the datasheet of NVLink.
 
-    Of measured rates, the median over the records of the nearest number of devices.
+    None if not known. Of measured rates, the median over the records of the nearest number of devices.
     """
     found = defaultdict[int, list[float]](list)
     for record in (record for file in machine.files for record in file.run.records):

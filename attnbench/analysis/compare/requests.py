@@ -4,11 +4,11 @@
     code: 16k in, 1k out, llama-3.1-70b, batch 64, tp 8
 
 docs/compare.md defines the words, docs/dev/compare.md the interpolation of a time between measured cases of one backend
-on one machine. If only cases with another layout of heads were measured, they stand in: the time of a prefill is scaled
-by its FLOPs, the time of a decode by the bytes of keys and values, at the batch with the same number of them.
-A time is a sum of measured times, t = sum of c_i t_i; each machine runs a part with the backend of the least t, among
-the backends with a figure for every case in the sum. Cases with the model's heads are preferred, then bf16, then the
-nearest, then, for decode, pages of USUAL_PAGE tokens.
+on one machine. If only cases with another layout of heads were measured, these stand in for the model's: the time of a
+prefill is scaled by its FLOPs, the time of a decode by the bytes of keys and values, at the batch with the same number
+of keys and values. A time is a sum of measured times, t = sum of c_i t_i; each machine runs a part with the backend of
+the least t, among the backends with a figure for every case in the sum. Cases with the model's heads are preferred,
+then bf16, then the nearest, then, for decode, pages of USUAL_PAGE tokens.
 """
 
 from __future__ import annotations
@@ -133,9 +133,11 @@ def parse(text: str) -> Requests:
     for part in (rest if colon else text).split(","):
         word = next((word for word, form in _WORDS.items() if re.fullmatch(form, part.strip())), "model")
         if word == "model" and re.search(_NUMBER, part):
-            raise UserError(f"--workload: {part.strip()!r} wants commas between its parts; write {EXAMPLE!r}")
+            raise UserError(
+                f"--workload: {part.strip()!r} has several parts; put commas between them, as in {EXAMPLE!r}"
+            )
         if word in found:
-            raise UserError(f"--workload: {part.strip()!r} says {word} a second time; write {EXAMPLE!r}")
+            raise UserError(f"--workload: {part.strip()!r} gives {word} a second time; write {EXAMPLE!r}")
         match = re.fullmatch(_WORDS.get(word, r"(.*)"), part.strip())
         found[word] = match[1] if match else ""
     if missing := [word for word in ("in", "out", "model", "batch") if not found.get(word)]:
@@ -170,7 +172,7 @@ class Sum:
 
     @property
     def rank(self) -> tuple[object, ...]:
-        """The order of preference among sums, the best first; of other heads, the nearest by their ratios."""
+        """The order of preference among sums, the best first; other heads are nearest by their ratio."""
         pairs = zip(_heads(self.case), _heads(next(iter(self.times))), strict=True)
         apart = sum(abs(math.log(one / other)) for one, other in pairs)
         near = round(self.doublings, 6), *_pages(self.case), apart
@@ -281,7 +283,7 @@ def _heads(case: Case) -> tuple[int, int]:
 
 
 def _with_heads(case: Case, asked: Requests) -> Case:
-    """Return a case with the heads of the model on one device; latent rows keep theirs, which are the model's."""
+    """Return a case with the heads of the model on one device; latent rows keep their heads, which are the model's."""
     if case.latent:
         return case
     nheads, nheads_k = asked.model.heads(asked.tp)
@@ -316,8 +318,8 @@ def _between(place: int, sizes: Mapping[int, float], size: float) -> _Between | 
 def fastest_sum(machine: Machine, times: Mapping[Case, float], cells: Collection[Key] | None) -> dict[Key, float]:
     """Return the cells of the backend with the least sum of times -> how often each counts.
 
-    Empty if no backend has all of them, or the fastest is too uncertain. `cells`: the cells to choose from; None for
-    all.
+    Empty if no backend has all cells of a sum, or the fastest is too uncertain. `cells`: the cells to choose from;
+    None for all.
     """
 
     def cells_of(backend: str) -> dict[Key, float]:
@@ -405,6 +407,6 @@ def _no_figure(asked: Requests, layers: Layers, phase: Phase, lacking: Sequence[
     where = f"on {listed(lacking)}" if lacking else "of the same cases on all machines"
     return (
         f"--workload: no figure {where} of the {phase} of {of} by {_kind(layers)} of {asked.model.name}, nor "
-        f"of what it could be interpolated between; measure {'there' if lacking else 'on each'}: {run} --seqlen "
+        f"of cases to interpolate it from; measure {'there' if lacking else 'on each'}: {run} --seqlen "
         f"{','.join(map(format_size, lengths))}"
     )

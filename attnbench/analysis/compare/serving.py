@@ -15,8 +15,8 @@ the host, the latency of an all-reduce and the wait for a free slot in the batch
 Doubts have names, and enter a figure by its derivative. In a ratio of two machines, a doubt with the same name, such as
 the share of the bandwidth from one measured step, moves both alike and cancels in part or whole.
 
-The power of products was not measured: the energy of a million tokens is between the one by the board's power in
-attention without pauses, in all measured cases of the phase, and the one by the power limit.
+The power of products was not measured: the energy of a million tokens lies between the energy by the board's power in
+attention without pauses, in all measured cases of the phase, and the energy by the power limit.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Serving:
     def ratio(self, label: str, reference: str) -> Ratio | None:
         """Return the ratio of a machine's tokens a second to the reference's.
 
-        None if one of them has none, or only an upper bound.
+        None if either machine has no figure, or only an upper bound.
         """
         ours, theirs = self.found.get(reference), self.found.get(label)
         if not ours or not theirs or ours.at_most or theirs.at_most:
@@ -236,7 +236,7 @@ def served(asked: Requests, machine: Machine, shares: Sequence[StepShare]) -> Se
     for phase in SERVED:
         found = _phase_time(asked, step, phase, machine, by_flops, by_bytes, between)
         if not found:
-            return f"no {phase} was measured that it could be interpolated between"
+            return f"no {phase} was measured from which it could be interpolated"
         phases[phase] = found
     return Served(asked, machine, phases, between)
 

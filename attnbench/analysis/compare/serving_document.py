@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 LEFT_OUT = "norms, sampling, the host, and waiting for a place in the batch"
 INTERPOLATED, BEYOND, LIMIT = "~", "?", "!"
 NOTE = (
-    "A user: once the answer begins. A GPU: generated tokens, with the time in which it fills the prompts. "
-    f"{INTERPOLATED}: attention of decode is interpolated, or of other heads; {BEYOND}: scaled from batches or lengths "
+    "A user's tokens/s: from the first token on. A GPU's: generated tokens over all of the time, prompts included. "
+    f"{INTERPOLATED}: attention of decode is interpolated, or measured with other heads; "
+    f"{BEYOND}: scaled from batches or lengths "
     f"that are all smaller, or all larger; {LIMIT}: a limit, as no step was measured. A batch is left out where "
-    "nothing near was measured, or where the memory does not hold it."
+    "no near batch was measured, or where the memory does not hold it."
 )
 
 
@@ -69,13 +70,13 @@ def _made_of(found: Serving) -> str:
         label: [f"in {phase} by {of.rate.said}" for phase, of in one.phases.items()] for label, one in each.items()
     }
     rest = "; ".join(f"on {label} {' and '.join(phases)}" for label, phases in rests.items())
-    said += [f"what is not attention is known {rest}", *_experts(found.asked)]
+    said += [f"the rest of the time is known {rest}", *_experts(found.asked)]
     buses = {label: f"{one.bus.said} ({share(one.sending)} of the time)" for label, one in each.items() if one.bus}
     if buses:
         by = "; ".join(f"on {label} {text}" for label, text in buses.items())
         said.append(f"two all-reduces a layer take at least the time of their bytes, without latency: {by}")
     unknown = [label for label, one in each.items() if tp > 1 and not one.bus]
-    devices = f"what the {tp} devices send each other on {listed(unknown)}, " if unknown else ""
+    devices = f"the time in which the {tp} devices send data to each other on {listed(unknown)}, " if unknown else ""
     return f"{'; '.join(said)}. Left out: {devices}{LEFT_OUT}."
 
 

@@ -23,7 +23,9 @@ from attnbench.results.run_setup import setup_texts
 
 MOST_ROWS, MOST_GPUS, MOST_MACHINES, MOST_CAUTIONS, MOST_NAMED = 7, 8, 3, 3, 3
 MOST_LETTERS, MOST_LETTERS_IN_ALL, MOST_LETTERS_OF_CAUTION = 620, 1700, 180  # in a sentence, the answer, a caution
-MORE = with_addresses("The page on the screen has every case, caution and file. What the figures are: docs/compare.md.")
+MORE = with_addresses(
+    "The page on the screen has every case, caution and file. Definitions of the figures: docs/compare.md."
+)
 
 
 def sheet(c: Comparison, answer: Sequence[str], cautions: Sequence[Caution]) -> Document | None:
@@ -87,7 +89,7 @@ def _by_work(c: Comparison) -> Table:
         if priced
         else (Column(f"{least:.2f}x to {most:.2f}x", wrap=False),)
     )
-    unlike = c.workload and c.workload.devices != (1,)  # then the ratio is of the work per device
+    unlike = c.workload and c.workload.devices != (1,)  # with several devices the ratio is of the work per device
     rated = () if c.workload else (home, "the machine" if several else c.others[0].label)
     columns = (
         Column("machine" if several else "work"),

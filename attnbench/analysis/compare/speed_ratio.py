@@ -42,7 +42,7 @@ class Ratio:
         return self.low <= other.high and other.low <= self.high
 
 
-EXACTLY_ONE = Ratio(1.0, 1.0, 1.0, ())  # a machine to itself
+EXACTLY_ONE = Ratio(1.0, 1.0, 1.0, ())  # a machine over itself
 
 
 def speed_ratio(
@@ -55,9 +55,9 @@ def speed_ratio(
 ) -> Ratio:
     """Return the speed ratio of `other` to `reference` over weighted cells.
 
-    `other_weights` are the weights on the other machine, if other backends count there; None: `weights`.
-    `value` is the ratio itself if it is not exp(L_A - L_B); the weights then give only its interval.
-    `interpolation` is the part of half the interval that is not from measured cells.
+    `other_weights` are the weights on the other machine, if other backends count on it; None: the same weights.
+    `value` is the ratio itself if it is not exp(L_A - L_B); the weights then give only its interval. `interpolation` is
+    the part of half the interval that is not from measured cells.
     """
     if other is reference:
         return EXACTLY_ONE

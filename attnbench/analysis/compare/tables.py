@@ -35,7 +35,7 @@ _UNITS: Mapping[str, tuple[str, Callable[[Figures, str], float | None]]] = {  # 
     "memory": ("GB/s", Figures.gbps),
     "launch": ("", Figures.seconds),
 }
-_LONG_TEXT = {"where", "reason"}  # text too
+_LONG_TEXT = {"where", "reason"}  # columns of text that may break into lines
 
 
 def tables(c: Comparison, every: bool = False) -> list[Table]:
@@ -88,19 +88,22 @@ def _machines(c: Comparison) -> Table:
         for figures in c.figures
         for label in c.labels
     ]
-    note = "Shared backends: the fastest in each case of those that all machines have. "
+    note = "Shared backends: in each case the fastest backend that all machines have. "
     note += f"All figures are of the workload {c.workload.name!r}" if c.workload else "Geometric means"
     note += ". FLOPs: exact."
     if (c.workload and c.workload.devices != (1,)) or any(case.ranks > 1 for case in c.main.cases):
-        note += " TFLOP/s, GB/s and W: of each of several devices."
+        note += " TFLOP/s, GB/s and W: per device, where a case runs on several."
     if any(row["GB/s"] != NOTHING for row in rows):
-        note += " GB/s: where memory is the limit, by the least bytes that a call moves; TFLOP/s: where compute is."
+        note += (
+            " GB/s: of cases that memory limits, by the least bytes that a call moves; "
+            "TFLOP/s: of cases that compute limits."
+        )
     if any(row["of peak"] != NOTHING for row in rows):
-        note += " Of peak: the datasheet's."
+        note += " Of peak: as a share of the datasheet's peak."
     if c.workload and c.workload.tokens_are != "tokens":
         note += f" Tokens/s: of {c.workload.tokens_are}."
     if any(row["W"] != NOTHING for row in rows):
-        note += " W: the board's, by its energy counter in the same seconds as TFLOP/s."
+        note += " W: the board's power, by its energy counter in the same seconds as TFLOP/s."
     return _table("machines", "Machines", _without_empty(rows), note)
 
 
@@ -135,7 +138,7 @@ def _for_the_money(c: Comparison, brief: bool = False) -> Table:
             )
     note = f"Worth it below: the price of one device at which it gives as much for the money as {home}."
     if c.energy:
-        note += " An hour holds the power of what was bought."
+        note += " The cost of an hour of a bought device includes its energy."
     if on := on_devices(c.workload, " A million tokens: on ") if c.workload else "":
         note += f"{on}."
     return _table("money", "For the money", _without_empty(rows), note)
@@ -167,8 +170,8 @@ def _workload(c: Comparison, workload: MeasuredWorkload) -> Table:
         known = [f"interpolated, {percent(p.interpolation)}" if p.interpolation else "measured" for p in parts]
         rows = [{**row, "time": time} for row, time in zip(rows, [*known, ""], strict=True)]
     of = "FLOPs" if workload.weights == "work" else f"time on {c.reference.label}"
-    note = f"Figures {c.main.pace}. Weights are shares of {of}. A part is one call of each of its cases. "
-    note += "Its ratio is that of the total times, and so is that of the whole."
+    note = f"Figures {c.main.pace}. Weights are shares of {of}. One call of a part is one call of each of its cases. "
+    note += "The ratio of a part, and of the whole, is the ratio of the total times."
     if left_out := sum(part.left_out for part in parts):
         are = "is" if left_out == 1 else "are"
         note += f" {count(left_out, 'case')} that not all machines measured or tried {are} left out."
@@ -204,7 +207,9 @@ def _groups(c: Comparison, brief: bool = False) -> Table:
     rows = [{"cases of": name, "cases": numbers(name)} for name in grouped]
     note = f"Figures {c.main.pace}, geometric means."
     if own and not brief:
-        note += " Shared backends: the fastest of those that all machines have; own fastest: of those that each has."
+        note += (
+            " Shared backends: the fastest backend that all machines have; own fastest: the fastest of each machine."
+        )
     if any("/" in row["cases"] for row in rows) and not brief:
         note += " Cases: with shared backends / own fastest."
     table = _table("groups", f"Speed by kind of {'work' if brief else 'case'}", rows, note)
@@ -338,7 +343,9 @@ def _cases_of(
     if any(without_pauses(case, machine) for machine in c.machines for case in cases):
         note = 'All figures are in bursts, except in the columns "without pauses".'
     if differ:
-        note += " Own fastest: of the backends that each machine has; shared backends: of those that all have."
+        note += (
+            " Own fastest: the fastest backend of each machine; shared backends: the fastest that all machines have."
+        )
     found = _by_machine(c, _table(name, title, rows, note), cases, columns, speeds)
     return replace(found, footnotes=tuple(footnotes)) if rows else found
 
@@ -352,7 +359,7 @@ def _lacking(c: Comparison, key: Key) -> list[str]:
         if key not in machine.log_rounds
     ]
     if key in c.of_unlike_versions:
-        said.append(f"{key[1]} is not of one version on all machines, so it is no shared backend")
+        said.append(f"{key[1]} is not of one version on all machines, so it does not count as a shared backend")
     return [*said, *([f"{key[1]} ran unlike kernels: {c.unlike[key]}{NO_TOTAL}"] if key in c.unlike else [])]
 
 
@@ -392,8 +399,8 @@ def _missing(c: Comparison) -> Table:
 
 def _longest(c: Comparison) -> Table:
     limited = [longest for longest in c.longest if longest.limited]
-    note = "Of one layer and any mask. At least: memory was not what ended it. No room to measure: with the copies and "
-    note += "the check of a run; attnbench capacity finds what fits."
+    note = "Of one layer and any mask. At least: another limit than memory ended it. No room to measure: with the "
+    note += "copies and the check of a run; attnbench capacity finds what fits."
     if free := len(c.longest) - len(limited):
         note += f" {count(free, 'other row')} {'shows' if free == 1 else 'show'} no limit."
     rows = [{"cases of": longest.cases, "backend": longest.backend} for longest in limited]

@@ -24,15 +24,15 @@ Level = Literal["ok", "warning", "unfit"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 SLOW_CLOCK = 0.97  # of the highest; clocks come in steps of 1 %
-SAME_CLOCK = 0.015  # of each other; a cold H100 runs at 1995 MHz where NVML says 1980
-HOT, TOO_HOT = 15.0, 5.0  # degrees below where the clock is lowered, while the GPU is all but idle
+SAME_CLOCK = 0.015  # relative difference of two clocks; a cold H100 runs at 1995 MHz where NVML says 1980
+HOT, TOO_HOT = 15.0, 5.0  # degrees below the temperature that lowers the clock, while the GPU is nearly idle
 THROTTLED = frozenset({"hardware slowdown", "thermal", "hardware thermal", "power brake"})  # by heat, or by the supply
 COARSE, USELESS = 0.03, 0.10  # smallest difference over rounds; kernels worth comparing may differ by as little
-NEGLIGIBLE = 0.002  # a difference between two processes that no comparison minds
+NEGLIGIBLE = 0.002  # difference between two processes that matters to no comparison
 MOST_TIMES = 100  # a larger factor is noise and not read as a figure
 
 NOT_TOLD = "not told here"
-IDLE = "while next to nothing runs"
+IDLE = "while the GPU is nearly idle"
 END_OTHERS = "wait for its end, or choose another GPU with --device"
 RESET = "reset the GPU (nvidia-smi -r); have it replaced if they come back"
 
@@ -48,7 +48,7 @@ class Finding:
 
 
 def ok(check: str, found: str) -> Finding:
-    """Return a finding that is as it should be."""
+    """Return a finding without a fault."""
     return Finding(check, "ok", found)
 
 
@@ -58,7 +58,7 @@ def warning(check: str, found: str, todo: str) -> Finding:
 
 
 def unfit(check: str, found: str, todo: str) -> Finding:
-    """Return a finding that spoils them all."""
+    """Return a finding that spoils all figures."""
     return Finding(check, "unfit", found, todo)
 
 
@@ -81,7 +81,7 @@ def findings_of_machine(environment: Environment, read: Mapping[str, Any]) -> It
         if nvml is None:
             yield warning(
                 "NVML",
-                "does not answer: clocks, power, heat, memory errors and other processes stay unseen",
+                "does not answer, so clocks, power, heat, memory errors and other processes are not known",
                 "pip install nvidia-ml-py; start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility",
             )
         else:
@@ -119,7 +119,7 @@ def _no_gpu(environment: Environment, *, unseen: bool) -> Finding:
         return warning(
             "GPU",
             f"an NVIDIA driver is there, but torch {environment.torch} sees no GPU, so this is about the CPU",
-            "install a torch with CUDA, or say --device cpu if that is meant",
+            "install a torch with CUDA, or give --device cpu if the CPU is meant",
         )
     return ok("GPU", "not measured, so the checks of NVML, CUDA's instruments and L2 do not apply")
 
@@ -138,12 +138,14 @@ def _clocks(nvml: Mapping[str, Any]) -> Iterator[Finding]:
         yield ok("SM clock", NOT_TOLD)
     elif 0 < application < default:
         said += f"; application clock lowered to {application:.0f} MHz, {default:.0f} by default"
-        yield warning("SM clock", said, "figures are of that clock; sudo nvidia-smi -rac resets it")
+        yield warning("SM clock", said, "figures are measured at that clock; sudo nvidia-smi -rac resets it")
     elif clock >= SLOW_CLOCK * most:
         yield ok("SM clock", said)
     else:
         said += f" ({', '.join(nvml['reasons'] or ()) or 'locked, as it seems'})"
-        yield warning("SM clock", said, "figures are of that clock; sudo nvidia-smi -rgc, unless it is meant")
+        yield warning(
+            "SM clock", said, "figures are measured at that clock; unless it is meant, sudo nvidia-smi -rgc resets it"
+        )
     gauge = f"counts {held:.0f} MHz over a second"
     if nvml["gauge_fault"]:
         todo = (
@@ -163,8 +165,8 @@ def _power(limit: float | None, default: float | None) -> Finding:
     if default is None or limit >= 0.99 * default:
         more = "" if default is None else f", raised from {default:.0f}" if limit > 1.01 * default else ", the default"
         return ok("power limit", f"{limit:.0f} W{more}")
-    said = f"{limit:.0f} W, lowered from {default:.0f}: heavy cells are slower than on others of its kind"
-    return warning("power limit", said, f"sudo nvidia-smi -pl {default:.0f}, if it may draw that much")
+    said = f"{limit:.0f} W, lowered from {default:.0f}: heavy cells are slower than on other GPUs of this model"
+    return warning("power limit", said, f"unless it was lowered on purpose: sudo nvidia-smi -pl {default:.0f}")
 
 
 def _others(seen: Mapping[str, Any]) -> Finding:
@@ -173,7 +175,9 @@ def _others(seen: Mapping[str, Any]) -> Finding:
         others = f"{unnamed} that cannot be named here (a container)"
     if (busy or 0) > BUSY:
         who = ", ".join(seen["computing"]) or others or "not in NVML's list"
-        return unfit("other processes", f"one computes, the GPU {busy:.0%} busy with it: {who}", END_OTHERS)
+        return unfit(
+            "other processes", f"another process computes, and keeps the GPU {busy:.0%} busy: {who}", END_OTHERS
+        )
     if not others:
         return ok("other processes", "none" if busy is not None or seen["named"] else NOT_TOLD)
     computing = "whether they compute is not known" if busy is None else "computing nothing now"
@@ -196,7 +200,9 @@ def _memory(nvml: Mapping[str, Any]) -> Iterator[Finding]:
     elif rows.get("pending"):
         yield warning(check, "a memory row waits to be remapped", "reset the GPU: nvidia-smi -r")
     elif not nvml["ecc"]:
-        yield warning(check, "ECC is off, so none is seen", "sudo nvidia-smi -e 1, then restart the machine")
+        yield warning(
+            check, "ECC is off, so memory errors are not seen", "sudo nvidia-smi -e 1, then restart the machine"
+        )
     elif nvml["ecc_pending"] is False:
         yield warning(check, "ECC is on, but off after the next restart", "sudo nvidia-smi -e 1")
     else:
@@ -244,7 +250,7 @@ def _instruments(instruments: Mapping[str, Any]) -> Iterator[Finding]:
     if wrong := [f"{is_} instead of {to_be} by {name}" for name, to_be, is_ in l2 if is_ not in (None, to_be)]:
         yield warning("L2", ", ".join(wrong), "cells will say unproven; see that nothing else runs on the GPU")
     elif any(state for *_, state in l2):
-        yield ok("L2", "cold and warm as the timers need it")
+        yield ok("L2", "cold or warm, as the timers need it")
 
 
 def _host(host: Mapping[str, Any], device: Device) -> Iterator[Finding]:
@@ -253,21 +259,21 @@ def _host(host: Mapping[str, Any], device: Device) -> Iterator[Finding]:
     said = NOT_TOLD if load is None else f"{load:.1f} on {cores} cores over the last minute"
     if share > (LOADED if on_cpu else OVERLOADED):
         level: Level = "unfit" if on_cpu and share > OVERLOADED else "warning"
-        yield Finding("load", level, said, "wait a minute, or end what runs; top shows it")
+        yield Finding("load", level, said, "wait a minute, or end the processes that top shows")
     else:
         yield ok("load", said)
     governor = ", ".join(host["governors"])
     if on_cpu and governor not in ("", "performance"):
         yield warning("CPU governor", governor, "sudo cpupower frequency-set -g performance")
     else:
-        yield ok("CPU governor", governor or "not told here, as in most virtual machines")
+        yield ok("CPU governor", governor or "not known here, as in most virtual machines")
     threads = device.threads or 2
     if limit is None or limit >= threads:
         yield ok("container limit", "none" if limit is None else f"{limit:g} CPUs")
     else:
         said = f"{limit:g} CPUs for {threads} threads, which are stopped again and again"
-        fewer = f"set OMP_NUM_THREADS={max(1, int(limit))}, or raise it"
-        yield warning("container limit", said, fewer if on_cpu else "raise it to 2 CPUs or more")
+        fewer = f"set OMP_NUM_THREADS={max(1, int(limit))}, or raise the limit of CPUs"
+        yield warning("container limit", said, fewer if on_cpu else "raise the limit to 2 CPUs or more")
 
 
 def findings_of_aa_test(test: AATest) -> Iterator[Finding]:
@@ -275,7 +281,7 @@ def findings_of_aa_test(test: AATest) -> Iterator[Finding]:
     name, against = "A/A test", f"{test.backend} against itself"
     if test.failed:
         said = f"{against}: {case_label(test.failed.case)} ended as {test.failed.status}: {test.failed.reason}"
-        yield unfit(name, said, f"attnbench run -b {test.backend} says more; mend that first")
+        yield unfit(name, said, f"attnbench run -b {test.backend} says more; mend this first")
         return
     if test.others:
         yield unfit("other processes", f"computed during the A/A test: {', '.join(test.others)}", END_OTHERS)
@@ -313,7 +319,7 @@ def findings_of_aa_test(test: AATest) -> Iterator[Finding]:
 
 
 def difference_in_words(fraction: float) -> str:
-    """Return a relative difference as per cent, from twice as much on as a factor: 3%, 2.5x, over 100x.
+    """Return a relative difference as per cent, from a factor of 2 on as a factor: 3%, 2.5x, over 100x.
 
     It is the exponential of a standard deviation of logarithms, so on a machine that disturbs every reading (one turn
     ten times as long as another) it has no end.

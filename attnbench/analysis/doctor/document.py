@@ -59,7 +59,7 @@ def diagnose(found: Examination) -> Diagnosis:
     """Return the diagnosis of a machine that was examined."""
     findings = [*findings_of_machine(found.environment, found.facts)]
     if found.refusal:
-        findings.append(unfit("A/A test", found.refusal, "attnbench backends says what each needs"))
+        findings.append(unfit("A/A test", found.refusal, "attnbench backends says what each backend needs"))
     if found.aa_test:
         findings += findings_of_aa_test(found.aa_test)
     return Diagnosis(found.environment, found.facts, tuple(findings), found.aa_test)
@@ -114,7 +114,7 @@ def _aa_table(test: AATest) -> Table:
 
 
 def _data(diagnosis: Diagnosis) -> Any:
-    """Return the verdict, the findings, and all that they were drawn from. Seconds, bytes, hertz; 0.01 is 1 %."""
+    """Return the verdict, the findings, and the facts on which they rest. Seconds, bytes, hertz; 0.01 is 1 %."""
     found = worst(diagnosis.aa_test) if diagnosis.aa_test else None
     smallest = None
     if found:

@@ -3,7 +3,7 @@
 Two processes, a and b, measure one implementation in n turns, one reading each a turn, the order swapped every turn.
 The test judges the raw differences d_i = ln(b_i / a_i): a and b run the same code, so each is an error,
 
-    d_i = p + e_i,   e_i with the standard deviation sqrt(2) * that of a single reading,
+    d_i = p + e_i,   e_i with sqrt(2) times the standard deviation of a single reading,
 
 where p stays with the pair of processes as long as they live (it depends on where their memory lies, for example).
 Slow changes of the machine affect both readings of a turn and cancel, as they do in a run, where the backends of a case
@@ -25,9 +25,9 @@ has the variance t^2 = s^2 + p^2.
 **The smallest difference** that a two-sided test at 95 % confidence finds with 80 % power. The difference D of two
 implementations, over its estimated standard error with f degrees of freedom, follows the noncentral t distribution;
 L(f) is its noncentrality at which 80 % lie beyond Student's 97.5 % quantile (2.80 for large f; Bloom, "Minimum
-Detectable Effects", Evaluation Review 19(5), 1995; Lehmann and Romano, "Testing Statistical Hypotheses", 2005,
-chapter 5). With one reading each only this test knows the spread, so f is as above, and D must be L(f) t. Over r
-rounds, each in fresh processes, the r differences bring their own: D must be L(r - 1) t / sqrt(r).
+Detectable Effects", Evaluation Review 19(5), 1995; Lehmann and Romano, "Testing Statistical Hypotheses", 2005, chapter
+5). With one reading each only this test knows the spread, so f is as above, and D must be L(f) t. Over r rounds, each
+in fresh processes, the r differences show the spread themselves: D must be L(r - 1) t / sqrt(r).
 
 **Whether a and b differ** for good: Student's interval of the mean of d, at a confidence that keeps the chance of any
 false alarm among all cases at 5 % (Sidak, "Rectangular Confidence Regions", JASA 62, 1967).
@@ -59,8 +59,8 @@ class Resolution:
     difference: float  # of b from a on average: 0.01 reads "b is 1 % slower"
     low: float  # of the interval of `difference`
     high: float
-    by_one_reading: float  # the smallest difference that one reading of each implementation tells
-    by_rounds: float  # the smallest difference that ROUNDS rounds tell
+    by_one_reading: float  # smallest difference that one reading of each implementation shows
+    by_rounds: float  # smallest difference that ROUNDS rounds show
 
     @property
     def differs(self) -> bool:

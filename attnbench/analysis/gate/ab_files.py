@@ -31,7 +31,7 @@ def whole_pairs(a: Run, b: Run) -> tuple[Run, Run]:
 
 
 def left_out(before: Mapping[Key, Cell], after: Mapping[Key, Cell]) -> list[Finding]:
-    """Return a finding for each cell that neither build had time to measure: nothing is known of it."""
+    """Return a finding for each cell that neither build had time to measure: nothing is known of the cell."""
     return [
         Finding(*key, None, "inconclusive", (0, 0), reason=cell.reason or "")
         for key, cell in before.items()
@@ -49,7 +49,11 @@ def before_the_first_look(findings: Sequence[Finding]) -> tuple[list[Finding], l
         return list(findings), []
     reason = f"{count(pairs, 'pair')} of turns; the first look is after {LOOKS[0]}"
     said = f"Ended before the first look, which is after {LOOKS[0]} pairs of turns: "
-    said += "it was taken early, at the same error rates." if pairs >= MIN_PAIRS else "no noisy metric was judged."
+    said += (
+        "an early look was taken at its end, with the same error rates."
+        if pairs >= MIN_PAIRS
+        else "no noisy metric was judged."
+    )
     return [replace(f, reason=reason) if f.unjudged else f for f in findings], [said]
 
 
@@ -77,7 +81,7 @@ def _build(run: Run, name: str) -> tuple[str, str]:
 
 
 def _described(run: Run, other: Run) -> str:
-    """Return the versions under test, and code and interpreter where those of the other run differ."""
+    """Return the versions under test, and the code and interpreter where they differ from the other run's."""
     names = under_test(run, other) or list(run.specs)
     parts = [run.versions.get(name, "not usable") for name in names]
     if any(run.specs[name] != other.specs.get(name) for name in names):

@@ -29,7 +29,7 @@ COMPARED: set[Change] = {("works", "works"), ("flaky", "works"), ("flaky", "flak
 NOTES: Mapping[Change, str] = {  # in the order of a report
     ("fails", "fails"): "worked in neither run",
     ("absent", "fails"): "worked in neither run",
-    ("flaky", "flaky"): "failed in some rounds of both runs, of which those that worked count",
+    ("flaky", "flaky"): "failed in some rounds of both runs; the rounds that worked count",
     ("fails", "flaky"): "worked in some rounds, and not in the baseline: not compared",
     ("absent", "flaky"): "worked in some rounds, and not in the baseline: not compared",
 }
@@ -50,8 +50,8 @@ def compare_states(
     """Return the findings on cells as a whole, the pairs (baseline, current) to compare, and notes on all other cells.
 
     `planned`: the cells that the current run has planned and not measured yet. `in_turns`: the runs are an A/B. A cell
-    whose result is wrong in the current run is a finding whatever it was before; with `allow_wrong` one that worked
-    before is newly failing, as if it had failed in any other way.
+    whose result is wrong in the current run is a finding whatever it was before; with `allow_wrong` a wrong cell that
+    worked before is newly failing, as if it had failed in any other way.
     """
     found, pairs = [], []
     compared, notes = (COMPARED_IN_TURNS, NOTES_IN_TURNS) if in_turns else (COMPARED, NOTES)

@@ -29,7 +29,7 @@ class Noise:
     m: Any  # rounds of the current run
     paired: Any
     change: Floats
-    weight: Floats  # the variance of the change over that of one round
+    weight: Floats  # the variance of the change over the variance of one round
     variance: Floats  # of one round, or of the difference of one pair
     freedom: Floats  # its degrees of freedom; 0 where nothing is known
     tick: Floats  # of the timer
@@ -37,12 +37,11 @@ class Noise:
     of_between: Floats  # its degrees of freedom
     common: Floats  # the change that all cells share
     joined: Floats  # the variance between runs of the change that all cells share
-    largest: Floats  # the largest change that differences between runs of the baseline explain
     of_joined: Floats  # the degrees of freedom of `joined`
     exact: Any  # whether the observed change is the true one
     controlled: Any  # whether `common` comes from backends that are the same in both runs
-    jumped: Any  # number of cells that show such a difference
-    jumping: dict[int, tuple[int, int]]  # test -> cells of two speeds, and the rounds that would tell
+    jumped: Any  # number of cells whose jump between runs of the baseline explains a change of this size
+    jumping: dict[int, tuple[int, int]]  # test -> number of cells at two speeds, rounds that would decide
 
 
 def estimated(tests: Sequence[Rounds], share: float) -> Noise:
@@ -56,7 +55,7 @@ def estimated(tests: Sequence[Rounds], share: float) -> Noise:
     change, variance, freedom = _changes(tests, n, m, paired)
     weight = weight_of(n, m, paired)
     variance = np.where(freedom > 0, np.maximum(variance, tick**2 / 12), variance)
-    rest: Any = (*np.zeros((5, number)), np.ones(number), *np.zeros((2, number), bool), np.zeros(number, int), {})
+    rest: Any = (*np.zeros((4, number)), np.ones(number), *np.zeros((2, number), bool), np.zeros(number, int), {})
     found = Noise(n, m, paired, change, weight, variance, freedom, tick, *rest)
     families = np.array([t.family for t in tests])
     for family in np.unique(families):
@@ -80,7 +79,8 @@ def estimated(tests: Sequence[Rounds], share: float) -> Noise:
             found.between[alone], found.of_between[alone] = seen.between, seen.freedom
             found.common[alone], found.controlled[alone] = seen.common, seen.controlled
             found.joined[alone], found.of_joined[alone] = seen.common_variance, seen.common_freedom
-            found.largest[alone], found.jumped[alone] = TIMES_A_JUMP * seen.largest, seen.jumped
+            smaller = np.searchsorted(TIMES_A_JUMP * seen.jumps, np.abs(change[alone]))
+            found.jumped[alone] = len(seen.jumps) - smaller
     return found
 
 
@@ -178,7 +178,7 @@ def error_of(
 
 
 def weight_of(n: Any, m: Any, paired: Any) -> Floats:
-    """Return the variance of a change over that of one round, or of one pair's difference."""
+    """Return the variance of a change over the variance of one round, or of one pair's difference."""
     found: Floats = np.where(paired, 1 / n, 1 / n + 1 / m)
     return found
 

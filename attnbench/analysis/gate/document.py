@@ -68,7 +68,7 @@ COLUMNS = (
 )
 _SAID = {
     "inconclusive": "not decided",
-    "not judged": "not judged, of too few rounds",
+    "not judged": "not judged, for want of rounds",
     "newly-failing": "fail, which worked before",
     "missing": "missing from the current run",
 }
@@ -112,7 +112,7 @@ def _answer(judgement: Judgement) -> str:
         metrics = ", ".join(
             dict.fromkeys(f.metric for f in judgement.findings if f.metric and not judgement.let_pass(f))
         )
-        strict = _strict(judgement)  # by which an inconclusive metric that never counts passes too
+        strict = _strict(judgement)  # with these options an inconclusive metric that never counts passes too
         left_open = [f for f in judgement.findings if strict.exit_code_of(f) == EXIT_INCONCLUSIVE]
         passed = [f for f in judgement.findings if judgement.let_pass(f) and f.verdict != "inconclusive"]
         worse = "is shown to be worse" if passed or left_open else "is worse by more than its margin"
@@ -165,7 +165,7 @@ def _word(judgement: Judgement) -> str:
 def headline(judgement: Judgement) -> str:
     """Return the verdict and its reason in one line: "FAIL: 1 result regressed, 11 unchanged".
 
-    Results that do not count stand apart. A result is a metric of a cell, or the state of the whole cell.
+    Results that do not count follow in brackets. A result is a metric of a cell, or the state of the whole cell.
     """
     counts = _counts(f for f in judgement.findings if not judgement.let_pass(f))
     said = [f"{count(counts[0][0], 'result')} {counts[0][1]}", *_numbers(counts[1:])] if counts else []
@@ -181,7 +181,7 @@ def _numbers(counts: Iterable[tuple[int, str]]) -> list[str]:
 
 
 def _counts(findings: Iterable[Finding]) -> list[tuple[int, str]]:
-    """Return the number of findings by verdict, the most severe first; those that no test could judge stand apart."""
+    """Return the number of findings by verdict, the most severe first; unjudged findings are counted apart."""
     numbers = Counter(f.word for f in findings)
     after = VERDICTS.index("inconclusive") + 1
     words = (*VERDICTS[:after], "not judged", *VERDICTS[after:])
@@ -264,7 +264,7 @@ def _rest(judgement: Judgement) -> list[str]:
     ]
     parts = []
     if left := sum(f.verdict == "unchanged" and not f.in_turns for f in judgement.findings):
-        parts.append(f"{count(left, 'result')} shown to lie within the margin")
+        parts.append(f"{count(left, 'result')} within the margin, as shown")
     if undecided:
         names = ", ".join(sorted({*undecided}))
         parts.append(f"{len(undecided)} of {names} inconclusive, which does not count here")
@@ -284,7 +284,7 @@ def _commands(judgement: Judgement, shown: Iterable[Finding]) -> tuple[Command, 
 
 
 def _command(judgement: Judgement, finding: Finding) -> str:
-    """Return the command that measures a cell as the current run did, or the baseline where that alone knows it."""
+    """Return the command that measures a cell as the current run did, or the baseline if only it has the cell."""
     runs = (judgement.current, judgement.baseline)
     run = next((run for run in runs if finding.backend in run.specs), judgement.current)
     return cell_command(run, finding.backend, finding.case)

@@ -54,12 +54,12 @@ class Judgement:
     current: Run
     request: Request
     findings: tuple[Finding, ...] = ()  # in the order of verdicts.in_order
-    expected: tuple[Difference, ...] = ()  # differences between the runs that are under test
+    expected: tuple[Difference, ...] = ()  # differences between the runs that are meant
     refused: tuple[Difference, ...] = ()  # the other differences; if there are any, only wrong results are findings
     notes: tuple[str, ...] = ()
     heading: tuple[str, ...] = ()  # how an A/B was measured
     first: tuple[str, ...] = ()  # what a reader must know before the figures: rounds that differ, or were repeated
-    earlier: tuple[Run, ...] = ()  # further runs of the baseline that are compared with too
+    earlier: tuple[Run, ...] = ()  # further runs of the baseline, which count too
     commands: tuple[str, ...] = ()  # shell commands that would settle the inconclusive cells
 
     def count(self, verdict: Verdict) -> int:
@@ -83,7 +83,7 @@ class Judgement:
         return EXIT_PASS
 
     def only_missing(self) -> list[str]:
-        """Return the cells that are missing, where nothing else makes the exit code a regression."""
+        """Return the names of the missing cells if they are the only cause of exit code 1; else []."""
         failures = [f for f in self.findings if self.exit_code_of(f) == EXIT_REGRESSION]
         alone = self.exit_code == EXIT_REGRESSION and all(f.verdict == "missing" for f in failures)
         return [f.name for f in failures] if alone else []
@@ -105,7 +105,7 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
     if current.search or any(run.search for run in (baseline, *earlier)):
         which = "the current run" if current.search else "the baseline"
         raise UserError(
-            f"{which} is a search of attnbench capacity, whose steps are no cells to judge; give one of attnbench run "
+            f"{which} is a file of attnbench capacity, which has no cells to judge; give a run file of attnbench run "
             "(attnbench capacity FILE... shows searches together)"
         )
     baseline, earlier, left = _chosen((baseline, *earlier), current)
@@ -145,7 +145,7 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
         raise UserError(f"nothing in the two runs can be compared by {by}" + (f" ({why})" if why else ""))
     names = (full_name(backend, case) for side in (before, after) for case, backend in side)
     said = [
-        *(f"--expect {name}: nothing differs there; is this the run that was meant?" for name in idle),
+        *(f"--expect {name}: the runs do not differ in it; are these the runs that were meant?" for name in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
         *aside,
         *left,
@@ -168,7 +168,7 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
 
 
 def _chosen(runs: Sequence[Run], current: Run) -> tuple[Run, tuple[Run, ...], list[str]]:
-    """Return the latest run, the others, and a note on those that do not count.
+    """Return the latest run, the others, and a note on the runs that do not count.
 
     Runs of the current run's unit count; where there are none, runs of all units do.
     """
@@ -181,7 +181,7 @@ def _chosen(runs: Sequence[Run], current: Run) -> tuple[Run, tuple[Run, ...], li
 
 
 def _comparable_cells(run: Run, latest: Run) -> dict[Key, Cell]:
-    """Return the cells of an earlier run of which no difference from the latest run can have changed the figures."""
+    """Return the cells of an earlier run whose figures no difference from the latest run can have changed."""
     changed = run_differences.concerned(run, latest)
     return {key: cell for key, cell in by_key(cells([run])).items() if cell.backend not in changed}
 
@@ -189,7 +189,7 @@ def _comparable_cells(run: Run, latest: Run) -> dict[Key, Cell]:
 def split_differences(
     baseline: Run, current: Run, expect: Sequence[str]
 ) -> tuple[list[Difference], list[Difference], list[str], list[str]]:
-    """Return the expected differences between two runs, the others, the names in `expect` that nothing has, and notes.
+    """Return the expected differences between two runs, the others, names in `expect` that fit none, and notes.
 
     The builds of an A/B are expected to differ without being named. Raises UserError for an unknown name.
     """

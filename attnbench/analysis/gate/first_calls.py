@@ -1,7 +1,7 @@
 """First calls that are not judged, as caches of compiled kernels may have been empty on one side only (docs/gate.md).
 
 A run does not say whether a first call found its kernel in a cache. Where caches were empty in all rounds, the first
-calls of a backend are slower together, and no round is quick; a kernel that compiles longer looks the same.
+calls of most cells of a backend are slower, in all rounds; a kernel that compiles longer looks the same.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ METRIC = "first_call"
 TOGETHER = 2 / 3  # share of a backend's cells, at least two
 FILLED = 2.0  # slowest over quickest round of the median cell: from here on, a cache was filled between rounds
 OTHER_CACHES = "caches of compiled kernels were kept in one run and empty in the other"
-MAYBE_EMPTY = "caches of compiled kernels may have been empty in one run"
+MAYBE_EMPTY = "perhaps caches of compiled kernels were empty in one run"
 
 
 def set_aside(findings: Sequence[Finding], baseline: Run, current: Run) -> tuple[list[Finding], list[str]]:
-    """Return the findings, of which first calls that caches may explain are inconclusive, and a note on these."""
+    """Return the findings and a note. First calls that caches may explain become inconclusive."""
     own = [f for f in findings if f.metric == METRIC and f.decision]
     states = {run.policy.caches for run in (baseline, current)}
     if len(states) > 1 and own:
@@ -36,9 +36,9 @@ def set_aside(findings: Sequence[Finding], baseline: Run, current: Run) -> tuple
         ratios = (max(1 + f.decision.change, sys.float_info.min) for f in aside if f.decision)
         factor = stats.median([max(ratio, 1 / ratio) for ratio in ratios])
         note = (
-            f"First calls of {listed(sorted({f.backend for f in aside}))} are slower together in the {slower}, in "
-            f"{count(len(aside), 'cell')}, typically {factor:.2g} times: {reason}, which a run does not say. They are "
-            "not judged; measure both with --fresh-caches, which compiles in each call."
+            f"First calls of {listed(sorted({f.backend for f in aside}))} are slower in the {slower}, in "
+            f"{count(len(aside), 'cell')} at once, typically {factor:.2g} times: {reason}, which run files do not "
+            "record. These are not judged; measure both runs with --fresh-caches, so that each first call compiles."
         )
     else:
         return [*findings], []

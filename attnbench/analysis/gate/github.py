@@ -1,7 +1,7 @@
 """A judgement in a GitHub workflow: annotations on standard output, and a summary of the step.
 
 Workflow commands and their escapes: docs.github.com, "Workflow commands for GitHub Actions". A step shows ten
-annotations of each level, so the tenth one counts the others.
+annotations of each level, so the tenth annotation counts the rest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ def workflow_commands(judgement: Judgement) -> str:
 
 
 def append_summary(markdown: str, file: Path) -> None:
-    """Append markdown to the file that GitHub shows as the step's summary. Raises UserError where it cannot."""
+    """Append markdown to the file that GitHub shows as the step's summary.
+
+    Raises UserError where the file cannot be written.
+    """
     if file.name.endswith(RUN_FILES):
         raise UserError(f"GITHUB_STEP_SUMMARY: {file} is named as a run file, to which nothing else is written")
     try:

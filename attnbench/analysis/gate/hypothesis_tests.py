@@ -28,8 +28,8 @@ d / se has nearly Student's distribution, with the degrees of freedom of Welch a
   the cases. No correction for many cells: that all are unchanged is claimed only where each is shown to be, an
   intersection-union test (Berger, Technometrics 24(4), 1982). It must hold with and without the common
   change. A cell with SLOW_ROUNDS rounds that are slower by about the margin is not called unchanged.
-- inconclusive: none of these; or a change that cells with two speeds make too likely (two_speeds.py), or as large as
-  those that cells show between runs of the baseline (run_effects.py).
+- inconclusive: none of these; or a change that cells with two speeds make too likely (two_speeds.py), or one that
+  differences between runs of the baseline explain (run_effects.py).
 
 Rounds that differ by their place in a run (the first one may fill a cache for the others) are compared in pairs: d is
 the mean of the pairs' differences.
@@ -37,7 +37,7 @@ the mean of the pairs' differences.
 **The interval** of a cell is the one that decided: with 5 % beyond either end where d lies within the margin, and with
 FDR R/m where it lies outside, R of m tests being rejected (R + 1 where this one is not): Benjamini and Yekutieli's
 intervals for selected parameters, JASA 100, 2005. So the interval of a regressed cell always lies wholly beyond the
-margin, that of an unchanged one wholly within it, and that of an inconclusive one crosses it.
+margin, the interval of an unchanged cell wholly within it, and the interval of an inconclusive cell crosses it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def decide(tests: Sequence[Rounds], share: float = 1.0, settled: Sequence[bool] 
     going = ~np.array(settled or [False] * len(tests))
     held = np.zeros(len(tests), bool)
     held[[*seen.jumping]] = True
-    off = (margin < np.abs(change)) & (np.abs(change) <= seen.largest)
+    off = (margin < np.abs(change)) & (seen.jumped > 0)
     slow = np.array([_slow_rounds(t, mean) for t, mean in zip(tests, change, strict=True)])
     exact, known = seen.exact, seen.exact | (seen.freedom > 0)
     parts = seen.variance, seen.freedom, seen.between, seen.of_between, seen.tick
@@ -200,11 +200,12 @@ def _rounds_to_add(
 def _more_rounds(
     n: Any, m: Any, paired: Any, distance: Floats, tail: Floats, *parts: Floats, of_current: bool = False
 ) -> list[int | None]:
-    """Return for each test the fewest of MORE_ROUNDS a side that leave the margin out of the interval with POWER.
+    """Return for each test the smallest of MORE_ROUNDS with which the interval would probably not hold the margin.
 
-    With `of_current` they are added to the current run alone. The change is taken to stay as it is. `distance`: from
-    the margin to the change, a logarithm; `parts`: the arguments of error_of. None: more than MORE_ROUNDS has, or the
-    change lies on the other side of the margin.
+    So many rounds are added to both sides, or with `of_current` to the current run alone. The margin is then outside of
+    the interval with probability POWER, if the change stays as it is. None: the largest of MORE_ROUNDS would not do, or
+    the change is on the other side of the margin. `distance`: from the margin to the change, a logarithm; `parts`: the
+    arguments of error_of.
     """
     more = np.array(MORE_ROUNDS)
     of_baseline = 0 * more if of_current else more

@@ -17,7 +17,7 @@ from attnbench.results.run_setup import seconds_started
 
 
 def render(judgement: Judgement) -> str:
-    """Return the XML. A finding that keeps the gate from passing is a failure; another open one is skipped."""
+    """Return the XML. A finding that keeps the gate from passing is a failure; any other open finding is skipped."""
     suites: dict[str, list[ElementTree.Element]] = {}
     seconds: dict[Key, float] = {}
     for record in judgement.current.records:

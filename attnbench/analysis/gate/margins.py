@@ -34,7 +34,7 @@ class Rule:
     # It depends on caches that outlive a process: rounds are compared in pairs, and an inconclusive cell does not make
     # the gate inconclusive.
     cached: bool = False
-    of_unit: bool = False  # it differs between units of a model
+    of_unit: bool = False  # whether it differs between units of a model
 
 
 RULES: Mapping[str, Rule] = MappingProxyType(
@@ -65,7 +65,7 @@ class Margins:
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     cells: tuple[tuple[str, Mapping[str, float]], ...] = ()  # (glob, metric -> margin)
-    units: uncertainty.Cards = uncertainty.NO_CARDS  # the differences of units where the runs are of two
+    units: uncertainty.Cards = uncertainty.NO_CARDS  # the differences between units, where the runs are of two units
 
     def of(self, metric: str, cell: str, load: float = 1.0) -> float:
         """Return the margin of a metric for the cell with this full name, at a load from 0 to 1 (Cell.load)."""
@@ -88,10 +88,10 @@ class Margins:
 
 
 def between_units(baseline: Run, current: Run) -> uncertainty.Cards:
-    """Return the differences of the units of a GPU model for runs of two units, else none.
+    """Return the differences between units of a GPU model for runs of two units, else NO_CARDS.
 
-    Runs of which only one has a UUID may be of two units, and count as such. Runs without one, as on a CPU, are taken
-    to be of one unit.
+    Runs of which only one has a UUID may be of two units, and count as such. Runs without a UUID, as on a CPU, are
+    taken to be of one unit.
     """
     ours, theirs = baseline.environment.device, current.environment.device
     if ours.uuid == theirs.uuid or ours.name != theirs.name:

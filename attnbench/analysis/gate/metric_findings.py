@@ -20,7 +20,7 @@ from attnbench.core.text import count, listed
 from attnbench.results.case_names import full_name
 from attnbench.results.cells import Cell, Key
 
-CHANCE = 0.001  # probability that a run of like rounds has one that is called disturbed
+CHANCE = 0.001  # probability that a round is called disturbed in a run whose rounds are alike
 MIN_ROUNDS = 3  # with two rounds that differ, neither can be named as the disturbed one
 
 
@@ -88,7 +88,10 @@ def metric_findings(
 
 
 def _disturbed(metric: str, both: Sequence[_Pair]) -> list[str]:
-    """Return a note on the disturbed rounds of either run. Several may also mean a build that is uneven by itself."""
+    """Return a note on the disturbed rounds of either run.
+
+    Several such rounds may also mean a build that is slow in some of its processes.
+    """
     notes = []
     margins = [pair.margin for pair in both]
     for name, cells in (("baseline", [p.before for p in both]), ("current run", [p.after for p in both])):
@@ -106,7 +109,7 @@ def _disturbed(metric: str, both: Sequence[_Pair]) -> list[str]:
             notes.append(
                 f"Rounds {listed([*map(str, found)])} of the {name} differ from its others {where}: the machine was "
                 "disturbed, or the build is slower in some of its processes. "
-                f"More rounds tell: attnbench run --resume FILE --rounds {more}."
+                f"More rounds tell which: attnbench run --resume FILE --rounds {more}."
             )
     return notes
 
@@ -116,9 +119,10 @@ def disturbed_rounds(cells: Sequence[Mapping[int, float]], margins: Sequence[flo
 
     `cells`: for each cell, round -> logarithm of one metric; `margins`: of each cell, relative. A value lies apart
     where it is further from the median of its cell's rounds than half the margin. If the rounds of a run are alike,
-    such values fall on them by chance: of k in n rounds, one round has Binomial(k, 1/n). A round that has more, with a
-    probability below CHANCE for all rounds together (Bonferroni), was disturbed. Where half of the rounds or more would
-    be, none is. Disturbed rounds still count, since a build that is slow in some of its processes would pass otherwise.
+    such values fall on them by chance: of k such values in n rounds, one round has Binomial(k, 1/n). A round was
+    disturbed if it has so many that the probability of this is below CHANCE for all rounds together (Bonferroni). Where
+    that holds for half of the rounds or more, none was. Disturbed rounds still count, since a build that is slow in
+    some of its processes would pass otherwise.
     """
     apart: Counter[int] = Counter()
     for values, margin in zip(cells, margins, strict=True):
@@ -171,25 +175,27 @@ def _decided(finding: Finding, test: Rounds, decision: Decision, pairs: int | No
 def _remedy(test: Rounds, decision: Decision) -> str:
     """Return the remedy of an inconclusive decision, or the reason why there is none."""
     if decision.noise is None:
-        return "too few rounds to know its noise"
+        return "too few rounds to know the noise"
     more = decision.more and f"{count(decision.more, 'more round')} of both runs"
     if decision.slow_rounds:
         return f"{decision.slow_rounds} of {len(test.current)} rounds of the current run are slower by about the margin"
     if decision.jumped:
-        return f"{count(decision.jumped, 'cell')} differed by a third of that or more between runs of the baseline"
+        return f"runs of the baseline differ in {count(decision.jumped, 'cell')} by a third of this change or more"
     if decision.jumping:
-        return f"{count(decision.jumping, 'cell')} jump as far between rounds; {more} would tell"
+        return (
+            f"perhaps a jump between two speeds, as seen in {count(decision.jumping, 'cell')}; {more} would decide it"
+        )
     if decision.more_current:
         rounds = f"{count(decision.more_current, 'more round')} of the current run"
         return f"{rounds}{f' or {more}' if more else ''} would decide it"
     if more:
         return f"{more} would decide it"
     if test.tick > test.margin / 4:
-        return f"the timer counts in steps of {percent(test.tick)} of it, too coarse for this margin"
+        return f"the timer counts in steps of {percent(test.tick)} of the value, too coarse for this margin"
     if decision.in_common:
         return f"nearly all cells moved together, by {signed(decision.in_common)}: measure the baseline again"
     if decision.between > test.margin / 4:
-        return "more rounds do not decide it: it differs by as much between runs (see the note)"
+        return "more rounds do not decide it: the spread between runs is too large (see the note)"
     noise = decision.noise / math.sqrt(len(test.current))
     near = abs(abs(decision.change) - test.margin) < noise
     return (

@@ -21,9 +21,9 @@ MOST = 20  # rounds to add; cells that need more are better measured in turns
 def with_command(judgement: Judgement, current: Path, gate: Sequence[str] = ()) -> Judgement:
     """Return a judgement with notes on the commands that would settle its open cells.
 
-    `current`: the file of the current run. `gate`: the words of the command of this gate; none where it has measured in
-    turns already. The command that adds rounds also stands in `commands` of the judgement, for programs. A command with
-    BUILD in it stands in the notes alone, as a person must complete it.
+    `current`: the file of the current run. `gate`: the words of the command of this gate; () where the gate has
+    measured in turns already. The command that adds rounds also stands in `commands` of the judgement, for programs. A
+    command with BUILD in it stands in the notes alone, as a person must complete it.
     """
     run = judgement.current
     if judgement.refused or run.turns:
@@ -39,7 +39,7 @@ def with_command(judgement: Judgement, current: Path, gate: Sequence[str] = ()) 
         notes = [f"To settle {len(asked) - len(left)} of {every}: {commands[0]}, and gate again."]
     if gate and (build := _in_turns(judgement, left)) is not None:
         command = shlex.join([*gate, "--settle", "5m", *build])
-        told = " (BUILD: a Python that has the baseline's, or its FILE.py:function)" if "BUILD" in build else ""
+        told = " (BUILD: a Python that has the baseline's build, or its FILE.py:function)" if "BUILD" in build else ""
         notes.append(f"To settle {len(left)} of {every} in turns with the baseline: {command}{told}.")
     return replace(judgement, notes=(*judgement.notes, *notes), commands=tuple(commands))
 
@@ -47,7 +47,7 @@ def with_command(judgement: Judgement, current: Path, gate: Sequence[str] = ()) 
 def _in_turns(judgement: Judgement, left: Sequence[Finding]) -> Sequence[str] | None:
     """Return the options that `--settle` needs for open findings; None where it would measure nothing.
 
-    The baseline's build must be given where its run names none, or that of the current run.
+    The baseline's build must be given where its run names no build, or the build of the current run.
     """
     before, now = judgement.baseline, judgement.current
     alike = run_differences.controls(before, now)
@@ -63,7 +63,7 @@ def _in_turns(judgement: Judgement, left: Sequence[Finding]) -> Sequence[str] | 
 
 
 def more_of_current(finding: Finding) -> int | None:
-    """Return the number of further rounds of the current run that would settle a finding; None where none would.
+    """Return the number of further rounds of the current run that would settle a finding; None where no number would.
 
     Where no test was possible, it is the number that is missing from ROUNDS.
     """

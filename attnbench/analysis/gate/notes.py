@@ -17,19 +17,20 @@ from attnbench.results import run_file, uncertainty
 from attnbench.results.cells import Cell
 from attnbench.results.run_setup import seconds_started
 
-ALIKE = 1.1  # how far ceilings of quiet runs lie apart at most
+ALIKE = 1.1  # largest ratio of a ceiling between two undisturbed runs
 OLD = 90  # days
-TOGETHER = 10  # cells, from which on a change that they have in common is worth a note
+TOGETHER = 10  # cells; from this number on a change of all is worth a note
 
 
 def approximations(cells: Iterable[Cell]) -> list[str]:
-    """Return a line for each backend that does not compute attention itself, with how far it is off at most."""
+    """Return a line for each backend that only approximates attention, with its largest error."""
     errors: dict[str, float] = {}
     for cell in cells:
         if not cell.is_exact:
             errors[cell.backend] = max(errors.get(cell.backend, 0.0), cell.value("approximation_error") or 0.0)
     return [
-        f"{backend} is an approximation of attention, off by up to {percent(error)}; its time is compared with its own."
+        f"{backend} is an approximation of attention, off by up to {percent(error)}; its time is "
+        "compared with its own earlier time."
         for backend, error in errors.items()
     ]
 
@@ -44,7 +45,8 @@ def unmeasured(findings: Sequence[Finding]) -> Iterator[str]:
 def timed(findings: Sequence[Finding], in_turns: bool, burst: float) -> Iterator[str]:
     """Yield notes on the latencies, or cycles: one round, a common change, clocks that were held down.
 
-    `burst`: seconds after which the clock was measured. Within a longer call it moves, so cycles mean less there.
+    `burst`: seconds after which the clock was measured. Within a longer call the clock moves, so cycles mean less
+    there.
     """
     judged = [f for f in findings if f.metric in TIMED and f.decision]
     if not in_turns and any(1 in f.rounds for f in judged):
@@ -56,7 +58,7 @@ def timed(findings: Sequence[Finding], in_turns: bool, burst: float) -> Iterator
             yield f"{what}, the middle half by {low} to {high}."
         yield from _between_runs(judged, stats.median([f.margin or 0.0 for f in judged]))
     if held := [f for f in judged if f.held_down]:
-        line = f"~ {count(len(held), 'cell')}: a limit held the clock below its best, so latency is the machine's too"
+        line = f"~ {count(len(held), 'cell')}: a limit held the clock below its best, and so set the latency"
         short = any(f.baseline is not None and f.baseline < burst for f in held)
         yield line + ("; --metric cycles compares without the clock." if short else ".")
 
@@ -67,7 +69,8 @@ def moved_together(findings: Sequence[Finding]) -> Iterator[str]:
     if _moved(judged):
         low, middle, high = map(signed, _changes(judged))
         yield (
-            f"Nearly all of {len(judged)} cells moved together: the median {judged[0].metric} by {middle}, the middle "
+            f"Nearly all of {len(judged)} cells changed in one direction: "
+            f"the median {judged[0].metric} by {middle}, the middle "
             f"half by {low} to {high}. The machine is as likely the cause (clock, power, load) as the code: measure "
             "the baseline again and gate anew."
         )
@@ -93,18 +96,19 @@ def _between_runs(judged: Sequence[Finding], margin: float) -> Iterator[str]:
     if between >= margin / 10:
         yield (
             f"Cells differ between the runs by {percent(between)} (standard deviation) more than their rounds do, some "
-            "slower and some faster: either most cells changed, or any two runs on this machine differ so. The "
-            "verdicts allow for it. More rounds do not lessen it; more runs of the baseline (baseline save --add) do, "
+            "slower and some faster: either most cells changed, or any two runs on this machine differ as much. "
+            "The verdicts allow for it. More rounds do not lessen this spread; more runs of the baseline (baseline "
+            "save --add) do, "
             "and attnbench ab, which measures in turns."
         )
 
 
 def _one_round(judged: Sequence[Finding]) -> str:
-    """Return a note on runs of one round a side, of which the noise is hardly known."""
+    """Return a note on runs with one round on each side, whose noise is hardly known."""
     intervals = [(d.high, d.change) for f in judged if (d := f.decision) and d.high is not None and d.change > -1]
     if not intervals:
         return (
-            "One round a side says nothing of the noise, and there are too few cells to estimate it from; "
+            "One round on each side does not show the noise, and there are too few cells to estimate it from; "
             f"run --rounds {ROUNDS}."
         )
     halves = [math.log1p(high) - math.log1p(change) for high, change in intervals]
@@ -122,7 +126,7 @@ def runs(number: int, controls: Collection[str]) -> Iterator[str]:
 
     `number`: of runs of the baseline; `controls`: backends that no difference between the runs can have changed.
     """
-    beside = f"the latency of {some(sorted(controls))}, which the same torch brings" if controls else ""
+    beside = f"the latency of {some(sorted(controls))}, which belong to the same torch" if controls else ""
     if number >= SEVERAL:
         also = f" and {beside}" if beside else ""
         yield f"The spread between runs is estimated from {number} runs of the baseline{also}; verdicts allow for it."
@@ -136,14 +140,14 @@ def runs(number: int, controls: Collection[str]) -> Iterator[str]:
 
 
 def repeated(side: str, run: Run) -> Iterator[str]:
-    """Yield a note on rounds of which cells were measured again after they worked; the later figures count."""
+    """Yield a note on rounds with cells that were measured again after they had worked; the later figures count."""
     if again := Counter(record.round for record in run.replaced if record.status == "ok"):
         told = ", ".join(f"round {n} in {count(number, 'cell')}" for n, number in sorted(again.items()))
         yield f"The {side} has figures that were measured again, of which the later count: {told}."
 
 
 def incomplete(side: str, run: Run) -> Iterator[str]:
-    """Yield a note on a run that was interrupted. A saved baseline has no plan, and an A/B no further one."""
+    """Yield a note on a run that was interrupted; none on a saved baseline, which has no plan, and on an A/B."""
     left = run_file.missing(run)
     if left and not run.turns:
         number = f"{len(left)} of {count(len(run.plan), 'planned job')}"
@@ -151,7 +155,7 @@ def incomplete(side: str, run: Run) -> Iterator[str]:
 
 
 def units(margins: Margins, baseline: Run, current: Run) -> Iterator[str]:
-    """Yield a note on runs of two units of one GPU model, or of which it is not known whether they are of two."""
+    """Yield a note on runs that are of two units of one GPU model, or may be."""
     if not any(margins.units):
         return
     sides = {"baseline": baseline.environment.device.uuid, "current run": current.environment.device.uuid}
@@ -161,8 +165,8 @@ def units(margins: Margins, baseline: Run, current: Run) -> Iterator[str]:
         whose = f"The runs may be of two units of this GPU model, as the {unknown[0]} has no UUID"
     yield (
         f"{whose}, and cells of two units differ by up to {percent(margins.least())}, which no round shows "
-        f"({uncertainty.spread(current.environment.device)}). A smaller margin of latency counts as that; for a "
-        f"smaller one measure the baseline on this unit{'' if unknown else ' too'}."
+        f"({uncertainty.spread(current.environment.device)}). A smaller margin of latency is raised to this; for a "
+        f"smaller margin measure the baseline on this unit{'' if unknown else ' too'}."
     )
 
 
@@ -173,7 +177,7 @@ def age(baseline: Run, current: Run) -> Iterator[str]:
     if days >= OLD:
         yield (
             f"The baseline is of {baseline.started[:10]}, {days} days before the current run: a driver, a compile "
-            "cache or a card may have changed unseen since. Measure it again."
+            "cache or a card may have changed unseen since. Measure the baseline again."
         )
 
 

@@ -10,7 +10,7 @@ from attnbench.results.metrics import METRICS
 
 MOST = 24  # plots of a page
 ROOM = 0.05  # of the height, above and below the values
-MIDDLE = 0.5  # of the axis: the baseline is on the left of it, the current run on the right
+MIDDLE = 0.5  # of the axis: the baseline is on the left of this, the current run on the right
 
 
 def rounds_section(findings: Sequence[Finding]) -> tuple[Section, ...]:

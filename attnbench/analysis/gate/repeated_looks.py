@@ -5,9 +5,9 @@ hypothesis_tests.py says, and the cells that are not settled are judged after ea
 spends a seventh of the error rates:
 
 - the false discovery rate: a look finds its regressions by Benjamini and Hochberg's step-up procedure at FDR / 7 over
-  all cells and metrics of the A/B; the settled ones are counted as hypotheses that cannot be rejected any more. The
-  false ones among all that are found are at most the sum over the looks of the false ones found there, each expected at
-  FDR / 7 at most, and so FDR together; when a cell leaves, and why, does not matter.
+  all cells and metrics of the A/B; settled cells are counted as hypotheses that cannot be rejected any more. The
+  share of false regressions among all found is at most the sum of their shares at each look, each expected to be at
+  most FDR / 7, and so FDR together; when a cell leaves, and why, does not matter.
 - unchanged: two one-sided tests at 5 % / 7 in each look, so a cell slower by the margin or more is called unchanged at
   any look in at most 5 % of the cases (Bonferroni).
 - the intervals of a cell at all its looks hold together with the same levels: a confidence sequence over seven looks.
@@ -17,7 +17,7 @@ joint distribution of the looks, which cannot be computed for a moderated varian
 near the margin, and holds for any dependence (Jennison and Turnbull, "Group Sequential Methods with Applications to
 Clinical Trials", 2000). A look may be moved for a reason that does not depend on the figures, such as the time limit.
 
-The figures of a settled cell are those of its look; its variance stays in the common prior.
+The figures of a settled cell are the figures at its look; its variance stays in the common prior.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MIN_PAIRS = 3  # to judge noise; with two, simulations with ten times the noise 
 
 
 def decide_in_looks(tests: Sequence[Rounds]) -> list[tuple[Decision, int]]:
-    """Return one decision for each test, and the number of pairs that it rests on.
+    """Return one decision for each test, and the number of pairs on which it rests.
 
     The tests hold all pairs that were measured. The looks are repeated as they were taken while measuring, so the same
     files always give the same decisions.
@@ -61,7 +61,7 @@ def decide_in_looks(tests: Sequence[Rounds]) -> list[tuple[Decision, int]]:
 
 
 def _first(test: Rounds, pairs: int, alone: bool) -> Rounds:
-    """Return the first pairs of a test; with `alone` in a family that does not contribute to the noise of others."""
+    """Return the first pairs of a test; with `alone` in a family that does not share its noise with other tests."""
     family = f"{test.family}, too few" if alone else test.family
     return replace(test, baseline=test.baseline[:pairs], current=test.current[:pairs], family=family)
 

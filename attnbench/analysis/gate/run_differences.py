@@ -38,14 +38,14 @@ _POLICY = {
     )
 }
 METHOD = "method"
-_TOLD = {"python": "python", "platform": "platform"}  # of the environment
+_TOLD = {"python": "python", "platform": "platform"}  # of the environment: reported, and no obstacle
 
 
 @dataclass(frozen=True)
 class Difference:
     """One thing that differs between two runs."""
 
-    names: tuple[str, ...]  # any of them expects it; messages show the first
+    names: tuple[str, ...]  # names for --expect, any of which will do; messages show the first
     what: str  # "driver was 580.82 and is 590.10"
     matters: bool = True  # whether it may move a figure that both runs have
 
@@ -104,7 +104,7 @@ def concerned(baseline: Run, current: Run) -> frozenset[str]:
             return True
         if name in libraries:
             return not is_of_torch(backend, spec) and may_use(backend, spec, name, gpu=gpu)
-        return name not in {*baseline.versions, *current.versions}  # it is a backend's own, or of the machine
+        return name not in {*baseline.versions, *current.versions}  # it is a backend's name, or of the machine
 
     return frozenset(backend for backend in both if any(may_change(d, backend) for d in found))
 
@@ -117,7 +117,7 @@ def controls(baseline: Run, current: Run) -> frozenset[str]:
 
 
 def told(found: Sequence[Difference], expected: Sequence[Difference]) -> list[str]:
-    """Return a note on the differences that do not matter; none where there are none, or all are expected."""
+    """Return a note on the differences that do not matter; none where they are all expected, or there are none."""
     also = [d.what for d in found if not d.matters and d not in expected]
     return [f"Also different, but no obstacle to comparing: {'; '.join(also)}."] if also else []
 
@@ -134,14 +134,14 @@ def check_names(expect: Sequence[str], runs: Sequence[Run]) -> None:
 
 
 def _measured(run: Run) -> set[str]:
-    """Return the backends that a run has measured; before it has any record, those that it will."""
+    """Return the backends that a run has measured; before it has any record, the backends that it will measure."""
     if run.records:
         return {record.backend for record in run.records if record.status != "skipped"}
     return {job.backend for job in run.plan if not job.skip}
 
 
 def _is_of(backend: tuple[str, str], library: tuple[str | None, str | None]) -> bool:
-    """Return whether a backend's versions name those of a library, before and after: "flash-attn 2.8.3" names 2.8.3."""
+    """Return whether a backend's versions name a library's, before and after: "flash-attn 2.8.3" names 2.8.3."""
 
     def names(text: str, version: str | None) -> bool:
         public = re.escape((version or "").partition("+")[0])  # torch is both 2.11.0 and 2.11.0+cu130

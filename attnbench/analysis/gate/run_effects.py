@@ -3,23 +3,23 @@
 docs/gate.md ("What rounds cannot show") has the idea.
 
 **All cells together.** The median change of the cells, or of the controls, where there are enough. Its variance without
-a change of the code comes from the baseline's runs; with fewer than SEVERAL of them, from single rounds.
+a change of the code comes from the baseline's runs; with fewer than SEVERAL runs, from single rounds.
 
 **One cell.** The variance of a cell's mean between the baseline's runs, less the common part, with as many degrees of
-freedom as there are runs after the first, moderated by that of all cells (results/noise.py). The prior has FREEDOM
-degrees of freedom at most: cells of one backend may move together, and then the cells are fewer than they seem. With a
-baseline of one run, the scatter of the changes takes the place of that variance (`noise.between_runs`): of the
+freedom as there are runs after the first, moderated by the variance of all cells (results/noise.py). The prior has
+FREEDOM degrees of freedom at most: cells of one backend may move together, and then the cells are fewer than they seem.
+With a baseline of one run, the scatter of the changes takes the place of that variance (`noise.between_runs`): of the
 controls' changes where there are enough controls, as changes of the code would count as noise.
 
-**Jumps.** A change is no larger than a difference between the baseline's runs that rounds do not explain, unless it is
-TIMES_A_JUMP the largest that was seen.
+**Jumps.** A jump is a difference of a cell between the baseline's runs that rounds do not explain. It explains changes
+of any cell up to TIMES_A_JUMP its size.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from attnbench.results.noise import Floats
 
 SEVERAL = 3  # runs of a baseline that suffice to estimate the variance between runs
-FREEDOM = 4.0  # of the prior, at most
+FREEDOM = 4.0  # most degrees of freedom of the prior
 EXPLAINED = 4.0  # standard errors: rounds explain a difference between runs up to this
 TIMES_A_JUMP = 3.0
 
@@ -53,8 +53,7 @@ class Effects:
     common_variance: float = 0.0  # variance of `common` where the code is the same
     common_freedom: float = 1.0
     controlled: bool = False  # whether `common` is of the controls
-    largest: float = 0.0  # largest difference between the baseline's runs that no rounds explain
-    jumped: int = 0  # number of cells that have such a difference
+    jumps: Floats = field(default_factory=lambda: np.zeros(0))  # largest of each cell that has one, sorted
 
 
 def run_effects(tests: Sequence[Rounds], change: Floats, rounds: Floats, noise: Floats) -> Effects:
@@ -97,7 +96,7 @@ def run_effects(tests: Sequence[Rounds], change: Floats, rounds: Floats, noise: 
         common_variance=of_runs[0] * (1 + 1 / number),
         common_freedom=of_runs[1],
         controlled=controlled,
-        **_jumps(own, counts, runs, noise),
+        jumps=_jumps(own, counts, runs, noise),
     )
 
 
@@ -119,7 +118,7 @@ def _variance_of_levels(tests: Sequence[Rounds], reference: Any, number: int, no
 
 
 def _means(tests: Sequence[Rounds], number: int) -> tuple[Floats, Floats]:
-    """Return the mean of each run of each cell, NaN where it has none, and the number of its rounds."""
+    """Return the mean of each run of each cell (NaN where the run lacks the cell), and the number of its rounds."""
     means, counts = np.full((len(tests), number), np.nan), np.zeros((len(tests), number))
     for i, test in enumerate(tests):
         for run, values in enumerate(test.runs):
@@ -128,12 +127,14 @@ def _means(tests: Sequence[Rounds], number: int) -> tuple[Floats, Floats]:
     return means, counts
 
 
-def _jumps(own: Floats, counts: Floats, runs: Any, noise: Floats) -> dict[str, Any]:
-    """Return the largest difference of a run from its cell's other runs that rounds do not explain, and how many cells
-    have such a difference, as fields of Effects.
+def _jumps(own: Floats, counts: Floats, runs: Any, noise: Floats) -> Floats:
+    """Return the largest jump of each cell that has one, sorted.
+
+    A jump is a difference of a run of the baseline from the other runs of its cell that rounds do not explain.
     """
     others = counts.sum(axis=1, keepdims=True) - counts
     size = np.abs(own) * (runs / np.maximum(runs - 1, 1))[:, None]
     error = np.sqrt(noise[:, None] * (1 / np.maximum(counts, 1) + 1 / np.maximum(others, 1)))
-    seen = np.where((counts > 0) & (others > 0) & (size > EXPLAINED * error), size, 0.0)
-    return {"largest": float(seen.max(initial=0.0)), "jumped": int(seen.any(axis=1).sum())}
+    seen = np.where((counts > 0) & (others > 0) & (size > EXPLAINED * error), size, 0.0).max(axis=1)
+    found: Floats = np.sort(seen[seen > 0])
+    return found

@@ -1,11 +1,12 @@
-"""Judges how likely a change is a jump between two speeds, from cells that are seen to run at either by chance.
+"""Judges how likely a change is a jump between two speeds, from cells that are seen to run at either speed by chance.
 
-By chance all n rounds of the baseline draw one speed and all m of the current run the other, with the probability
-p^m (1 - p)^n for p of the slower one; nothing then tells the cell from one that changed (docs/gate.md, "Two
-speeds"). Where the sum of these probabilities over the cells that are seen to jump exceeds CHANCE, changes as large as
-the jumps stay inconclusive. The largest jump may not be among the k seen: the end of a uniform distribution is
-estimated as their largest plus a kth of it (Goodman, "Serial Number Analysis", JASA 47, 1952). Speeds that differ
-by process: Mytkowicz et al., "Producing Wrong Data Without Doing Anything Obviously Wrong!", ASPLOS 2009.
+By chance all n rounds of the baseline draw one speed and all m of the current run the other, with the probability p^m
+(1 - p)^n, where p is the probability of the slower speed; nothing then tells the cell from a changed cell
+(docs/gate.md, "Two speeds"). Where the sum of these probabilities over the cells that are seen to jump exceeds CHANCE,
+changes as large as the jumps stay inconclusive. The largest jump may not be among the k seen: the end of a uniform
+distribution is estimated as the largest seen plus a kth of it (Goodman, "Serial Number Analysis", JASA 47, 1952).
+Speeds that differ by process: Mytkowicz et al., "Producing Wrong Data Without Doing Anything Obviously Wrong!", ASPLOS
+2009.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-CHANCE = 0.004  # of gates
+CHANCE = 0.004  # share of gates
 
 
 @dataclass(frozen=True)

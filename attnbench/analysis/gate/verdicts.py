@@ -32,13 +32,15 @@ class Decision:
     low: float | None  # the ends of the interval that decided
     high: float | None
     noise: float | None  # standard deviation of one round, or of the difference of one pair
-    more: int | None = None  # if inconclusive: rounds a side to add; None where even 100 would hardly decide
-    more_current: int | None = None  # the same, of rounds that are added to the current run alone
+    more: int | None = None  # if inconclusive: rounds to add to both sides; None where even 100 would hardly decide
+    more_current: int | None = None  # if inconclusive: rounds to add to the current run alone; None as for `more`
     between: float = 0.0  # standard deviation of a change between runs, beyond what rounds show
-    jumping: int = 0  # number of cells with two speeds, where they are why it is inconclusive
+    jumping: int = 0  # number of cells with two speeds, where these are why it is inconclusive
     level: float | None = None  # confidence of the interval; None where it is exact
-    jumped: int = 0  # the same, of cells that differ as much between runs of the baseline
-    slow_rounds: int = 0  # number of rounds beyond the margin, where the change is within it
+    # Number of cells that differ between runs of the baseline by a third of the change or more, which rounds do not
+    # explain, where that is why it is inconclusive.
+    jumped: int = 0
+    slow_rounds: int = 0  # number of rounds beyond the margin, where the mean change is within it
     in_common: float | None = None  # the common change, where it is why more rounds would not decide
 
 

@@ -19,7 +19,7 @@ from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.record import Run
 from attnbench.core.text import fits
 
-LEAST_DIGITS = 4  # of a commit
+LEAST_DIGITS = 4  # fewest digits of a commit
 _KEYS = ("cells", "at", "metric", "reason")
 
 
@@ -36,7 +36,7 @@ class Acknowledgement:
         return f"{self.cells} at {self.at}" + (f", {self.metric}" if self.metric else "")
 
     def covers(self, cell: str, metric: str) -> bool:
-        """Return whether it is of a cell with this name."""
+        """Return whether the acknowledgement is of a cell with this name."""
         return fits(cell, self.cells) and self.metric in (None, metric)
 
 
@@ -48,7 +48,7 @@ def is_named(run: Run, text: str) -> bool:
 
 
 def acknowledged(file: Path) -> list[Acknowledgement]:
-    """Return the acknowledgements of a file. Raises UserError where it cannot be read, or an entry is none."""
+    """Return the acknowledgements of a file. Raises UserError where it, or an entry in it, cannot be read."""
     from attnbench.run import yaml_file
 
     entries = yaml_file.read_yaml(file) or []

@@ -8,22 +8,23 @@ costing a penalty. A level lasts for LEAST runs or longer: a value that the next
 
 **The noise** is between runs, not rounds: half the variance of the differences between successive runs, from their
 median absolute deviation, so that steps and a creep do not count as noise. A short series has few differences, so its
-variance is moderated (results/noise.py) by that of the median cell of the unit, which is at least the runs' own
-uncertainty (results/uncertainty.py). Where each run keeps a share rho of the error of the run before, means vary as if
-the noise were sqrt(1 + rho) / (1 - rho) times as large. For the search, a value that is further than three standard
+variance is moderated (results/noise.py) by the variance of the median cell of the unit, which is at least the runs'
+own uncertainty (results/uncertainty.py). Where each run keeps a share rho of the error of the run before, means vary as
+if the noise were sqrt(1 + rho) / (1 - rho) times as large. For the search, a value that is further than three standard
 deviations from the median of the seven runs around it is cut to that distance (Hampel's filter), so that one bad run is
 not two steps. Levels are medians of the measured values.
 
 **The penalty** is the square of Student's t, at FALSE_ALARM over all places of a step in the cell (Bonferroni).
 
-**The place** is the run from which on the level after a step fits better than the one before. All places that fit
-nearly as well (SURE) may be it: the change is between the run before the first of them and the last. Fewer than LEAST
-runs at the end are not reported as a level, as they may be bad runs. They are reported as a possible new level where
-they are further off than any run of the last level, and beyond Student's t at FALSE_ALARM over all runs of all cells.
+**The place** is the run from which on the level after a step fits better than the level before. All places that fit
+nearly as well (SURE) may be the place: the change is between the run before the first of them and the last. Fewer than
+LEAST runs at the end are not reported as a level, as they may be bad runs. They are reported as a possible new level
+where they are further off than any run of the last level, and beyond Student's t at FALSE_ALARM over all runs of all
+cells.
 
 **A creep** is a series that a straight line over the runs describes better than steps, by the Bayesian information
-criterion (a step costs two parameters, a line one), and that leads where the steps do. The line is that of Theil and
-Sen, from medians of slopes, and no error counts as more than three standard deviations.
+criterion (a step costs two parameters, a line one), and that ends where the steps do. It is the line of Theil and Sen,
+from medians of slopes, and no error counts as more than three standard deviations.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ class Change:
 
     at: int  # the likeliest first run after it
     first: int  # the earliest run that may be the first after it
-    last: int  # the latest
+    last: int  # the latest run that may be the first after it
     change: float
 
 
 @dataclass(frozen=True)
 class Pending:
-    """Runs at the end that may have begun a level, too few to tell."""
+    """Runs at the end that may have begun a level: too few for a verdict."""
 
     at: int
     change: float  # relative to the last level
@@ -96,14 +97,14 @@ class Levels:
         return self.levels[-1] / self.levels[self.level_of(since)] - 1
 
     def came_back(self, since: int = 0) -> bool:
-        """Return whether it changed since a run, and its last level is not shown to differ from the one of then."""
+        """Return whether it changed since a run, and its last level is not shown to differ from the level then."""
         level = self.level_of(since)
         if self.creep is not None or level == len(self.levels) - 1:
             return False
         return abs(math.log1p(self.total(since))) <= self.half(level, -1)
 
     def level_of(self, run: int) -> int:
-        """Return the number of the level that a run is of."""
+        """Return the number of the level to which a run belongs."""
         return max(i for i, start in enumerate(self.starts) if start <= run)
 
 
@@ -116,7 +117,7 @@ def levels(
     kept: float = 0.0,
     least: float = LEAST_NOISE,
 ) -> Levels | None:
-    """Return the levels of a series of MIN_RUNS runs or more, one of `cells` in a history; None of a shorter one.
+    """Return the levels of a series of MIN_RUNS runs or more, one of `cells` in a history; None for a shorter series.
 
     `prior`: the prior of the noise, from the cells of its unit; `least`: the least noise of a run; `kept`: the rho of
     change_tests.py. A series that has not `changed` has one level. Raises UserError without ruptures.
@@ -186,7 +187,7 @@ def _found(scaled: Floats, critical: float) -> list[int]:
 def _settled(scaled: Floats, steps: Sequence[int]) -> tuple[list[int], list[tuple[int, int]]]:
     """Return the levels' starts and the earliest and latest place of each step, of steps that were found.
 
-    A step moves to where its levels fit best. One that leaves a level of fewer than LEAST runs is none.
+    A step moves to where its levels fit best. A step that leaves a level of fewer than LEAST runs is dropped.
     """
     starts, places = [0, *steps], [(step, step) for step in steps]
     for number in range(len(steps), 0, -1):  # from the last step: where it is dropped, its runs join the level before
@@ -200,12 +201,12 @@ def _settled(scaled: Floats, steps: Sequence[int]) -> tuple[list[int], list[tupl
 
 
 def _place(scaled: Floats, before: int, step: int, after: int) -> tuple[int, int, int]:
-    """Return where the step between two runs fits best, and the earliest and latest place that it may be at."""
+    """Return where the step between two runs fits best, and the earliest and the latest place that it may have."""
     low, high = _middles(scaled[before:after], [0, step - before])
     own = scaled[before:after]
     off = [abs(own - middle) for middle in (low, high)]
     errors = [np.where(of < _FAR, of**2, _FAR * (2 * of - _FAR)) for of in off]  # Huber's: no run decides alone
-    # of a step at each run but the first: the runs before it are of the first level, the others of the second
+    # errors with a step at each run but the first: runs before it are of the first level, others of the second
     costs = np.cumsum(errors[0])[:-1] + np.cumsum(errors[1][::-1])[::-1][1:]
     likely = np.flatnonzero(costs <= costs.min() + SURE)
     return before + 1 + int(costs.argmin()), before + 1 + int(likely[0]), before + 1 + int(likely[-1])
@@ -218,7 +219,7 @@ def _middles(scaled: Floats, starts: Sequence[int]) -> list[float]:
 def _pending(scaled: Floats, described: Floats, start: int, critical: float, noise: float) -> Pending | None:
     """Return the longest end of fewer than LEAST runs that are further off, on one side, than any before them.
 
-    They must begin with a jump, larger than any other by what noise explains: a drift has none.
+    They must begin with a jump, larger than any other by more than noise explains; a drift has no such jump.
     """
     off = scaled - described
     jumps = abs(np.diff(scaled))

@@ -1,12 +1,12 @@
 """Tests whether cells of a unit changed: by two tests, and a cell has changed where both say so.
 
-docs/history.md has the idea. Both look for the description that leaves least of a cell's squared logarithms: a step at
-any run, a stretch of runs at another level, or a line over the runs. A level lasts for LEAST runs or longer.
+docs/history.md has the idea. Both look for the description that leaves the least squared error of a cell's logarithms:
+a step at any run, a stretch of runs at another level, or a line over the runs. A level lasts for LEAST runs or longer.
 
 **Runs in another order.** The runs are put in random order, all cells of the unit and all metrics together, since cells
-share the state of a run. A cell must be described better than the best described of all cells is in all but FALSE_ALARM
-of these orders (Westfall and Young, "Resampling-Based Multiple Testing", 1993, their maxT; with stretches as in Olshen
-et al., "Circular binary segmentation", Biostatistics 5(4), 2004). That holds whatever the noise.
+share the state of a run. A cell must be described better than the best described cell of each order, in all but
+FALSE_ALARM of these orders (Westfall and Young, "Resampling-Based Multiple Testing", 1993, their maxT; with stretches
+as in Olshen et al., "Circular binary segmentation", Biostatistics 5(4), 2004). That holds whatever the noise.
 
 **Runs that resemble the run before.** A step must also be more likely than noise of which each run keeps the share rho
 of the error of the last one (AR(1)). Both are fitted by least squares for each rho up to a limit, whose greatest
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 Bools = NDArray[np.bool_]
 
 LEAST = 3  # runs of a level
-FALSE_ALARM = 0.01  # of a history without changes, all its cells together
+FALSE_ALARM = 0.01  # probability that a history without changes shows one, in any of its cells
 MIN_RUNS = 10  # fewer runs have too few orders: a step is seen by chance in more than FALSE_ALARM
 EDGES = 40  # places at which a stretch of runs may begin or end, at most
 MOST = 0.9  # the largest autocorrelation that is considered
 _STEP = 0.1  # between the autocorrelations that are tried
-_SERIES = 4000  # simulated ones, of each autocorrelation
-_TAIL = 0.01  # the share of these that the critical value is extrapolated from
+_SERIES = 4000  # number of simulated series for each autocorrelation
+_TAIL = 0.01  # share of the simulated series from which the critical value is extrapolated
 _ORDERS = 999
 _AT_ONCE = 50  # orders, so that the memory does not grow with their number
 
@@ -49,11 +49,11 @@ _AT_ONCE = 50  # orders, so that the memory does not grow with their number
 class Outcome:
     """The results of the tests on the cells of a unit, in one metric."""
 
-    changed: Bools  # by both tests
+    changed: Bools  # which cells changed, by both tests
     alike: Bools  # the order of the runs matters, but likeness to the run before may explain it
     correlation: float  # autocorrelation of the median cell, without a change that all cells share
     kept: Floats  # rho of each cell beside its best description
-    detectable: float  # the step in the middle that 95 % of cells show, in standard deviations; inf where none would
+    detectable: float  # step in the middle that 95 % of cells show, in standard deviations; inf: no step
 
 
 def judged(metrics: Sequence[Floats], least: Sequence[float], groups: int = 1) -> list[Outcome]:
@@ -90,14 +90,14 @@ def judged(metrics: Sequence[Floats], least: Sequence[float], groups: int = 1) -
 
 @dataclass(frozen=True)
 class _Model:
-    """The descriptions of a series for one rho, with the share that each run keeps of the last one removed."""
+    """The descriptions of a series for one rho, without the share of the last run's error that each run keeps."""
 
-    whiten: Floats  # (runs, runs); removes the mean too
+    whiten: Floats  # (runs, runs); removes that share, and the mean
     changes: Floats  # (descriptions, runs), unit vectors
     log: float  # of the determinant
 
     def errors(self, rows: Floats) -> tuple[Floats, Floats]:
-        """Return the squared errors of series (..., runs) without a change, and with the best one."""
+        """Return the squared errors of series (..., runs) without a change, and with the best change."""
         left = rows @ self.whiten.T
         whole = (left**2).sum(-1)
         return whole, (whole - ((left @ self.changes.T) ** 2).max(-1)).clip(0)
@@ -141,7 +141,7 @@ def _order_matters(metrics: Sequence[Floats], floors: Sequence[float], level: fl
     model = _models(runs)[0]
     seen = [ratios(rows, floor) for rows, floor in zip(metrics, floors, strict=True)]
     varying = [rows[model.errors(rows)[0] > floor] for rows, floor in zip(metrics, floors, strict=True)]
-    better = [np.ones(len(rows)) for rows in metrics]  # orders that are as good, with the one seen
+    better = [np.ones(len(rows)) for rows in metrics]  # number of orders that are as good, the measured order included
     number = max(_ORDERS, math.ceil(10 / level))
     random = np.random.default_rng(0)
     for done in range(0, number, _AT_ONCE):
@@ -157,7 +157,10 @@ def _order_matters(metrics: Sequence[Floats], floors: Sequence[float], level: fl
 
 
 def _likelier(rows: Floats, limit: float, floor: float) -> tuple[Floats, Floats]:
-    """Return by how much likelier a change is than none (twice the logarithm), with rho up to `limit`, and its rho."""
+    """Return how much likelier a change is than no change, with rho up to `limit`, and the rho of the change.
+
+    The first is twice the logarithm of the ratio of the likelihoods.
+    """
     runs = rows.shape[-1]
     none, changed = [], []
     for model in _up_to(limit, runs):
@@ -174,7 +177,7 @@ def _up_to(limit: float, runs: int) -> Iterator[_Model]:
 
 
 def _correlation(rows: Floats, floor: float, changes: int = 0) -> float:
-    """Return the autocorrelation of the median series, without the bias of short ones from which changes were taken."""
+    """Return the autocorrelation of the median series, corrected for its length and the changes taken from it."""
     runs = rows.shape[-1]
     centred = rows - rows.mean(axis=1, keepdims=True)
     squares = (centred**2).sum(axis=1)
@@ -195,13 +198,16 @@ def _limit(correlation: float, runs: int) -> float:
 
 
 def _critical(runs: int, limit: float, level: float) -> float:
-    """Return the ratio that a share `level` of series without a change is beyond."""
+    """Return the ratio that a share `level` of series without a change exceeds."""
     return _simulated(runs, limit) + 2 * runs / (runs - 2) * math.log(_TAIL / level)
 
 
 @lru_cache(32)
 def _simulated(runs: int, limit: float) -> float:
-    """Return the ratio that _TAIL of series is beyond; that of normal values falls off as Student's t from there."""
+    """Return the ratio that a share _TAIL of series exceeds.
+
+    For normal values the share above it falls off as Student's t.
+    """
 
     def of(rho: float) -> float:
         return float(np.quantile(_likelier(_noise(runs, rho), limit, 0.0)[0], 1 - _TAIL))

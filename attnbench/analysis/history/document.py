@@ -45,13 +45,13 @@ from attnbench.results.metrics import METRICS
 from attnbench.results.run_setup import seconds_started
 
 UNKNOWN = "unknown"
-TOGETHER = 0.5  # of the cells of a unit: where so many change at once, it is rather the machine than the code
+TOGETHER = 0.5  # share of a unit's cells: if so many change at once, the cause is rather the machine than the code
 FIT = "attnbench doctor says whether the machine is fit."
 
 
 @dataclass(frozen=True)
 class Request:
-    """The series to follow, the changes to accept, and the change that fails a history."""
+    """The series to follow, the changes to accept, and the size of a change that fails a history."""
 
     join_units: bool = False
     metrics: Sequence[str] = DEFAULT
@@ -104,7 +104,7 @@ def _verdict(request: Request, found: Sequence[Trend]) -> Verdict | None:
 def _answer(found: Sequence[Trend]) -> Iterator[str]:
     judged = grouped((trend for trend in found if trend.levels), lambda trend: trend.series.cell)
     if not judged:
-        yield f"Nothing can be told yet: no cell has {MIN_RUNS} runs of one unit and one method."
+        yield f"Nothing is known yet: no cell has {MIN_RUNS} runs of one unit and one method."
         return
     moved = [trend for trend in found if trend.moved]
     worse = sorted((t for t in moved if t.change > 0), key=lambda t: -t.change)
@@ -116,7 +116,7 @@ def _answer(found: Sequence[Trend]) -> Iterator[str]:
         parts.append(f"{len(cells)} {word}{_which([t for t in of if t.series.cell in cells])}")
         left = {cell: own for cell, own in left.items() if cell not in cells}
     for what, of_kind in (
-        ("may have begun another level, too new to tell", lambda trend: bool(trend.pending)),
+        ("may have begun another level, not certain yet", lambda trend: bool(trend.pending)),
         ("changed and came back", lambda trend: trend.came_back),
         ("changed as acknowledged", lambda trend: bool(trend.accepted)),
         ("may have changed: not told", lambda trend: trend.alike),
@@ -206,7 +206,8 @@ def _events_table(changed: Sequence[Event], found: Sequence[Trend]) -> Iterator[
     )
     note = (
         "good..bad: the last run that is surely before the step and the first that is surely after it, as git bisect "
-        "wants them; either: runs between these that may be before or after it."
+        "wants them; "
+        "either: number of runs between these, which may be before or after it."
     )
     narrow = Paragraphs(tuple(lines), "Steps", indent=4)
     yield Table("steps", columns, tuple(rows), title="Steps", note=note, narrow=narrow)
@@ -235,7 +236,7 @@ def _cells_table(shown: Sequence[Trend], found: Sequence[Trend]) -> Iterator[Tab
         *(Column(heading, "right", wrap=False) for heading in ("runs", "first", "latest", "change")),
         *(Column("how"), Column("least seen", "right", wrap=False)),
     )
-    note = "First, latest: levels. Least seen: the step in the middle of the runs that is found in 95 % of series."
+    note = "First, latest: levels. Least seen: the smallest step in the middle that is found in 95 % of series."
     yield Table("cells", columns, tuple(rows), title="Cells", note=note)
 
 
@@ -268,7 +269,7 @@ def _acknowledged_table(found: Sequence[Trend]) -> Iterator[Table]:
 
 
 def _cells(trends: Iterable[Trend]) -> str:
-    """Return how many cells some series are of."""
+    """Return the number of cells of some series."""
     return count(len({trend.series.cell for trend in trends}), "cell")
 
 
@@ -282,7 +283,7 @@ def _cautions(
         have = "has" if len(lost) == 1 else "have"
         yield Caution(
             f"{count(len(lost), 'cell')} with a history {have} no figure in the latest run: {endings}.",
-            "The findings above end before it.",
+            "The findings above end before that run.",
             "attnbench report of that run says why.",
         )
     if short := [trend for trend in found if not trend.levels]:
@@ -290,7 +291,7 @@ def _cautions(
         several = not request.join_units and any(units[trend.series.cell[1:]] > 1 for trend in short)
         yield Caution(
             f"{_cells(short)} of {len(cells)} have fewer than {MIN_RUNS} runs of one unit and method.",
-            "Of so few no change can be told.",
+            "In so few runs no change can be found.",
             "--join-units takes all units of a model for one." if several else "",
         )
     if new := [trend for trend in found if trend.pending]:
@@ -298,12 +299,12 @@ def _cautions(
         yield Caution(
             f"{_cells(new)} may have begun another level in the latest runs: {first}.",
             f"A level has {LEAST} runs or more; fewer may be bad runs.",
-            "The next runs tell.",
+            "The next runs will tell.",
         )
     if alike := [trend for trend in found if trend.alike]:
         yield Caution(
             f"{_cells(alike)} may have changed: {some(map(named, alike))}.",
-            "A machine that drifts, so that each run resembles the one before, can show as much: no verdict.",
+            "A machine that drifts, so that each run resembles the one before, can look the same: no verdict.",
             "More runs tell, or attnbench ab on the commits before and after.",
         )
     for event in changed:
@@ -311,7 +312,7 @@ def _cautions(
             place = _place(event.good, event.bad, event.between)
             yield Caution(
                 f"{event.number} of {event.judged} cells changed together {place}.",
-                "That is rather the machine or its software than one kernel.",
+                "The cause is rather the machine or its software than one kernel.",
                 f"Between these runs {'; '.join(event.with_it)}." if event.with_it else FIT,
             )
     used = {entry for trend in found for _, entry in trend.accepted}
@@ -331,7 +332,7 @@ def _note(found: Sequence[Trend]) -> str:
         seen += "So few runs show no step whatever its size, but a steady creep. "
     return with_addresses(
         f"{seen}Where nothing changes, at most {percent(FALSE_ALARM)} of histories show a change (docs/history.md). "
-        "Changes are of levels, + is slower, or more memory."
+        "Changes are from level to level; + is slower, or more memory."
     )
 
 

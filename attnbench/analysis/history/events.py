@@ -20,7 +20,7 @@ class Event:
     device: str
     good: Run  # the last run that is surely before it
     bad: Run  # the first run that is surely after it
-    between: int  # runs that may be either
+    between: int  # number of runs that may be before or after it
     changes: tuple[tuple[Trend, Change], ...]
     judged: int  # cells of the unit
 
@@ -58,8 +58,9 @@ def _versions(before: Run, after: Run) -> Iterator[str]:
 def events(found: Sequence[Trend]) -> list[Event]:
     """Return the events in their order in time.
 
-    The surest change of a unit comes first; others that may have been at the same run are of its event. Its place is
-    where half of its changes or more may be.
+    Changes are taken from the most to the least exactly dated: each joins the nearest event that lies within its own
+    range of possible runs, or else begins an event. An event lies at the runs that are possible for at least half of
+    its changes.
     """
     found_events = []
     for device in dict.fromkeys(trend.series.device for trend in found):

@@ -25,7 +25,7 @@ LEAST_EXACT = 1e-3  # relative noise assumed of metrics without noise, such as m
 
 @dataclass(frozen=True)
 class Trend:
-    """A series with its levels and changes; `levels` is None where it is too short to tell."""
+    """A series with its levels and changes; `levels` is None where it has too few runs."""
 
     series: Series
     levels: Levels | None
@@ -66,12 +66,12 @@ class Trend:
 
     @property
     def pending(self) -> Pending | None:
-        """The runs at its end that may have begun a level, too few to tell."""
+        """The runs at its end that may have begun a level: too few for a verdict."""
         return self.levels.pending if self.levels else None
 
     @property
     def moved(self) -> bool:
-        """Whether its last level is another than the one that counts, and its latest runs may not undo that."""
+        """Whether its last level differs from the level that counts, and its latest runs do not leave that open."""
         undone = self.pending and ((1 + self.change) * (1 + self.pending.change) - 1) * self.change <= 0
         return self.changed and not self.came_back and not undone
 
@@ -98,7 +98,7 @@ def trends(
 def _judged_together(of: Sequence[Series]) -> list[list[Series]]:
     """Return the series in groups of one unit that share their runs; each series lacks few runs of its group.
 
-    A cell that is new, or was left out for long, has no noise in the runs that it lacks: it stands apart.
+    A cell that is new, or was left out for long, has no noise in the runs that it lacks: it is in a group of its own.
     """
     groups: list[tuple[str, set[int], list[Series]]] = []
     for one in sorted(of, key=lambda one: -len(one.points)):
@@ -124,7 +124,7 @@ def _of_group(
         logs = np.empty((len(members), len(place)))
         for row, one in zip(logs, members, strict=True):
             values = np.log(one.values)
-            row[:] = np.median(values)  # of a run that the cell lacks
+            row[:] = np.median(values)  # stands for a run that the cell lacks
             row[[place[id(point.run)] for point in one.points]] = values
         matrices.append(logs)
     told = {}

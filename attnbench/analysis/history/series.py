@@ -50,7 +50,7 @@ class Series:
 
 
 def series(runs: Sequence[Run], join_units: bool = False, metrics: Sequence[str] = DEFAULT) -> list[Series]:
-    """Return the series of all measured cells, in the order of a report, for each the metrics in their order.
+    """Return the series of all measured cells, in the order of a report, and for each cell by metric.
 
     Kinds and units of device, methods of measuring, timers and states of L2 have series of their own: figures on either
     side of such a change cannot be compared. With `join_units` the units of one model are one. Other changes between
@@ -79,7 +79,7 @@ def without_figure(runs: Sequence[Run], join_units: bool = False) -> list[tuple[
 
 
 def of_branch(runs: Sequence[Run], branch: str) -> list[Run]:
-    """Return the runs of a branch. Raises UserError where there is none."""
+    """Return the runs of a branch. Raises UserError where it has no run."""
     found = [run for run in runs if run.environment.branch == branch]
     if not found:
         known = sorted({run.environment.branch for run in runs if run.environment.branch})
@@ -89,7 +89,7 @@ def of_branch(runs: Sequence[Run], branch: str) -> list[Run]:
 
 
 def since(runs: Sequence[Run], text: str) -> list[Run]:
-    """Return the runs from a date on, or from the first run of a commit on. Raises UserError where there is none."""
+    """Return the runs from a date on, or from the first run of a commit on. Raises UserError where no run is left."""
     ordered = in_order(runs)
     first = next((place for place, run in enumerate(ordered) if is_named(run, text)), None)
     if first is not None:
@@ -106,7 +106,7 @@ def since(runs: Sequence[Run], text: str) -> list[Run]:
 
 
 def in_order(runs: Sequence[Run]) -> list[Run]:
-    """Return runs in the order in which they were started; those that do not say so come first, as they were given."""
+    """Return runs in the order in which they were started; runs without that time come first, as they were given."""
     return sorted(runs, key=lambda run: seconds_started(run) or 0.0)
 
 

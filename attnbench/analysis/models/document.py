@@ -11,7 +11,7 @@ from attnbench.core.sizes import format_size
 from attnbench.core.text import count
 from attnbench.render.document import Column, Document, Pairs, Span, Table
 
-MORE = "One in full, with its source: attnbench models NAME; to measure one: attnbench run --model NAME --seqlen 4k"
+MORE = "A model in full, with its source: attnbench models NAME; to measure it: attnbench run --model NAME --seqlen 4k"
 
 
 def listed(models: Sequence[Model]) -> Document:

@@ -1,7 +1,8 @@
 """The time of a model's attention in one step, all layers together, from the cells of run files.
 
 A kind of layers counts as often as the model has it: a model of 52 local and 10 global layers takes 52 times the
-latency of the one case and 10 times that of the other. Both must be measured on one backend, device, length and batch.
+latency of the local case plus 10 times the latency of the global case. Both must be measured on one backend, device,
+length and batch.
 
 A hybrid's layers of a delta rule are on a backend of their own: such a step has two, "fa3 + fla". In a step of decoding
 these layers take the same time in any context.
@@ -31,7 +32,7 @@ class StepTime:
     device: str
     backend: str
     case: Case  # of one of the layers, without its window
-    direction: str  # that of the case, or BOTH
+    direction: str  # the direction of the case, or BOTH
     seconds: float
     uncertainty: float | None  # half the 95 % interval over `seconds`, as if the errors of all layers went one way
     plan: float | None  # seconds to build what the layers share, once a step; None where nothing is built

@@ -22,9 +22,11 @@ from attnbench.results.uncertainty import Contest, contest, doubt, hardly_known
 DIRECTIONS = ("fwd", "bwd", "fwd_bwd", BOTH)
 SUM = Caution(
     "A step is the sum of its layers' latencies, each measured alone with a cold L2.",
-    "The work of a model between these layers is not in it. The errors of all layers are taken to have one sign.",
+    "The work of a model between these layers is left out. The errors of all layers are taken to have one sign.",
 )
-PLANS = Caution("Plans, built once a step for all layers of a kind, are not in its time, but shown apart.")
+PLANS = Caution(
+    "Plans, built once a step for all layers of a kind, are not in the time of a step, but in a table of their own."
+)
 
 
 def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:

@@ -5,8 +5,8 @@ kernel waits. Nsight Compute's own "speed of light" advice tells high, balanced 
 Between them, and where the GPU lacks a counter, no bound is named.
 
 Units serve each other: data that stream through HBM keep L2 as busy, and wgmma reads its operands from shared memory.
-So of several units at the limit, the first in the order of UNIT_COUNTERS is named. Two units that are busy for shares a
-and b of the time are both busy for at least a + b - 1 of it; units that take turns have a sum near 1.
+So if several units are at the limit, the first in the order of UNIT_COUNTERS is named. Two units that are busy for
+shares a and b of the time are both busy for at least a + b - 1 of it; units that take turns have a sum near 1.
 
 tests/analysis/test_profile_recorded.py tries this on counters of an H200, of planted kernels and of attention.
 """
@@ -20,11 +20,11 @@ from attnbench.core.formats import duration, percent, size
 from attnbench.run.profile.counters import COUNTERS, KernelCounters
 
 HIGH, LOW = 0.8, 0.6
-FEW_BLOCKS = 0.9  # of the multiprocessors
-TOO_SHORT = 10e-6  # seconds of a kernel: counters of shorter ones are off, up to 240 % busy at 2 us
+FEW_BLOCKS = 0.9  # share of the multiprocessors
+TOO_SHORT = 10e-6  # seconds of a kernel: counters of shorter kernels are off, up to 240 % busy at 2 us
 TURNS, OVERLAP = 0.9, 1.05  # the busy shares of tensor cores and exp added: from there in turns, beyond that at once
-IDLE_TAIL = 0.1  # of the time of the kernel, in its last wave
-FEW_WAVES = 8  # beyond them the last one is under an eighth of the time
+IDLE_TAIL = 0.1  # share of the kernel's time that is idle in its last wave; more is reported
+FEW_WAVES = 8  # waves; with more, the last one is under an eighth of the time
 NOT_TOLD = "these counters do not tell what bounds it"
 
 # of COUNTERS: shares of time that a unit is busy
@@ -45,7 +45,7 @@ def _costs_of_shape(kernel: KernelCounters, multiprocessors: int) -> Iterator[st
     """Yield the findings on the grid and the registers: idle multiprocessors, a short last wave, spilled registers."""
     blocks, waves, spilled = (kernel.value(name) for name in ("blocks", "waves", "spilled"))
     if 0 < blocks < FEW_BLOCKS * multiprocessors:
-        yield f"{blocks:.0f} blocks for {multiprocessors} multiprocessors: the others idle"
+        yield f"{blocks:.0f} blocks for {multiprocessors} multiprocessors: the other multiprocessors idle"
     # as if all blocks lasted equally long, and none ran over several tiles
     tail = (math.ceil(waves) - waves) / math.ceil(waves) if waves > 1 else 0.0
     if waves <= FEW_WAVES and tail > IDLE_TAIL:

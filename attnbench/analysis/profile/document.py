@@ -46,7 +46,7 @@ MOST_KERNELS = 4  # in the table of counters
 
 
 def document(outcome: Outcome) -> Document:
-    """Return the document of a profile. Where no backend has one, it says why and nothing else."""
+    """Return the document of a profile. Where no backend has a profile, it says why and nothing else."""
     profiles, environment = outcome.profiles, outcome.environment
     blocks: list[Block] = [side_by_side(profiles, outcome.roofline)] if len(profiles) > 1 else []
     for profile in profiles:
@@ -127,7 +127,7 @@ def _waits(profile: Profile) -> Caution:
     what = ", ".join(profile.host.waits)
     return Caution(
         f"{profile.backend} waits for a result in the call: {what}",
-        "The host cannot launch ahead, so its latency is in each call, and no CUDA graph can hold it.",
+        "The host cannot launch ahead, so its time is in each call, and no CUDA graph can contain the call.",
         "Keep the number on the device, or make it before the call.",
     )
 

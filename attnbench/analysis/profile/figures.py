@@ -45,7 +45,7 @@ def figures(profile: Profile, roofline: Roofline | None) -> Iterator[Figure]:
     if profile.spans:
         yield from _spans(profile)
     elif profile.activities:
-        yield "traced call", duration(profile.length), "the one below, with the profiler on"
+        yield "traced call", duration(profile.length), "the figure below, with the profiler on"
     if profile.activities and profile.what == "kernels":
         yield "kernels", str(len(profile.activities)), "in one call"
     yield from _communication(profile)
@@ -75,7 +75,7 @@ def _communication(profile: Profile) -> Iterator[Figure]:
         yield "communication", duration(busy_seconds(moving)), what
     if profile.compute:
         share = exposed(profile.latency, stats.median(profile.compute))
-        yield "exposed", percent(share), "of the latency: what the same call without its communication does not take"
+        yield "exposed", percent(share), "of the latency: the difference to the same call without its communication"
 
 
 def _against(ratio: float) -> str:
@@ -112,11 +112,15 @@ def _spans(profile: Profile) -> Iterator[Figure]:
     of = f"median of {count(len(profile.spans), 'traced call')}"
     yield "span", duration(span), f"first kernel's start to last one's end, CUPTI, {of}"
     gap = stats.median([events - own for events, own in zip(profile.traced, profile.spans, strict=True)])
-    yield "launch gap", duration(gap), "from the events to the kernels and back, of the same calls"
+    yield (
+        "launch gap",
+        duration(gap),
+        "between CUDA events and the kernels, before and after, in the same calls",
+    )
     overhead = stats.median(profile.traced) / profile.latency - 1
     if abs(overhead) >= LEAST_OVERHEAD:
         longer = "longer" if overhead > 0 else "less"
-        yield "tracing", percent(abs(overhead)), f"{longer} than untraced: the profiler's overhead, or the clock moved"
+        yield "tracing", percent(abs(overhead)), f"{longer} than untraced: by the profiler's overhead, or another clock"
     if len(profile.activities) > 1:
         idle = sum(profile.gaps)
         what = f"{percent(idle / profile.length)} of the span, between its {len(profile.activities)} kernels"

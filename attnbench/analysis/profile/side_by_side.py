@@ -1,8 +1,8 @@
-"""Compares backends by the quantities of which the slower one has more, as a table and a sentence.
+"""Compares backends by the quantities of which the slower backend has more, as a table and a sentence.
 
-More of any of these quantities costs more time. The sentence names those of which the slowest right backend has at
-least MORE times as much as the fastest, largest ratio first. It does not say which of them costs the time, as these
-figures do not tell that.
+More of any of these quantities costs more time. The sentence names the quantities of which the slowest right backend
+has at least MORE times as much as the fastest, largest ratio first. It does not say which of them costs the time, as
+the figures do not show that.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def difference(profiles: Sequence[Profile]) -> str:
     named += [f"{phrase.removeprefix('the ')} where the other has none" for phrase in new]
     start = f"{slow.backend} takes {times(slow.latency / fast.latency)} the time of {fast.backend}"
     if not named:
-        return f"{start}; none of the figures here says why: both do as much."
+        return f"{start}; the figures here do not say why, as they are the same for both."
     return f"{start}, and has {listed(named)}."
 
 

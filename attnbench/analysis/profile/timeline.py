@@ -9,8 +9,8 @@ from attnbench.core.activity import Activity
 from attnbench.run.profile.profile import Profile
 
 MAX_ROWS = 16
-FEW_ROWS = 8  # up to here all are shown, however short
-SMALL = 0.01  # of the timeline; shorter ones share a row
+FEW_ROWS = 8  # up to this number all are shown, however short
+SMALL = 0.01  # share of the timeline; shorter activities share a row
 MAX_NAME = 44  # characters
 
 # C++ templates that wrap a kernel, and arguments of theirs that do not tell which kernel it is
@@ -22,7 +22,7 @@ WRAPPERS = re.compile(
 
 
 def split_by_length(activities: Sequence[Activity], length: float) -> tuple[list[Activity], list[Activity]]:
-    """Return the activities that have a row of their own in a call of `length` seconds, and those that share one."""
+    """Return the activities that have a row of their own in a call of `length` seconds, and those that share a row."""
     if len(activities) <= FEW_ROWS:
         return list(activities), []
     longest = sorted(activities, key=lambda a: -a.seconds)[:MAX_ROWS]
@@ -33,7 +33,8 @@ def split_by_length(activities: Sequence[Activity], length: float) -> tuple[list
 def kernel_name(name: str) -> str:
     """Return a kernel's name without return type, namespaces, parameters and template arguments.
 
-    Of a template that wraps any function, as torch's elementwise_kernel, return the first argument that tells which.
+    For a template that wraps any function, as torch's elementwise_kernel, return the first argument that names the
+    function.
     """
     if name.startswith(("Memset", "Memcpy")):
         return name

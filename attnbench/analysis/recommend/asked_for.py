@@ -19,17 +19,19 @@ from attnbench.run.suite import Settings, check_has_model
 def asked_for(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
     """Return the cells whose cases have the axes that were asked for, and are of the models in their phase.
 
-    Raises UserError where there are none, and for models and axes that do not go together.
+    Raises UserError where no cell is left, and for models and axes that do not go together.
     """
     of_models = _of_models(settings)
     found = [cell for cell in cells if matches(settings.axes, cell.case) and of_models(cell.case)]
     if cells and not found:
-        raise UserError("no case of these run files has the shapes that were asked for; attnbench report shows theirs")
+        raise UserError(
+            "no case of these run files has the shapes that were asked for; attnbench report shows the measured shapes"
+        )
     return found
 
 
 def _of_models(settings: Settings) -> Callable[[Case], bool]:
-    """Return whether a case is of a layer of the models, in their phase if one is named; each is where none is."""
+    """Return whether a case is of a layer of the models, in their phase if one is named; True without models."""
     if not settings.models:
         check_has_model(settings)
         return lambda _: True
@@ -50,9 +52,9 @@ def _in_phase(case: Case, phase: Phase | None) -> bool:
 
 
 def competing(patterns: Sequence[str] | None, cells: Sequence[Cell] | None = None) -> Callable[[str], bool]:
-    """Return whether a backend is one of --backend: names, patterns, and those to leave out with "!".
+    """Return whether a backend is one of --backend: names, patterns, and names with "!" to leave out.
 
-    Raises UserError where cells are given and none is of such a backend.
+    Raises UserError where cells are given and none of them is of such a backend.
     """
     words = [word.strip() for text in patterns or () for word in text.split(",") if word.strip()]
     left_out = [word[1:] for word in words if word.startswith("!")]
@@ -63,7 +65,7 @@ def competing(patterns: Sequence[str] | None, cells: Sequence[Cell] | None = Non
 
     names = sorted({cell.backend for cell in cells or ()}, key=backend_rank)
     if names and not any(map(competes, names)):
-        raise UserError(f"--backend: these run files have none of them for these shapes, but {', '.join(names)}")
+        raise UserError(f"--backend: these run files have no such backend for these shapes, only {', '.join(names)}")
     return competes
 
 

@@ -36,7 +36,7 @@ class Recommended:
     cells: Sequence[Cell]
     models: Sequence[Model]
     tp: int
-    every: Sequence[Problem]  # also those that are not shown
+    every: Sequence[Problem]  # also the problems that are not shown
     every_run: Sequence[Problem]  # the problems of each run, before answers to one problem are joined
     files: Sequence[Path]
     runs: Sequence[Run] = ()
@@ -48,7 +48,7 @@ class Recommended:
 
 
 def why_unknown(found: Sequence[Problem]) -> str:
-    """Return why no backend is known to be the fastest of problems that have candidates; "" where each has one."""
+    """Return why no backend is known to be the fastest of problems that have candidates; "" where all have one."""
     contests = [problem.contest for problem in found if problem.candidates]
     lone = [problem for problem in found if problem.is_incomparable]
     said = [doubt(contests, lambda one: one.name, lambda one: one.half)]
@@ -130,12 +130,12 @@ def _not_whole(of: Recommended) -> Iterator[dict[str, Any]]:
         if not any(problem.model == model.name for problem in of.every):
             none = unmeasured(of.cells, model, of.tp)
             windows = [layers.sees.strip() or "without a window" for layers in none]
-            lacks = f"Layers {' and '.join(windows)} have none." if windows else ""
+            lacks = f"Layers {' and '.join(windows)} have no right figure." if windows else ""
             yield {"model": model.name, "lacks": lacks, "tp": f" --tp {of.tp}" if of.tp > 1 else ""}
 
 
 def _timed_twice(of: Recommended) -> int:
-    """Return the number of training steps that were timed both as one pass and as two; one of the two answers."""
+    """Return the number of training steps timed both as one pass and as two; one of the two timings counts."""
     both = {key for problem in of.every_run if (key := problem.key)[-1] in (TRAINING, "fwd_bwd")}
     return len(both - {problem.key for problem in of.every})
 
@@ -148,7 +148,7 @@ def _measured_again(of: Recommended) -> Places:
     setups = [[*map(setup, problem.runs)] for problem in joined]
     pairs = [(first, other) for first, *others in setups for other in others]
     unlike = dict.fromkeys(name for first, other in pairs for name in differing(first, other))
-    cards = f" On unlike cards, or by unlike methods, they are alike within {percent(apart)} more, in quadrature."
+    cards = f" Between unlike cards or methods, {percent(apart)} is added to the uncertainty, in quadrature."
     told = {"cards": cards if apart else "", "unlike": f" Their {listed(unlike)} differ too." if unlike else ""}
     return when(number, answers=count(number, "answer"), cases=count(len(joined), "case"), **told)
 
@@ -184,12 +184,12 @@ CAUTIONS: Sequence[Rule[Recommended]] = (
     ),
     Rule(
         _other_default,
-        f"{DEFAULT} is taken from {{other}}, transformers' call of it.",
-        f"{DEFAULTS[0]} was not measured with it.",
+        f"{DEFAULT} is represented by {{other}}, the call that transformers makes.",
+        f"{DEFAULTS[0]} was not measured beside it.",
     ),
     Rule(
         answered(lambda problem: not problem.has_choice),
-        "In {cases} one backend alone has a right figure: it is no choice.",
+        "In {cases} one backend alone has a right figure, so there is no choice.",
         todo="Measure more: attnbench backends says what can be installed here.",
     ),
     Rule(
@@ -201,17 +201,17 @@ CAUTIONS: Sequence[Rule[Recommended]] = (
     Rule(
         answered(lambda problem: problem.use and not all(problem.use.codes.values())),
         "No code to paste is known for {used} in {cases}.",
-        todo="How attnbench calls it is in its file in attnbench/backends, or in your own.",
+        todo="The file of the backend, in attnbench/backends or your own, shows how attnbench calls it.",
     ),
     Rule(
         _without_gradients,
-        "In fwd + bwd the forward of {own} was timed without gradients, and may do more with them.",
+        "In fwd + bwd the forward of {own} was timed without gradients, and may do more with gradients.",
         todo="--pass fwd_bwd times the step as one.",
     ),
     Rule(
         answered(lambda problem: any(cell.held_down for one in problem.fastest for cell in one.cells)),
         "Power or heat held the clock of the fastest down in {cases}.",
-        "In bursts it is faster than sustained.",
+        "In bursts it is faster than in long runs.",
         "attnbench report marks them.",
     ),
     Rule(
@@ -225,12 +225,12 @@ CAUTIONS: Sequence[Rule[Recommended]] = (
         "{answers} left out: the same case was measured in several runs on one model of device.",
         "An answer has the figures of the run of the fastest backend; in {cases}, backends that this run lacks have "
         "the figures of other runs.{cards}{unlike}",
-        "Give fewer files for another.",
+        "Give fewer files for the answer of another run.",
     ),
     Rule(
         _in_two_ways,
-        "{answers} left out: both passes were timed as one (fwd_bwd) and apart (fwd + bwd).",
-        "A training step runs them as one, so that answers where it has all backends of the sum, or is faster.",
+        "{answers} left out: both passes were timed as one (fwd_bwd) and separately (fwd + bwd).",
+        "A training step runs them as one, so fwd_bwd counts where it has all backends of the sum, or is faster.",
         "--pass chooses.",
     ),
     Rule(
@@ -244,7 +244,7 @@ CAUTIONS: Sequence[Rule[Recommended]] = (
         "In {cases} backends are left out that were right as measured in another way (timer, L2, passes apart or as "
         "one): {names}.",
         "Such figures are not comparable.",
-        "Measure them again with the others; attnbench report shows theirs.",
+        "Measure them again with the other backends; attnbench report shows their figures.",
     ),
 )
 

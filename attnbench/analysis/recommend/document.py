@@ -2,8 +2,8 @@
 
 CSV has a row for each problem, and JSON the same rows beside the answer. Seconds and bytes are not scaled; tflops is
 TFLOP/s and gbps GB/s. `run` is when the run of `use` was started. `alike` are the backends that tie with the fastest,
-it included; `gain` is how many times as fast `use` is as PyTorch's default, with its 95 % interval. Unknown values
-are None.
+and the fastest itself; `gain` is how many times as fast `use` is as PyTorch's default, with its 95 % interval. Unknown
+values are None.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from attnbench.results.export_rows import CASE_COLUMNS, case_columns
 from attnbench.results.metrics import METRICS
 from attnbench.run.select import splits_sequences
 
-MOST_CODES = 8  # blocks of code; a reader wants those of a few cases, and JSON has all
+MOST_CODES = 8  # blocks of code: as many as a reader wants; JSON has all
 FEW_CODES, FEW_REASONS, FEW_CAUTIONS = 2, 4, 3  # on a screen
 COLUMNS = (
     *("device", "model", "step", *CASE_COLUMNS, "use", "ran", "version", "run", "alike", "measured"),
@@ -73,10 +73,12 @@ COLUMNS_OF_TABLE = (
 LESS_NEEDED = ("95 %", "alike with it", "batch", "heads", "default", "memory", "speed", "run")
 TEXT, WRAPPED = ("case", "use", "default", "alike with it"), ("use", "default", "alike with it")
 ON_ONE_DEVICE = (
-    "Nothing can be recommended: backends of several devices were measured on one device alone, which is the reference "
-    "of their scaling and no choice."
+    "Nothing can be recommended: backends for several devices were measured on one device alone, "
+    "which is only the reference of their scaling."
 )
-MORE = with_addresses("Doubts about the figures of a run: attnbench report FILE. How to read this: docs/recommend.md.")
+MORE = with_addresses(
+    "Doubts about the figures of a run: attnbench report FILE. How to read this page: docs/recommend.md."
+)
 
 
 def document(
@@ -89,8 +91,8 @@ def document(
 ) -> Document:
     """Return the recommendation for the cases of some cells, and for the steps of models on one of `tp` devices.
 
-    `wanted` says which backends may be recommended; `file` is that of the run, where there is one. Without `every` its
-    text is as short as a screen (most_telling.py); its data for programs are complete.
+    `wanted` says which backends may be recommended; `file` is the file of the run, where there is one. Without `every`
+    its text is as short as a screen (most_telling.py); its data for programs are complete.
     """
     usable = [cell for cell in cells if cell.case.ranks > 1 or not splits_sequences(cell.backend)]
     found = [step for model in models for step in model_problems(usable, model, tp, wanted)]
@@ -103,7 +105,7 @@ def document(
 
 
 def _document(asked: Recommended, cells: Sequence[Cell]) -> Document:
-    """Return the complete document of some problems; `cells` are of the backends that are shown."""
+    """Return the complete document of some problems; `cells` are the cells of the backends that are shown."""
     found, runs = asked.problems, runs_of(cells)
     rows = [_row(problem) for problem in found]
     said = _answer(found) if found else [_nothing(cells)]
@@ -139,8 +141,8 @@ def _document(asked: Recommended, cells: Sequence[Cell]) -> Document:
 def _shortened(complete: Document, asked: Recommended, cells: Sequence[Cell]) -> Document:
     """Return a document as short as a screen, with all data for programs.
 
-    It has the newest machines, with the cases of each that tell most. Where other machines are left out, or many runs
-    are unlike, it has the newest run of each machine, no code, no reasons, and few cautions.
+    It has the newest machines, each with its most telling cases. Where other machines are left out, or many runs are
+    unlike, it has the newest run of each machine, no code, no reasons, and few cautions.
     """
     found = asked.problems
     newest = newest_machines(found)
@@ -241,8 +243,8 @@ def _of_several(where: str, answered: Sequence[Problem]) -> str:
     ties = [problem for problem in answered if len(problem.fastest) > 1]
     kept = sum(problem.use is problem.default for problem in ties)
     if ties:
-        text += f" In {len(ties)} of them others are alike within the uncertainty"
-        text += f", in {kept} of these the default, which is then the one to use." if kept else "."
+        text += f" In {len(ties)} of them other backends are alike within the uncertainty"
+        text += f", in {kept} of these PyTorch's default, which is then the backend to use." if kept else "."
     return text
 
 
@@ -289,7 +291,7 @@ def _gains(answered: Sequence[Problem]) -> str:
     ran = Counter(_with_choice(problem.default) for problem in known if problem.default)
     name = ", ".join(f"{what} in {number}" if len(ran) > 1 else what for what, number in ran.most_common())
     if not gains:
-        return f"Nothing is gained over {DEFAULT} ({name}): it is the fastest, or as fast as it."
+        return f"No gain over {DEFAULT} ({name}): it is the fastest, or not told apart from the fastest."
     mean = stats.exp(sum(math.log(gain) for gain, _ in gains) / len(known))
     compared = count(len(known), "case")
     if len(known) < len(answered):
@@ -320,7 +322,7 @@ def _interval_text(gain: Gain) -> str:
 
 
 def _tables(found: Sequence[Problem], short: bool = False) -> Iterator[Table]:
-    """Yield a table for each device, model and step; in short one for all steps, whose rows name theirs."""
+    """Yield a table for each device, model and step; in the short form one table has all steps."""
     groups = grouped(found, lambda problem: (problem.device, problem.model, "" if short else problem.step))
     several = len({device for device, _, _ in groups}) > 1
     for number, ((device, model, _), own) in enumerate(groups.items(), start=1):
@@ -345,7 +347,7 @@ def _table(name: str, title: str, own: Sequence[Problem], short: bool) -> Table:
 
 
 def _is_told(column: str, entry: Entry) -> bool:
-    """Return whether a column whose entries are all alike is shown: no sizes and runs, and of dtypes no bf16."""
+    """Return whether a column whose entries are all alike is shown: sizes, runs and the dtype bf16 are not."""
     if column == "dtype":
         return entry not in ("", NOTHING, "bf16")
     return column not in (*SIZES, "run") and entry not in ("", NOTHING)
@@ -399,12 +401,12 @@ def _note(own: Sequence[Problem], short: bool) -> str:
     text = f"Gain: times as fast as {DEFAULT} ({' and '.join(sorted(defaults))})" if defaults else ""
     if short:
         return text and f"{text}."
-    text += ", 95 %; default: what it ran. " if text else ""
-    text += "Memory: the most in use beside the inputs."
+    text += ", 95 %; default: the backend that it ran. " if text else ""
+    text += "Memory: the most in use beyond the inputs."
     if any(problem.model for problem in own):
-        text += " A step is the sum of its layers, each measured alone, with one backend for all."
+        text += " A step is the sum of its layers, each measured alone, with one backend for all layers."
     if any(problem.step == TRAINING for problem in own):
-        text += " A training step is the forward and the backward of one implementation, and needs both right."
+        text += " A training step is the forward and the backward of one implementation, both of them right."
     return text
 
 

@@ -25,13 +25,13 @@ from attnbench.results.run_setup import unique_labels
 from attnbench.results.uncertainty import Contest, apart, contest, hardly_known, of_sum
 from attnbench.run.shipped_backends import chosen, code
 
-DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default; where the first was not measured, the next that was
+DEFAULTS = ("sdpa", "hf-sdpa")  # PyTorch's default: the first of these that was measured
 TRAINING = BOTH
 WAYS_APART = 1.05  # one kernel's latencies by two methods, timers or states of L2 differ by less
 
 
 Parts = tuple[tuple[int, Cell], ...]  # the cells of a problem on one backend, each with how often it counts
-Key = tuple[Machine, str, Case, str]  # what has one answer: machine, model, case, step
+Key = tuple[Machine, str, Case, str]  # machine, model, case, step: each key has one answer
 Way = tuple[str, str]  # how it was measured: timer, L2; figures of unlike ways are not comparable
 
 
@@ -51,7 +51,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """The backend as tables name it, with a version where that tells it from others."""
+        """The backend as tables name it, with a version where that tells it from other candidates."""
         return self.cells[0].backend_name
 
     @property
@@ -60,7 +60,7 @@ class Candidate:
 
     @property
     def started(self) -> tuple[str, ...]:
-        """When its run was started; of passes from two runs when each was."""
+        """When its run was started; for passes from two runs, both times."""
         return tuple(dict.fromkeys(cell.run.started for cell in self.cells))
 
     @property
@@ -75,7 +75,7 @@ class Candidate:
 
     @cached_property
     def half(self) -> float | None:
-        """The uncertainty of the latency: half a 95 % interval, relative; None where nothing can be said of it."""
+        """The uncertainty of the latency: half a 95 % interval, relative; None where it is not known."""
         halves = [(count * (cell.value("latency") or 0.0), cell.half_interval("latency")) for count, cell in self.parts]
         return of_sum(halves)
 
@@ -92,7 +92,7 @@ class Candidate:
 
     @property
     def rate(self) -> tuple[str, float | None]:
-        """The metric that tells most of the speed, and its value over all of the cells."""
+        """The most telling metric of the speed, and its value over all of the cells."""
         metric = "gbps" if metrics.limit(self.cells[0].case, self.cells[0].rates) == "memory" else "tflops"
         parts = [(cell.value(metric), count * (cell.value("latency") or 0.0)) for count, cell in self.parts]
         if any(rate is None for rate, _ in parts) or not self.latency:
@@ -101,7 +101,7 @@ class Candidate:
 
     @property
     def ran(self) -> str:
-        """The backend that it chose, by the kernels that ran: "cudnn"; "" for a backend that does not choose."""
+        """The backend that the candidate chose, by the kernels that ran: "cudnn"; "" for one that does not choose."""
         records = [row.record for cell in self.cells for row in cell.ok]
         return " and ".join(filter(None, dict.fromkeys(chosen(self.run, r.backend, r.kernels) for r in records)))
 
@@ -112,7 +112,7 @@ class Candidate:
 
     @property
     def codes(self) -> dict[Case, str]:
-        """The code that calls it for each of its cases, for both passes the forward's; "" where none is known."""
+        """The code that calls it for each of its cases; for both passes the code of the forward; "" where unknown."""
         cases = dict.fromkeys(replace(cell.case, direction="fwd") for cell in self.cells)
         return {case: code(self.run, self.backend, case) for case in cases}
 
@@ -131,16 +131,16 @@ class Problem:
     """A case on a device, the training step of a case, or the step of a model, with the backends that were tried."""
 
     device: str
-    case: Case  # of a training step, the forward's; of a model, a layer's without its window
+    case: Case  # for a training step, the case of the forward; for a model, of a layer, without its window
     step: str  # a direction, or TRAINING
     tried: tuple[Parts, ...]  # the cells of each backend
     wanted: Callable[[str], bool]  # whether a backend may be used
     machine: Machine
-    way: Way  # how all of it was measured
+    way: Way  # how all its cells were measured
     model: str = ""  # the model whose layers these are; "" for a case
     elsewhere: tuple[str, ...] = ()  # backends that were right only as measured in another way
     wrong_elsewhere: tuple[str, ...] = ()  # backends that were right in one run and wrong in another
-    apart: tuple[str, ...] = ()  # words that its name needs beside its case's (problem_names.py)
+    apart: tuple[str, ...] = ()  # words that its name needs beside the name of its case (problem_names.py)
 
     @property
     def key(self) -> Key:
@@ -153,7 +153,7 @@ class Problem:
 
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
-        """The backends that may be used, the fastest first; empty where none was right."""
+        """The backends that may be used, the fastest first; empty where no backend was right."""
         return tuple(one for one in self.right if self.wanted(one.backend))
 
     @cached_property
@@ -169,7 +169,7 @@ class Problem:
 
     @property
     def missing(self) -> list[Cell]:
-        """The cell that best tells why, for each backend that was asked for and has no figure."""
+        """For each backend that was asked for and has no figure, the cell that best shows why."""
         wanted = [[cell for _, cell in of] for of in self.tried if self.wanted(_backend(of)) and not _is_right(of)]
         found = []
         for cells in wanted:
@@ -201,7 +201,7 @@ class Problem:
 
     @property
     def is_incomparable(self) -> bool:
-        """Whether its only figure has none to be compared with, though other backends were right."""
+        """Whether its only figure can be compared with no other, though other backends were right."""
         alone = bool(self.candidates) and not self.has_choice
         return alone and (any(map(self.wanted, self.elsewhere)) or (bool(self.elsewhere) and not self.others_right))
 
@@ -212,14 +212,14 @@ class Problem:
 
     @property
     def fastest(self) -> tuple[Candidate, ...]:
-        """The fastest, then those that tie with it; empty where that is not known well enough."""
+        """The fastest, then those that tie with it; empty where the order is not known well enough."""
         return self.contest.winners
 
     @property
     def use(self) -> Candidate | None:
-        """The candidate to use: of those that tie, PyTorch's default, which needs no change; else the fastest.
+        """The candidate to use: the fastest, or PyTorch's default, which needs no change, if it ties with the fastest.
 
-        None where it alone has a figure that others, measured in another way, cannot be compared with.
+        None where only one has a figure, and the others, measured in another way, cannot be compared with it.
         """
         if not self.fastest or self.is_incomparable:
             return None
@@ -309,10 +309,10 @@ def answered_once(found: Sequence[Problem]) -> list[Problem]:
     """Return problems in the order of reports: one for a case on a machine, from all its runs, named by the machine.
 
     Figures that were measured in one way are compared, whatever their cards, methods (`Candidate.between_runs`), dates
-    and software: `_joined`. Of several ways, the one with the lowest latency answers; of ways close to it, one in which
-    several backends were right. A backward counts only in the training step of its case, where the machine has one,
-    unless it is faster than each backward of that step. Both passes timed as one, as training runs them, answer in
-    place of that step where they have all its fastest backends, or are faster.
+    and software: `_joined`. Of several ways, the way with the lowest latency gives the answer; among ways close to it,
+    one in which several backends were right. A backward counts only in the training step of its case, where the machine
+    has one, unless it is faster than each backward of that step. Both passes timed as one, as training runs them, give
+    the answer in place of that step where they have all its fastest backends, or are faster.
     """
     answers = {key: _answer(grouped(own, lambda p: p.way)) for key, own in grouped(found, lambda p: p.key).items()}
     kept = dict(answers)
@@ -335,7 +335,7 @@ def answered_once(found: Sequence[Problem]) -> list[Problem]:
 
 
 def least_special(found: Sequence[Problem]) -> dict[str, int]:
-    """Return device -> the number of special properties of its plainest case: 0 where it has a plain one."""
+    """Return device -> the number of special properties of its plainest case: 0 where it has a plain case."""
     least: dict[str, int] = {}
     for problem in found:
         least[problem.device] = min(len(problem.special), least.get(problem.device, len(problem.special)))
@@ -376,10 +376,10 @@ def _beside(answer: Problem, *others: Problem) -> Problem:
 
 
 def _joined(group: Sequence[Problem]) -> Problem:
-    """Return one problem from those of one case that several runs measured in one way.
+    """Return one problem from the problems of one case that several runs measured in one way.
 
     It has the figures of the run with the lowest latency. For backends whose figure there is missing or hardly known,
-    it has their lowest of another run. So slower figures of further runs change no order of backends.
+    it has their lowest figure of another run. So slower figures of further runs change no order of backends.
     """
 
     def least(problem: Problem) -> float:
@@ -405,14 +405,14 @@ def _versioned(of: Parts) -> tuple[str, str]:
 
 
 def _alike(one: Candidate, other: Candidate) -> bool:
-    """Return whether latencies of two runs differ by no more than cards of a model and methods do."""
+    """Return whether latencies of two runs differ by no more than cards of a model and methods of measuring do."""
     return not apart(one.latency, other.latency, one.half, other.half, one.between_runs(other))
 
 
 def _not_understated(training: Problem, as_one: Problem) -> Problem:
     """Return a training step with the time of both passes as one for backends where it is known to be above their sum.
 
-    A forward that is timed alone needs no gradients, and may do less than that of a training step.
+    A forward that is timed alone needs no gradients, and may do less than the forward of a training step.
     """
     timed = {one.backend: one for one in as_one.right if one.half is not None}
 
@@ -424,7 +424,7 @@ def _not_understated(training: Problem, as_one: Problem) -> Problem:
 
 
 def _answers_for(as_one: Problem, training: Problem) -> bool:
-    """Return whether both passes timed as one answer for a training step, and not the sum of both."""
+    """Return whether both passes timed as one give the answer for a training step, instead of the sum of both."""
     if not as_one.use or as_one.has_choice != training.has_choice:
         return as_one.has_choice
     has_all = {one.backend for one in training.fastest} <= {one.backend for one in as_one.right}

@@ -11,18 +11,18 @@ from attnbench.results import case_names
 from attnbench.results.cells import Machine
 
 MOST_MACHINES = 3
-MOST_CASES, FEW_CASES = 12, 4  # of a machine; few where there are more machines than are shown
+MOST_CASES, FEW_CASES = 12, 4  # cases of a machine; FEW_CASES where there are more machines than are shown
 
 
 def newest_machines(problems: Sequence[Problem]) -> list[Machine]:
-    """Return at most MOST_MACHINES machines: of each model of GPU those with plain cases first, then the newest run."""
+    """Return at most MOST_MACHINES machines, of each GPU model first the one with plain cases and the newest run."""
     special = least_special(problems)
     started: dict[str, str] = {}
     for problem in problems:
         newest = max((cell.run.started for of in problem.tried for _, cell in of), default="")
         started[problem.device] = max(newest, started.get(problem.device, ""))
     machines = {problem.device: problem.machine for problem in problems}
-    seen = Counter[str]()  # those of a model that come before
+    seen = Counter[str]()  # number of machines of a model that come before
     ranked = []
     newest_first = sorted(started, key=lambda device: started[device], reverse=True)
     for device in sorted(newest_first, key=lambda device: special[device]):
@@ -35,8 +35,8 @@ def newest_machines(problems: Sequence[Problem]) -> list[Machine]:
 def most_telling(problems: Sequence[Problem], most: int) -> list[Problem]:
     """Return that many problems of each device and model, in their order: of many kinds, and spread over the lengths.
 
-    Where there are too many kinds (all of a case but its lengths and batch), plain ones are taken, then those with the
-    most backends.
+    Where there are too many kinds (all of a case but its lengths and batch), plain kinds are taken first, then the
+    kinds with the most backends.
     """
     chosen: set[int] = set()
     for own in grouped(problems, lambda problem: (problem.device, problem.model)).values():

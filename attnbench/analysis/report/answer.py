@@ -1,4 +1,4 @@
-"""The first lines of a report: how many cells ended how, and which backend is fastest how often."""
+"""The first lines of a report: how many cells ended in which way, and in how many cases each backend is fastest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MOST_NAMED = 6  # approximations
 
 
 def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
-    """Return sentences that sum the report up: how many cells ended how, and which backend is fastest how often."""
+    """Return sentences: how many cells ended in which way, and in how many cases each backend is fastest."""
     if not cells:
         return (NOTHING_MEASURED,)
     endings = Counter(cell.status if cell.status in case_names.ENDINGS else "measured" for cell in cells)
@@ -38,7 +38,7 @@ def answer(cells: Sequence[Cell], runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def left_out(cells: Sequence[Cell]) -> str:
-    """Return a sentence on cells that take no part in any contest, as they time something else; "" for none."""
+    """Return a sentence on cells that take no part in any contest, as they time something else; "" without any."""
     why = {cell.name: cell.not_computed for cell in cells if cell.is_exact and cell.not_computed}
     return f"Left out of every comparison: {some(f'{name} ({of})' for name, of in why.items())}." if why else ""
 
@@ -66,7 +66,7 @@ def _approximations(cells: Sequence[Cell]) -> str:
 
 
 def _span(values: Sequence[float], write: Callable[[float], str]) -> str:
-    """Return the least and the most of some values, once where they read the same; "" for none."""
+    """Return the least and the most of some values, once where both read the same; "" without values."""
     return " to ".join(dict.fromkeys((write(min(values)), write(max(values))))) if values else ""
 
 
@@ -76,7 +76,7 @@ def _version(cell: Cell) -> tuple[str, str]:
 
 
 def _fastest(cells: Sequence[Cell], where: str, named: Mapping[tuple[str, str], str]) -> str:
-    """Return how many cases each backend is fastest of, among the cases that several backends were measured on.
+    """Return in how many cases each backend is fastest, among the cases that several backends measured.
 
     Backends that are alike within the uncertainty are named together, with how far apart they are at most.
     """

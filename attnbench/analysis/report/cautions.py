@@ -27,8 +27,8 @@ from attnbench.results.uncertainty import MIN_SAMPLES_INTERVAL
 
 DRIFT = 0.02
 DISAGREE = 0.02
-ABOVE_PEAK = 1.02  # of the peak at the highest clock: a little more is a gauge's or a boost's error
-ABOVE_CEILING = 1.1  # of what a large matmul reached: the two were read under unlike conditions
+ABOVE_PEAK = 1.02  # times the peak at the highest clock: up to this, a gauge or a boost may be off
+ABOVE_CEILING = 1.1  # times the rate of a large matmul: the two were measured under unlike conditions
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _wrong(of: Reported) -> Iterator[dict[str, Any]]:
 
 
 def _incomplete(of: Any) -> Iterator[dict[str, Any]]:
-    """Yield where planned jobs have no final record; run.turns are those of an A/B, which cannot be resumed."""
+    """Yield where planned jobs have no final record. A run with `turns` is half of an A/B, which cannot be resumed."""
     for run, file in zip_longest(of.runs, of.files, fillvalue="FILE"):
         assert isinstance(run, Run)
         resume = run_file.resume_command(run, file)
@@ -91,7 +91,7 @@ def _incomplete(of: Any) -> Iterator[dict[str, Any]]:
         unrecorded = sum(job.skip is None and not ended for job, ended in missing)
         if unrecorded and run.turns:
             what = f"{count(unrecorded, 'cell')} of {len(run.plan)} of this half of an A/B have no record: "
-            todo = "attnbench gate A B says what that means for the comparison; an A/B is not resumed."
+            todo = "attnbench gate A B compares the rest; an A/B cannot be resumed."
             yield {"what": f"{what}it ended early", "why": "", "todo": todo}
         elif unrecorded:
             to_measure = sum(job.skip is None for job in run.plan)
@@ -148,7 +148,7 @@ def _long_turns(cell: Cell) -> bool:
 
 def _above_ceiling(of: Reported) -> Places:
     shares = [(share, c) for c in of.measured if (share := c.value("utilization_ceiling")) and share > ABOVE_CEILING]
-    return furthest([(share, c) for share, c in shares if c.source.convention == "exact"])  # fa has another caution
+    return furthest([(share, c) for share, c in shares if c.source.convention == "exact"])  # fa has its own caution
 
 
 def _held_down(of: Reported) -> Places:
@@ -170,7 +170,7 @@ def rank_change(cells: Iterable[Cell], machine: str = "") -> Places:
 
 
 def _by(lead: float) -> str:
-    """Return by how much a latency is longer than another: "by 12%", from twice as long on "by a factor of 6.39"."""
+    """Return by how much a latency is longer than another: "by 12%", from a factor of 2 on "by a factor of 6.39"."""
     return f"by {percent(lead)}" if lead < 1 else f"by a factor of {digits(1 + lead)}"
 
 
@@ -227,7 +227,7 @@ def is_above_the_peak(cell: Cell) -> bool:
 def _beats_tensor_cores(cell: Cell) -> bool:
     """Return whether a cell computes faster than the datasheet's peak, scaled to the highest clock.
 
-    A peak that a person gave (run --peak) tells nothing of attnbench.
+    A peak that a person gave (run --peak) does not count, as its error is no fault of attnbench.
     """
     peak, clock, top = cell.rates.peak, cell.rates.clock, cell.run.environment.clock_max_hz
     if not peak or cell.run.peak or cell.source.convention != "exact":
@@ -254,15 +254,15 @@ INCOMPLETE: Rule[Any] = Rule(_incomplete, "Incomplete: {what}.", "{why}", "{todo
 RANK_CHANGE = (
     "Bursts and runs without pauses rank backends differently{on} in {pairs} of cells: {most.in_bursts.name} is faster "
     "than {most.sustained.backend_name} {in_bursts} in bursts, slower {sustained} without pauses.",
-    "Without pauses power lowers the clock, most for the kernel that draws most.",
+    "Without pauses the power limit lowers the clock, most for the kernel that draws most power.",
     "-m tflops,sustained_tflops has both.",
 )
 CAUTIONS: Sequence[Rule[Reported]] = (
     Rule(
         _wrong,
         "{results} wrong: {names}.",
-        "The speed of a wrong answer says nothing, so none is shown.",
-        "See above by how much{todo}",
+        "The speed of a wrong answer means nothing, so no speed is shown.",
+        "The errors are above{todo}",
     ),
     Rule(
         measured(_given_here),
@@ -273,14 +273,14 @@ CAUTIONS: Sequence[Rule[Reported]] = (
     Rule(
         lambda of: in_cells(c for c in of.cells if c.of_earlier_check),
         "{results} wrong by an earlier check of attnbench: {names}.",
-        "The check of this version may find no fault with them; none of their figures is shown.",
+        "The check of this version may find them right; none of their figures is shown.",
         "Measure them again.",
     ),
     Rule(
         lambda of: in_cells(of.ended_as("wrong-kernel")),
-        "{cells} where another kernel ran than the backend's: {names}.",
-        "Its speed under this name would mislead, so none is shown.",
-        "See above what ran; leave those cases out, or choose the backend whose kernel it is.",
+        "{cells} where a kernel ran that is not the backend's: {names}.",
+        "Its speed under this name would mislead, so no speed is shown.",
+        "The kernels that ran are named above; leave these cases out, or choose the backend whose kernel it is.",
     ),
     INCOMPLETE,
     Rule(
@@ -292,24 +292,24 @@ CAUTIONS: Sequence[Rule[Reported]] = (
     Rule(
         _in_some_rounds,
         "{cells} measured in some rounds only: {names} ({ended}).",
-        "Their figures are of the rounds that worked.",
-        "Read them as unstable.",
+        "Their figures are from the rounds that worked.",
+        "These backends are unstable there.",
     ),
     Rule(
         _memory_errors,
         "The GPU counted {errors} during {names}.",
         "The card is failing, and its results may be wrong.",
-        "Look at nvidia-smi -q -d ECC, and measure on another.",
+        "Look at nvidia-smi -q -d ECC, and measure on another card.",
     ),
     Rule(
         _reduced,
         "{baselines} among these: a baseline keeps one value per round.",
-        "Percentiles of the latency are that value, and spread within a round is not known.",
+        "Percentiles of the latency are that value, and the spread within a round is not known.",
         "The run file that was saved has the samples.",
     ),
     Rule(
         _shared,
-        "Shared GPU: others computed on it during {number} of {of}: {who}.",
+        "Shared GPU: other processes computed on it during {number} of {of}: {who}.",
         "Their work is in these latencies, and can make a kernel look as if another had run.",
         "Stop them and run again, or use another GPU (--device cuda:N).",
     ),
@@ -317,13 +317,13 @@ CAUTIONS: Sequence[Rule[Reported]] = (
         _disagreeing,
         f"Instruments disagree: by more than {percent(DISAGREE)} in {{cells}} of {duration(SHORT)} and more, by "
         "{most} in the worst: {cell.name}.",
-        "One of them sees work, or a gap, that another does not.",
-        "Trust these no better than that; -m disagreement has it by cell, run --timer another reading.",
+        "One of them measures work, or a gap, that another does not.",
+        "Trust these figures no further than that; -m disagreement has it by cell, run --timer another reading.",
     ),
     Rule(
         measured(lambda c: any(row.host_bound for row in c.rows)),
         "Host-bound: {cells} where the device waited for the host: {names}.",
-        "Their latency holds the time that Python takes to launch, not the kernels' alone.",
+        "Their latency includes the time that Python takes to launch.",
         "Launch fewer kernels, or capture them in a CUDA graph.",
     ),
     Rule(  # figures that no device of this model can reach, at its highest clock
@@ -362,15 +362,16 @@ CAUTIONS: Sequence[Rule[Reported]] = (
     ),
     Rule(
         _noisy,
-        "Noisy: {number} of {of} not known to {target} within their process, the worst to {most}: {cell.name}.",
-        "Their uncertainty includes it (-m ci).",
+        "Noisy: {number} of {of} not known to {target} from the samples of their process, the worst to {most}: "
+        "{cell.name}.",
+        "Their uncertainty includes this noise (-m ci).",
         "Leave the machine alone meanwhile, or give run more --max-seconds (it was {cell.run.policy.max_seconds:g}s a "
         "cell).",
     ),
     Rule(
         _unproven,
         "L2 not proven {l2} in {number} of {of}: a read that fits in L2 did not show it.",
-        "Cells that fit in the cache may be timed in another state than promised.",
+        "Cells that fit in the cache may be timed in another state than stated.",
         "{todo}",
     ),
     Rule(

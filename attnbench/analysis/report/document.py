@@ -34,7 +34,7 @@ def document(
 ) -> Document:
     """Return the report of the cells of some runs; grids.grids explains the options and what is raised.
 
-    `files` are those of the runs, for the advice to resume one. A page with charts shows no grids.
+    `files` are the files of the runs, for the advice to resume a run. A page with charts shows no grids.
     """
     return Document(
         command="report",

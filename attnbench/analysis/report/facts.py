@@ -42,7 +42,7 @@ def _approximations(of: Reported) -> Places:
 
 
 def _clock_of_peak(of: Reported) -> Iterator[dict[str, Any]]:
-    """Yield for each device and dtype at which clock its peak holds, and both shares of the cell nearest to it."""
+    """Yield for each device and dtype the clock of its peak, and both shares of the cell nearest to the peak."""
     known = [c for c in of.measured if c.value("utilization") and c.value("utilization_clock")]
     groups = grouped(known, lambda c: (c.device, c.case.dtype))
     several = len({device for device, _ in groups}) > 1
@@ -83,7 +83,7 @@ def _by_events(of: Reported) -> Places:
     found = [c for c in of.measured if not c.uses_span and any((row.events or SHORT) < SHORT for row in c.ok)]
     again = any(row.measured("span") for c in found for row in c.ok)
     cases = count(len({c.case for c in found}), "case")
-    return in_cells(found, cases=cases, todo="Measure them again to have all spans." if again else "")
+    return in_cells(found, cases=cases, todo="Measure these cells again to have all spans." if again else "")
 
 
 def _launch_bound(of: Reported) -> Places:
@@ -199,79 +199,80 @@ FACTS: Sequence[Rule[Reported]] = (
     Rule(
         _cards,
         "The runs of {device} were on several cards.",
-        "Two latencies of unlike cards are alike within {between} more, in quadrature: the spread between cards of one "
-        "model.",
-        "attnbench report on the file of one card has its figures alone.",
+        "To the uncertainty of two latencies of unlike cards {between} is added, in quadrature: the spread between "
+        "cards of one model.",
+        "attnbench report on the file of one card shows only its figures.",
     ),
     Rule(
         measured(lambda c: c.case.dtype == "fp8"),
         "fp8 is e4m3 with one scale per tensor, in {cells}.",
-        "q, k and v are rounded, and triton's v is transposed, before the time begins (--layout bshd times the "
+        "q, k and v are rounded, and triton's v is transposed, before timing begins (--layout bshd times the "
         "transpose); the error is against exact attention of the unrounded inputs.",
         "docs/backends.md has the tolerance.",
     ),
     Rule(
         measured(lambda c: c.case.dtype == "fp8" and c.case.has_backward),
         "A backward in fp8 has dout and the gradient of the scores in e5m2, in {cells}.",
-        "That has 2 bits of mantissa where e4m3 has 3, so gradients are off by more than out.",
+        "e5m2 has 2 bits of mantissa where e4m3 has 3, so gradients have larger errors than out.",
         "docs/backends.md has the tolerance.",
     ),
     Rule(
         _approximations,
         "Approximations of attention, not ranked among backends that compute it: {each}.",
-        "err is the norm of out less exact attention's over the norm of that; their TFLOP/s count exact attention's "
+        "err is the norm of the difference between out and exact attention's, over the norm of exact attention's out; "
+        "their TFLOP/s count exact attention's "
         "FLOPs.",
         "docs/approximate.md says how they are judged.",
     ),
     Rule(
         measured(lambda c: any(row.record.judge == "within" for row in c.rows)),
         "Judged within the process of their kernel: {cells}.",
-        "This holds for masks of one's own, steps of models and approximations, and for every cell where memory cannot "
+        "So are a person's own masks, steps of models and approximations, and every cell where memory cannot "
         "be shared with the judge's process.",
         "docs/measuring.md says who judges.",
     ),
     Rule(
         _clock_of_peak,
         "The peak of {dtype}{on} holds at {clock}.",
-        "{top.name} has {of_peak} of it, and {at_clock} of the peak at the clock it held.",
-        "-m utilization_clock has the latter by cell.",
+        "{top.name} reaches {of_peak} of it, and {at_clock} of the peak at the clock that it held.",
+        "-m utilization_clock shows the second share by cell.",
     ),
     Rule(
         _spans,
         f"Latency is the kernels' own span (CUPTI) in {{cells}}, of cases whose fastest takes under {duration(SHORT)}.",
         "CUDA events include a launch gap{gaps}.",
-        "-m launch_gap has it by cell.",
+        "-m launch_gap shows it by cell.",
     ),
     Rule(
         _by_events,
         f"Latency is by CUDA events in {{cells}} under {duration(SHORT)}, a launch gap of 1 to 4 us included.",
-        "Not every cell of their {cases} has a span, and one case has one method.",
+        "Not every cell of their {cases} has a span, and all cells of a case are timed by one method.",
         "{todo}",
     ),
     Rule(
         measured(lambda c: c.uses_span and any(row.toll for row in c.rows)),
         "Tracing slows {cells} whose latency is a span: {names}.",
         f"CUDA events read more than {percent(SLOWED)} more there while CUPTI traces.",
-        "They are faster than shown, by as much; their uncertainty includes it.",
+        "They are faster than shown, by this slowdown; their uncertainty includes it.",
     ),
     Rule(
         measured(lambda c: any(row.record.timer == "cupti" for row in c.rows)),
         "Latency is of traced calls.",
         "Tracing with CUPTI slows some kernels by a few percent (docs/measuring.md).",
-        "run --cross-check tells which.",
+        "run --cross-check shows which.",
     ),
     Rule(
         _launch_bound,
         "Launch-bound: {cells} where the host takes longer to launch a call than the GPU to run it ({each}).",
         "Unless calls are captured in a CUDA graph, the host limits the speed there, not the kernel.",
-        "-m enqueue has the host's time by cell.",
+        "-m enqueue shows the host's time by cell.",
     ),
     Rule(_cross_check, "Cross-check of {backend}:", "{parts}."),
     Rule(
         _outside,
         "Memory outside torch's allocator: {each}.",
         "memory_peak leaves it out.",
-        "-m memory_driver has all of it.",
+        "-m memory_driver includes it.",
     ),
     Rule(_choices, "{label} ran {chose}, by the names of its kernels."),
     Rule(_interpreters, "{backends} ran in {python}."),

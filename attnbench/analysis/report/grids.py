@@ -28,12 +28,14 @@ COMPILED = {
     "fresh": "each in a new process, no kernel compiled before",
     "kept": "kernels that were compiled before may be reused",
 }
-LINES = 700  # of the grids of a metric: beyond them another format reads better
+LINES = 700  # of the grids of a metric; with more, another format reads better
 FEWEST_LINES = 200
-FRAME = 5  # lines of a grid beside its rows
-ALL_SHOWN = "attnbench report --all shows every one, -f csv and -f json have every cell, fewer run files make fewer."
+FRAME = 5  # lines that a grid takes in addition to its rows
+ALL_SHOWN = (
+    "attnbench report --all shows every table, -f csv and -f json have every cell, fewer run files make fewer tables."
+)
 _TIMES = ("tflops", "gbps", "latency", "speedup")  # metrics beside which the error of an approximation stands
-ABREAST = 9  # with more backends than this they are rows instead of columns
+ABREAST = 9  # with more backends than this, backends are rows instead of columns
 
 
 _ROW = "seqlen"
@@ -59,12 +61,12 @@ def grids(
     rate of computed pairs, their share and the time to build the mask.
 
     Without `names` each case has its own unit and the metrics beside it: `Cell.usual`. A grid of throughput has all its
-    rows, those that memory limits in GB/s, as their labels say, and those that launching limits as a time.
+    rows, cells that memory limits in GB/s, as their labels say, and cells that launching limits as a time.
 
-    `by` is the axis of the columns: if None, the backends, or the sequence lengths where there are many backends. A
-    metric that no cell has gives no grids. A metric's grids end after about `lines` lines, divided by the number of
-    devices but at least FEWEST_LINES; a metric that is not in `names` has only the lines that the longest has left.
-    The peak memory is of the plainest mask alone.
+    `by` is the axis of the columns; None: the backends, or the sequence lengths where there are many backends. A metric
+    that no cell has gives no grids. A metric's grids end after about `lines` lines, divided by the number of devices
+    but at least FEWEST_LINES; a metric that is not in `names` has only the lines that the longest metric has left. The
+    peak memory is of the plainest mask alone.
     """
     if by is None:
         by = _ROW if len({c.backend for c in cells if c.status != "skipped"}) > ABREAST else "backend"
@@ -150,7 +152,7 @@ def heading(metric: Metric, cells: Sequence[Cell], own_units: bool = False) -> s
 
 
 def _share_of_bandwidth(cells: Sequence[Cell]) -> str:
-    """Return the words for the reference of the shares beside GB/s; "" where there are none."""
+    """Return the words for the reference of the shares beside GB/s; "" where there are no shares."""
     known = sorted({c.rates.bandwidth for c in cells if c.rates.bandwidth})
     return f", and share of the datasheet's bandwidth ({', '.join(map(bandwidth, known))})" if known else ""
 
@@ -176,7 +178,7 @@ def _with_plainest_mask(cells: Sequence[Cell]) -> list[Cell]:
 def _grids(
     cells: Sequence[Cell], several: bool, metric: Metric, by: str, lines: float, of_cell: Callable[[Cell], Metric]
 ) -> tuple[list[Grid], int]:
-    """Return grids until they have `lines` lines together, and the number of those that are left out.
+    """Return grids until they have `lines` lines together, and the number of grids that are left out.
 
     several: whether the report has cells of other devices. of_cell: the metric of each cell.
     """
@@ -206,7 +208,7 @@ def _parts(cells: Sequence[Cell], by: str) -> Iterator[list[Cell]]:
 
 
 def _value(axis: str, cell: Cell) -> Any:
-    """Return the value of a cell on an axis, by which cells are sorted; those of devices stand as they come."""
+    """Return the value of a cell on an axis, by which cells are sorted; devices keep their order."""
     if axis in case_names.AXES:
         return case_names.AXES[axis].value(cell.case)
     return case_names.backend_rank(cell.backend) if axis == "backend" else 0
@@ -321,10 +323,10 @@ def _entry(cell: Cell, metric: Metric, best: bool) -> Figure | Ending:
 
 
 def _best(metric: Metric, rivals: Sequence[Cell]) -> Sequence[Cell]:
-    """Return the cells with the best figure and those that tie with it; none where no value is better.
+    """Return the cells with the best figure and the cells that tie with it; none where no value is better.
 
-    Latency, energy and figures derived from them tie within their uncertainty, and have no best where a better one is
-    hardly known (uncertainty.contest). Other figures tie at the digits shown, and where more than half are that good
+    Latency, energy and figures derived from them tie within their uncertainty, and have no best where a better value
+    is hardly known (uncertainty.contest). Other figures tie at the digits shown, and where more than half are that good
     there is no best.
     """
     if metric.better is None or len(rivals) < 2:

@@ -49,7 +49,7 @@ def _same_machine(a: Cell, b: Cell) -> bool:
 
 
 def _against(some: Sequence[Cell], others: Sequence[Cell]) -> list[float]:
-    """Return the difference in latency of each cell that both have, as a share of the mean of the two."""
+    """Return the difference in latency of each cell that both devices have, as a share of the mean of the two."""
     first = {c.key: c.value("latency") for c in some}
     pairs = [(first.get(c.key), c.value("latency")) for c in others]
     return [abs(a - b) / stats.median([a, b]) for a, b in pairs if a and b]
@@ -99,7 +99,7 @@ def _instruments(cells: Sequence[Cell]) -> list[str]:
 
 
 def clock_range(cells: Sequence[Cell]) -> str:
-    """Return the clocks that the cells were measured at, and the highest: "SM clock 1600-1700 of 1980 MHz"; or ""."""
+    """Return the clocks of the cells and the device's highest clock: "SM clock 1600-1700 of 1980 MHz"; or ""."""
     clocks = [hz for c in cells for row in c.ok if (hz := metrics.clock(row)) is not None]
     if not clocks:
         return ""
@@ -111,7 +111,7 @@ def clock_range(cells: Sequence[Cell]) -> str:
 def _agreement(spreads: Sequence[float]) -> str:
     """Return the median, 95th percentile and maximum of spreads as text; "" for none.
 
-    A spread is how far repeated latencies of one cell lie apart, as a share of their median.
+    A spread is the range of repeated latencies of one cell, as a share of their median.
     """
     if not spreads:
         return ""

@@ -53,7 +53,8 @@ _FORMATS: Mapping[str, Callable[[float], str]] = {  # by unit
 def select(cells: Sequence[Cell], pattern: str) -> list[Cell]:
     """Return the cells that a pattern names: a whole name, else some of its words, else any part of it, or a glob.
 
-    Names are those of tables and lines, with or without the dtype. Raises UserError for none and for more than MOST.
+    Names are those of tables and lines, with or without the dtype. Raises UserError for no cell and for more than
+    MOST.
     """
     named = [(cell, {cell.name, case_names.case_name(cell.backend, cell.case, dtype=True)}) for cell in cells]
     words = {*pattern.split()}
@@ -94,7 +95,7 @@ def _name(cell: Cell, record: Record) -> str:
 
 
 def _blocks(cell: Cell, number: int) -> Iterator[Block]:
-    """Yield the blocks of one cell; `number` tells its tables from those of others."""
+    """Yield the blocks of one cell; `number` tells its tables from the tables of other cells."""
     yield Pairs(tuple(_facts(cell)), cell.name)
     if why := tuple(_endings(cell)):
         yield Paragraphs(why)
@@ -160,7 +161,7 @@ def _facts(cell: Cell) -> Iterator[tuple[str, str, str]]:
             timed = [record.timer, f"L2 {record.l2}" if record.l2 else "", "host-bound" if row.host_bound else ""]
             yield f"timer{of}", ", ".join(filter(None, timed)), ""
         if record.approximation:
-            yield f"approximation{of}", record.approximation.what, "of attention; err is that of out"
+            yield f"approximation{of}", record.approximation.what, "of attention; err is the error of out"
         for label, found in (("clock limited by", record.limits), ("others on the GPU", record.others)):
             if found:
                 yield f"{label}{of}", ", ".join(found), ""
@@ -232,13 +233,13 @@ def _errors(accuracy: Accuracy, name: str, title: str) -> Table:
 
 
 def _metrics(cell: Cell) -> Iterator[tuple[str, str, str]]:
-    """Yield the metrics that the cell has; of several rounds the median."""
+    """Yield the metrics that the cell has; the median of several rounds."""
     for metric in METRICS.values():
         value = cell.value(metric.name)
         if value is not None:
             text = metric.format(value)
             if metric.name == "error":
-                text = f"{formats.percent(value)} of what is allowed"
+                text = f"{formats.percent(value)} of the error allowed"
             own_unit = metric.unit in ("", "s", "B", "Hz", "J")
             yield metric.name, text if own_unit else f"{text} {metric.unit}", metric.title
 

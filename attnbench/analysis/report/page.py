@@ -18,8 +18,9 @@ from attnbench.results.run_setup import setup_texts
 
 
 def note_on_figures(cells: Sequence[Cell]) -> str:
-    """Return the note on all figures of the page: how FLOPs and bytes are counted, and what their shares are of."""
-    told = {"tflops": "utilization", "gbps": "gbps"}  # usual metric of a cell -> the metric whose heading explains it
+    """Return the note on all figures of the page: how FLOPs and bytes are counted, and the base of their shares."""
+    # Rate that a cell shows -> the metric whose heading says how it is counted.
+    told = {"tflops": "utilization", "gbps": "gbps"}
     usual = {name: [c for c in cells if name in metrics.usual(c.case, c.rates) and c.is_exact] for name in told}
     return ". ".join(heading(METRICS[told[name]], found) for name, found in usual.items() if found)
 

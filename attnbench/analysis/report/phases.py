@@ -8,12 +8,12 @@ from attnbench.core.sizes import format_duration
 from attnbench.render.document import Column, Table
 from attnbench.results.cells import Cell
 
-NOTE = "Beside samples timing holds warm-up, pauses in which the clock recovers, making L2 cold and kernel spans."
+NOTE = "Timing includes samples, warm-up, pauses in which the clock recovers, making L2 cold, and kernel spans."
 REST = "other"  # the rest of a job: the request, the answer, freeing memory
 
 
 def phases(cells: Sequence[Cell]) -> list[Table]:
-    """Return a table of the seconds that each phase took, over all jobs of a backend; none where no record has any."""
+    """Return a table of the seconds that each phase took, over all jobs of a backend; none without phases."""
     spent: dict[str, dict[str, float]] = {}
     for row in (row for cell in cells for row in cell.rows if row.record.phases):
         own = spent.setdefault(row.record.backend, {})

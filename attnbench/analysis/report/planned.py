@@ -1,4 +1,4 @@
-"""The document of a plan: the jobs of each backend, their time, why others are skipped, and the forecast's error."""
+"""The document of a plan: the jobs of each backend, their time, why jobs are skipped, and the forecast's error."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ def _figures(jobs: Sequence[Job]) -> tuple[str, ...]:
 
 
 def forecast_line(run: Run) -> str | None:
-    """Return one line that compares forecast and actual seconds of the planned jobs that ran; None where there is none.
+    """Return one line that compares forecast and actual seconds of the planned jobs that ran; None if none ran.
 
-    Jobs that the plan had left out for want of time do not count: the forecast at the start is without them.
+    Jobs that the plan had left out for want of time do not count: the forecast at the start leaves them out.
     """
     if run.environment.device.kind == "fake":  # simulated seconds take no time
         return None

@@ -12,9 +12,9 @@ from attnbench.results import case_names
 from attnbench.results.cells import Cell
 
 NOT_INSTALLED = "is not installed"  # in the reasons of backends whose library is not here
-FEW = 3  # libraries that are not installed have a line each where they are fewer
-MOST = 20  # unlike reasons of a backend's cells that ended alike, which are shown one by one
-ABSENT = "not installed; `attnbench backends` says how to install each"
+FEW = 3  # from so many libraries that are not installed on, they share a line
+MOST = 20  # reasons of cells of a backend with one ending that are shown one by one
+ABSENT = "not installed; `attnbench backends` says how to install them"
 OTHERS = "other reasons, which attnbench report --cell NAME shows"
 Alike = tuple[str, ...]  # device, backend, status and reason
 
@@ -57,7 +57,7 @@ def reasons(cells: Sequence[Cell]) -> list[Reason]:
 
 
 def _most(groups: Mapping[Alike, list[Cell]]) -> dict[Alike, list[Cell]]:
-    """Return groups of cells; of those of one backend that ended alike, all behind the first MOST as one."""
+    """Return groups of cells; of the groups of one backend with one ending, all after the first MOST are joined."""
     found: dict[Alike, list[Cell]] = {}
     seen: Counter[tuple[str, ...]] = Counter()
     for (*ended, text), group in groups.items():

@@ -1,8 +1,8 @@
 """The scaling over several devices: a table of cells on several ranks, and the length from which they are faster.
 
 Strong scaling is the same sequence on more devices: efficiency = latency on one / (ranks x latency on `ranks`). Weak
-scaling keeps the tokens of each device: the FLOP/s of each of `ranks` devices over those of one device on 1 / ranks of
-the tokens. Both are of the same backend on devices of one name, also where these are of several runs.
+scaling keeps the tokens of each device: the FLOP/s of each of `ranks` devices over the FLOP/s of one device with 1 /
+ranks of the tokens. Both are of the same backend on devices of one name, also where these are of several runs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from attnbench.results import case_names
 from attnbench.results.cells import Cell
 
 NOTE = (
-    "A rank is one device. TFLOP/s are of each. Strong: the speedup over one rank, over the ranks. Weak: TFLOP/s of "
-    "each rank over those of one with as many tokens. Exposed: the share of the time that the same launch without "
-    "communication does not take. Sent: by each rank, over the time. Memory: of each rank, its inputs and the most in "
-    "use beside them. Error: relative, of the result where it is largest."
+    "A rank is one device. TFLOP/s: per rank. Strong: the speedup over one rank, over the ranks. Weak: TFLOP/s of "
+    "each rank over the TFLOP/s of one rank with as many tokens. Exposed: the share of the time by which the same "
+    "launch without communication is shorter. Sent: by each rank, over the time. Memory: of each rank, its inputs and "
+    "the most in use beyond them. Error: relative, of the result where it is largest."
 )
 
 OTHER_RUN = " Some rows compare with one rank of another run, perhaps on another card of the model."
@@ -40,7 +40,7 @@ SIZES = ("nheads", "batch")  # axes told only where cases differ in them
 def tables(cells: Sequence[Cell], sources: Sources | None = None) -> list[Table | Paragraphs]:
     """Return the table of cells on several ranks, and the lengths from which they are faster; [] without such cells.
 
-    `sources` gives links to the run files of a row, and of the cells on one rank that it is compared with.
+    `sources` gives links to the run files of a row, and of the cells on one rank with which it is compared.
     """
     several = [cell for cell in cells if cell.case.ranks > 1 and cell.status == "ok"]
     if not several:
@@ -70,7 +70,7 @@ def tables(cells: Sequence[Cell], sources: Sources | None = None) -> list[Table 
 
 
 def crossovers(cells: Sequence[Cell]) -> Iterator[str]:
-    """Yield, for each backend, kind of case and number of ranks, the length from which they are faster than one."""
+    """Yield, for each backend, kind of case and number of ranks, the length from which these beat one rank."""
     known, curves = _by_key(cells), _curves(cells)
     names = _names(curves)
     for key, curve in curves.items():
@@ -80,9 +80,9 @@ def crossovers(cells: Sequence[Cell]) -> Iterator[str]:
             yield f"{name}: {ranks} ranks at one length only ({measured})"
             continue
         faster = [speedup > 1 and not cell.alike(known[_on_one(cell)]) for cell, speedup in curve]
-        first = next((i for i in range(len(curve)) if all(faster[i:])), None)  # from which all are faster
+        first = next((i for i in range(len(curve)) if all(faster[i:])), None)  # from this length on all are faster
         if not any(faster):
-            said = "at no length surely faster than one"
+            said = "shown to be faster than one at no length"
         elif first is None:
             said = "faster at some lengths, and not at the longest"
         elif first == 0:
@@ -162,12 +162,12 @@ def _on_one(cell: Cell) -> Key:
 
 
 def _of_row(cell: Cell, known: Mapping[Key, Cell]) -> list[Cell]:
-    """Return a cell, and those of one rank that it is compared with."""
+    """Return a cell and the one-device cells with which it is compared: the whole sequence, and a rank's share."""
     return [cell, *filter(None, (known.get(_on_one(cell)), _weak(cell, known)))]
 
 
 def _is_of_another_run(cell: Cell, known: Mapping[Key, Cell]) -> bool:
-    """Return whether the cell of one rank that a cell is compared with was measured in another run."""
+    """Return whether any one-device cell with which this cell is compared comes from another run."""
     return any(of.run is not cell.run for of in _of_row(cell, known))
 
 
@@ -196,7 +196,7 @@ def _curves(cells: Sequence[Cell]) -> dict[Curve, list[tuple[Cell, float]]]:
 
 
 def _crossing(slower: tuple[Cell, float], faster: tuple[Cell, float]) -> int:
-    """Return the length at which the speedup passes 1, between two neighbours of which one is below 1 and one above.
+    """Return the length at which the speedup passes 1, between neighbouring lengths with speedups below and above 1.
 
     Interpolated on logarithms of both, and rounded to 1k, or to 64 below 4k.
     """

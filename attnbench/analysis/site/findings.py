@@ -48,8 +48,8 @@ class Standing:
 
     case: Case
     fastest: Key | None
-    alike: tuple[Key, ...]  # the ones that tie with the fastest
-    measured: tuple[Key, ...]  # all exact ones with a figure, the fastest first
+    alike: tuple[Key, ...]  # the cells that tie with the fastest
+    measured: tuple[Key, ...]  # all cells of exact backends with a figure, the fastest first
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ class Findings:
         return {machine.model: machine.label for machine in self.machines}
 
     def cards(self, machine: Machine, keys: Iterable[Key]) -> int:
-        """Return the number of a machine's cards that measured some cells; all cards without a name count as one."""
+        """Return the number of a machine's cards that measured some cells; all cards without a UUID count as one."""
         return len({machine.card_of_round[number] for key in keys for number in machine.log_rounds[key]})
 
 

@@ -1,4 +1,4 @@
-"""Backends over time: each against its version before on the same GPU, over the cases measured with both."""
+"""Backends over time: each against its version before, on the same GPU, over the cases measured with both versions."""
 
 from __future__ import annotations
 
@@ -92,8 +92,11 @@ def table(site: Findings, found: list[Change]) -> Table:
         *(Column("cases", "right", optional=1), Column("before", optional=2), Column("now", optional=2)),
         Column("run files", optional=1),
     )
-    note = "The version that counts over the one before it, in the cases of both, by one measuring method; geometric "
-    note += "means in bursts. Bars begin at 1x, as fast as before; thin lines: 95 % interval, cards included."
+    note = "How many times as fast each backend's current version is as the version before, over the cases measured "
+    note += (
+        "with both, by the same method: geometric means in bursts. Bars begin at 1x, as fast as before; thin lines: "
+    )
+    note += "95 % interval, which includes the spread between cards."
     return Table("versions", columns, tuple(rows), "Each backend against the version before", note)
 
 

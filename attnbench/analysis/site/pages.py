@@ -78,7 +78,7 @@ def pages(site: Findings, given: Sequence[str], report_of: ReportOf) -> list[Pag
 
 def _command(*words: str) -> tuple[Section, ...]:
     """Return the section with the command that gives the same figures."""
-    return (Section("command", "The same by command", code=f"attnbench {shlex.join(words)}"),)
+    return (Section("command", "The same figures by command", code=f"attnbench {shlex.join(words)}"),)
 
 
 # ---- The index.
@@ -206,7 +206,7 @@ def _backends(site: Findings) -> Document:
         )
         rows.append(((link(name, site.backend_address(name)),), *each))
     columns = (Column("backend"), *(Column(machine.label, "right") for machine in site.machines))
-    note = "In how many cases it is the fastest or alike with it / in how many it has a figure."
+    note = "Number of cases in which it is the fastest or ties with the fastest / in which it has a figure."
     return Document(
         command="site",
         title="Backends",
@@ -219,7 +219,7 @@ def _own_code(site: Findings) -> Iterator[Block]:
     """Yield a paragraph with the names of own code, linked to its pages, if there is any."""
     if site.own_code:
         names = joined([link(name, site.backend_address(name))] for name in site.own_code)
-        why = ". Named by file or module when it was measured, so it is no implementation to take: it is in no ranking."
+        why = ". Named by file or module when it was measured, so no reader can take it: it is in no ranking."
         yield Paragraphs(((*names, Span(why)),), title="Own code")
 
 

@@ -20,8 +20,8 @@ from attnbench.results import case_names
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import Cell, Key
 
-MOST_SOURCES = 2  # run files for a figure that are shown; the others are folded
-LEAST_AXIS = 0.02  # to both sides of 1x
+MOST_SOURCES = 2  # run files of a figure that are shown; the rest is folded
+LEAST_AXIS = 0.02  # least reach of the axis to both sides of 1x
 UNLIKE = "†"  # beside a ratio of two GPUs, each with its own backend
 MOST_NAMED = 3  # backends in a sentence
 NOT_KNOWN = "not known"
@@ -62,7 +62,7 @@ def sources(site: Findings, machine: Machine, key: Key) -> tuple[Span, ...] | st
 
 
 def file_links(site: Findings, cells: Iterable[Cell], shown: int = MOST_SOURCES) -> tuple[Span, ...] | str:
-    """Return links to the pages of the run files behind the figures of some cells, those after `shown` folded."""
+    """Return links to the pages of the run files behind some cells; links after the first `shown` are folded."""
     found = {file.address: file for cell in cells for file in site.sources(cell)}
     return _links(sorted(found.values(), key=lambda file: file.run.started, reverse=True), shown)
 
@@ -157,7 +157,7 @@ def fastest_table(site: Findings, machine: Machine, work: Work) -> Table:
     )
     note = (
         f"{work.title}: {work.what}. Medians in bursts; ± is half the 95 % interval of the latency. Backends joined by "
-        "= are alike within it. ~: the clock was held down."
+        "= are alike within the uncertainty. ~: the clock was held down."
     )
     if alone:
         note += f" {count(alone, 'case')} with one backend alone: on its page."
@@ -227,7 +227,7 @@ def summary(site: Findings) -> Table:
         Column("cards", "right", optional=1),
         Column("newest", optional=1, wrap=False),
     )
-    note = "In how many of the cases with several backends; those alike within the uncertainty all count."
+    note = "Number of the cases with several backends; all backends that are alike within the uncertainty count."
     return Table("fastest", columns, tuple(rows), "What is fastest where", note)
 
 
@@ -258,7 +258,7 @@ def ratio_bar(ratio: Ratio, low: float, high: float, label: str, group: int = 0)
 def pair_chart(site: Findings, pair: Pair, *, with_files: bool = False) -> Table:
     """Return the speed ratio of a pair as a bar with its interval, for each kind of work.
 
-    `with_files` adds the run files behind each.
+    `with_files` adds the run files behind each ratio.
     """
     other, home = pair.labels
     c = pair.comparison
@@ -355,7 +355,7 @@ def cases_table(site: Findings, work: Work, machines: Sequence[Machine]) -> Tabl
         Column("run files", optional=1),
     )
     note = "Each GPU with its own fastest backend, in bursts. Speed: over the first GPU of the case; "
-    note += f"{UNLIKE}: with unlike backends, so that it is not the GPUs' alone."
+    note += f"{UNLIKE}: with unlike backends, so that the ratio is not of the GPUs alone."
     if alone:
         note += f" {count(alone, 'case')} with one backend on one GPU alone: on its page."
     return Table(work.name, columns, tuple(rows), f"{work.title} by case", note)
@@ -405,8 +405,8 @@ def backend_table(site: Findings, backend: str, work: Work, machines: Sequence[M
         Column("of the fastest", "right"),
         Column("run files", optional=1),
     )
-    note = "Of the fastest: the speed over that of the fastest backend of the case; = is alike with it. In bursts."
-    note += "" if exact else " An approximation does other work, so it has no rate."
+    note = "Of the fastest: the speed over the speed of the fastest backend of the case; =: alike with it. In bursts."
+    note += "" if exact else " An approximation computes something else, so it has no rate."
     return Table(work.name, columns, tuple(rows), f"{work.title}, {count(len(cases), 'case')}", note)
 
 

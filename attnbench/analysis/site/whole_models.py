@@ -138,7 +138,9 @@ def steps_page(site: Findings, files: Sequence[RunFile]) -> Document:
     named = {name(case): [*of] for case, of in by_case.items()}
     tables = tuple(_table(site, number, what, of) for number, (what, of) in enumerate(named.items()))
     told = "from one traced step; a kernel of attention that is"
-    note = f"Attention: its share of the step, {told} {FASTER:g}x as fast makes the step so many times as fast."
+    note = (
+        f"Attention: its share of the step, {told} {FASTER:g}x as fast makes the step as many times as fast as shown."
+    )
     columns = (
         *(Column("step"), GPU, Column("time", "right", wrap=False), Column("fastest", optional=1)),
         *(Column("attention", "right"), Column(f"gain of {FASTER:g}x", "right", wrap=False, optional=1), RUN_FILES),

@@ -24,7 +24,7 @@ WORKS: Mapping[str, Work] = {
         Work("prefill", "Prefill", "a forward pass of many queries on one GPU"),
         Work("decode", "Decode", "a forward of few queries on a long cache, on one GPU"),
         Work("training", "Training", "a backward pass, or both passes, on one GPU"),
-        Work("several-gpus", "Several GPUs", "one sequence split over several GPUs; rates are of each"),
+        Work("several-gpus", "Several GPUs", "one sequence split over several GPUs; rates are per GPU"),
     )
 }
 

@@ -34,7 +34,8 @@ HEADINGS = ("step", "tokens/s", "MFU", "peak memory", "attention", "share", "idl
 MFU = with_addresses(
     "MFU: model FLOPs (2 x weights x tokens and attention's products, three times that in training) over the latency, "
     "as a share of the datasheet peak. Attention: its kernels in one traced step, masks included. Idle: the device "
-    "waited for the host. Predicted: the step with the attention and idle time of the fastest; docs/step.md."
+    "waited for the host. Predicted: the step with the attention and idle time of the fastest implementation; "
+    "docs/step.md."
 )
 
 
@@ -105,7 +106,7 @@ def _table(number: int, device: str, case: Case, own: Sequence[Timed]) -> Table:
 
 
 def entries(timed: Timed, first: Timed) -> tuple[Entry, ...]:
-    """Return the name of an implementation and what stands below HEADINGS; `first` is the fastest of its device."""
+    """Return the name of an implementation and its entries below HEADINGS; `first` is the fastest of its device."""
     cell, off, predicted = timed.cell, timed.off(first), timed.predicted(first)
     is_first = timed is first
     return (
@@ -136,14 +137,14 @@ def _cautions(steps: Mapping[tuple[str, Case], Sequence[Timed]]) -> Iterator[Cau
     if waiting := [_label(timed) for timed, _ in every if any(row.host_bound for row in timed.cell.ok)]:
         yield Caution(
             f"The host launched too slowly in {some(waiting)}.",
-            "The device waited for it (idle), and a faster kernel does not shorten that.",
+            "The device waited for the host (idle), and a faster kernel does not shorten the wait.",
             "Give a larger --batch or --seqlen.",
         )
     offs = [(timed, timed.off(first) or 0.0) for timed, first in every]
     if unlike := [f"{_label(timed)} ({_signed(off)})" for timed, off in offs if abs(off) > AGREES]:
         yield Caution(
             f"The prediction is off by more than {percent(AGREES)} of the step in {some(unlike)}.",
-            "Something beside attention and waiting differs: the clock, or memory traffic.",
+            "Something other than attention and waiting differs: the clock, or memory traffic.",
             "Compare `attnbench report --cell`, or measure more rounds.",
         )
 

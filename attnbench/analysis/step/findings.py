@@ -34,13 +34,13 @@ class Timed:
         return None if self.attention is None else self.attention / self.latency
 
     def predicted(self, other: Timed) -> float | None:
-        """Return the seconds of this step if its attention and idle time were those of another one."""
+        """Return the seconds of this step if it had the attention and idle time of another step."""
         if self.attention is None or other.attention is None:
             return None
         return self.latency - self.attention - self.idle + other.attention + other.idle
 
     def off(self, other: Timed) -> float | None:
-        """Return the error of the predicted other step, as a share of that step as measured."""
+        """Return the error of the prediction of another step, as a share of the measured time of that step."""
         seconds = self.predicted(other)
         return None if seconds is None else seconds / other.latency - 1
 

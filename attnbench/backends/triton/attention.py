@@ -159,7 +159,7 @@ def attention_varlen(
 
 
 def natural_lse(lse: Tensor) -> Tensor:
-    """Return the log-sum-exp in base e, -inf for queries without keys, from the kernels', in base 2 with +inf."""
+    """Convert the kernels' log-sum-exp (base 2, +inf for queries without keys) to base e, with -inf for these."""
     return torch.where(lse == math.inf, -math.inf, lse * math.log(2))
 
 

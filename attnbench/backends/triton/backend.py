@@ -206,7 +206,7 @@ def _latent_refusal(case: Case) -> str | None:
     if not case.is_paged:
         return "latent rows only in a cache of pages"
     if not 16 <= case.shape.headdim_v <= MAX_LATENT or case.shape.headdim > 2 * MAX_LATENT:
-        return f"latent rows with a headdim_v of 16 to {MAX_LATENT}"
+        return f"latent rows only with a headdim_v of 16 to {MAX_LATENT} and a headdim up to {2 * MAX_LATENT}"
     return None
 
 

@@ -165,8 +165,9 @@ def mask_by_name(
 ):  # fmt: skip
     """Return the scores with -inf where a query does not see a key, as core/masks.py defines it.
 
-    `places` and `keys` are positions in the sequence, [first, last] the keys that causal and window leave visible,
-    Kept the blocks of random:P. KIND is a value of KINDS in named_mask.py.
+    `places` and `keys` are positions in the sequence. `first` and `last` are the first and last key that causal and
+    window leave visible. `Kept` is random:P's table of kept 128 x 128 blocks. KIND is a value of KINDS in
+    named_mask.py.
     """
     seen = keys <= last
     if LEFT:

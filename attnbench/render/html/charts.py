@@ -199,7 +199,10 @@ def _fastest(rivals: Sequence[Cell]) -> dict[int, str]:
 
 
 def _rate(cells: Sequence[Cell]) -> str | None:
-    """Return the rate of a panel's cells, which have one axis: the unit of the longest case, if it is a rate."""
+    """Return the rate on the panel's axis, "tflops" or "gbps": the usual rate of the panel's longest case.
+
+    None where that case usually shows neither.
+    """
     longest = max(cells, key=lambda cell: case_names.seqlen(cell.case))
     return next((rate for rate in metrics.usual(longest.case, longest.rates) if rate in _OF_RATE), None)
 
