@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.backends.shared import own_source
+from attnbench.cli import SIGNALS
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
@@ -82,8 +83,7 @@ def usual_signals() -> Iterator[None]:
     usual = {
         signal.SIGPIPE: signal.getsignal(signal.SIGPIPE),
         signal.SIGINT: signal.default_int_handler,
-        signal.SIGTERM: signal.SIG_DFL,
-        signal.SIGHUP: signal.SIG_DFL,
+        **{getattr(signal, name): signal.SIG_DFL for name in SIGNALS if name != "SIGINT" and hasattr(signal, name)},
     }
     before = {number: signal.signal(number, handler) for number, handler in usual.items()}
     yield

@@ -20,6 +20,7 @@ from types import ModuleType, SimpleNamespace
 from typing import IO, Any, NoReturn
 from unittest.mock import patch
 
+from attnbench.cli import SIGNALS
 from attnbench.run import process
 from worker_here import quick_cpu
 
@@ -97,8 +98,8 @@ def _work(env: Mapping[str, str], descriptors: Sequence[int]) -> NoReturn:
         sys.stdout = io.TextIOWrapper(unbuffered, write_through=True)
         sys.argv = ["attnbench.worker"]
         _forget_the_tests(env)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
+        for name in SIGNALS:
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
         warnings.resetwarnings()  # pytest turns warnings into errors
         for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
             warnings.simplefilter("ignore", kind)

@@ -114,6 +114,8 @@ def _is_as_written(function: FunctionType, text: str) -> bool:
         return True
     own = function.__code__
     codes = [compiled(text, own.co_flags)]
+    if isinstance(function.__globals__.get("In"), list):  # IPython compiles each statement of a cell by itself
+        codes += [compiled(ast.Module([node], []), own.co_flags) for node in ast.parse(text).body]
     for code in codes:
         codes += [const for const in code.co_consts if isinstance(const, CodeType)]
     there = (code for code in codes if (code.co_name, code.co_firstlineno) == (own.co_name, own.co_firstlineno))
@@ -131,6 +133,6 @@ def _alike(one: CodeType, other: CodeType) -> bool:
     )
 
 
-def compiled(source: str, flags: int) -> CodeType:
+def compiled(source: str | ast.Module, flags: int) -> CodeType:
     code: CodeType = compile(source, "<source>", "exec", flags & ANNOTATIONS, dont_inherit=True)
     return code

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 from attnbench.api.arguments import NONE, SWITCH, TEXT, check_types, has_items, margin_of, path_of, texts_of
 from attnbench.api.shown import Plot, Shown, Verdict
 from attnbench.core.errors import UserError, one_of
-from attnbench.core.files import GONE, working_folder, write_file
+from attnbench.core.files import GONE, RUN_FILES, working_folder, write_file
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
 from attnbench.core.text import count
@@ -210,7 +210,7 @@ class Results:
         """Write the rows of `to_csv` as Parquet (needs pyarrow), and return the path. Raises UserError."""
         from attnbench.render.export import trackers
 
-        return write_file(path_of(path), trackers.content("parquet", self.cells))
+        return write_file(self._export(path), trackers.content("parquet", self.cells))
 
     def to_tracker(self, format: str, path: str | Path | None = None) -> str:
         """Return the results in another tool's format: "pytest-benchmark", "bmf" (Bencher), "github-action-benchmark".
@@ -232,11 +232,19 @@ class Results:
 
         return Shown(complete(self.report().document, {form}, self.cells, self.runs, self._names()))
 
-    @staticmethod
-    def _put(path: str | Path | None, made: Callable[[], str]) -> str:
+    def _export(self, path: str | Path) -> Path:
+        """Return the path of an export. Raises UserError for a run file, which would lose its samples."""
+        found = path_of(path)
+        is_input = any(found.exists() and file.exists() and found.samefile(file) for file in self.files)
+        if is_input or os.path.realpath(found).endswith(RUN_FILES):
+            raise UserError(f"{found}: a run file, whose samples would be lost; give the export another name")
+        return found
+
+    def _put(self, path: str | Path | None, made: Callable[[], str]) -> str:
+        to = None if path is None else self._export(path)
         text = made()
-        if path is not None:
-            write_file(path_of(path), text)
+        if to is not None:
+            write_file(to, text)
         return text
 
 

@@ -14,6 +14,7 @@ import typer
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live, read_runs, results_line, tell
 from attnbench.core.errors import UserError, one_of
+from attnbench.core.text import count
 
 if TYPE_CHECKING:
     from attnbench.core.record import Search
@@ -90,7 +91,13 @@ def capacity(given: Options) -> None:
         raise UserError(f"--resume uses the settings of {given.resume}; leave out the others")
     if given.results:
         read, damage = read_runs(given.results)
-        shown = output.with_damage(document([run for _, run in read], given.allow_wrong), damage)
+        runs = [run for _, run in read if run.search]
+        others = [path for path, run in read if not run.search]
+        if wrong := [path for path in others if path in given.results or not runs]:
+            raise UserError(f"{wrong[0]} is no search of attnbench capacity; attnbench report shows it")
+        if others:
+            tell(f"attnbench: left out: {count(len(others), 'run')} without a search, which attnbench report shows")
+        shown = output.with_damage(document(runs, given.allow_wrong), damage)
         raise typer.Exit(output.write(shown, wanted))
     ended = _searched(given)
     shown = plan_document(ended.measured) if given.dry_run else document([ended.measured], given.allow_wrong)

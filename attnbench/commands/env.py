@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -112,4 +113,8 @@ def remove(name: Annotated[str, typer.Argument(metavar="NAME", help="A name that
     from attnbench.core.text import one_line
     from attnbench.run import venvs
 
-    print(f"removed: {one_line(venvs.remove(name).path)}")
+    path = venvs.remove(name).path
+    stays = os.path.exists(path)
+    print(
+        f"taken from the list; not made here, so it stays: {one_line(path)}" if stays else f"removed: {one_line(path)}"
+    )

@@ -39,7 +39,11 @@ def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
             file.writelines(pieces)
         return
     target = Path(os.path.realpath(path))
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        os.stat(target.parent)  # raises OSError with the cause: links in a circle
+        raise
     if target.exists() and not (target.is_file() and os.access(target.parent, os.W_OK)):
         with target.open("wb") as file:
             file.writelines(pieces)

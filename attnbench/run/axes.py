@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from attnbench.core.axes import AXES, Axis
 from attnbench.core.case import Case, Shape, sizes_of
@@ -43,6 +43,12 @@ def _to_text(value: Any, pair: str = "") -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def _with_values(values: list[bool]) -> list[bool]:
+    if not values:
+        raise ValueError("an empty list; give true, false or both, or leave it out")
+    return values
+
+
 _OPEN = {None: "open", -1: "open", "none": "open"}  # an open side of a window, in the spelling of other tools
 Text = Annotated[str, BeforeValidator(_to_text)]
 
@@ -62,7 +68,7 @@ class _Axes(BaseModel):
 def _type_of(axis: Axis) -> Any:
     """Return the type of the values of an axis in a suite."""
     if axis.switch:
-        return bool | list[bool] | None
+        return bool | Annotated[list[bool], AfterValidator(_with_values)] | None
     return Annotated[str, BeforeValidator(partial(_to_text, pair=axis.pair))] | None
 
 

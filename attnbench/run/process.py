@@ -26,6 +26,7 @@ QUESTION = b'{"ask":'  # the beginning of a line with a worker's question, not a
 MOST_QUESTIONS = 100_000  # most questions during one request
 MOST_OF_ANSWER = 2**28  # most bytes of an answer
 MOST_OF_STDERR = 2**30  # most bytes on stderr during one request
+TO_CLEAN_UP = 1.0  # seconds that an interrupted import has
 AFTER_QUESTION = 5.0  # least seconds left to a worker after the answer to its question
 TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
@@ -82,6 +83,7 @@ class WorkerProcess:
         self._tail: str | None = None  # the end of its stderr, kept when it is killed
         self._buffer = bytearray()
         self.on_question: OnQuestion | None = None  # answers the worker's questions
+        self._is_importing = False  # the latest request runs a person's or a library's import
         self._sent = self._received = 0  # numbers of the last request and answer, from 1
         self._process = subprocess.Popen(
             command,
@@ -116,6 +118,7 @@ class WorkerProcess:
         self._mark = self._stderr.seek(0, os.SEEK_END)
         self._killed_for_memory = _killed_for_memory()
         self._sent += 1
+        self._is_importing = request.get("op") in ("load", "import")
         self._questions = 0  # questions that the worker asked during this request
         self._write({**request, "number": self._sent})
 
@@ -244,8 +247,27 @@ class WorkerProcess:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
 
+    def interrupt_import(self) -> bool:
+        """Interrupt an import under way, so that it can clean up; return whether there is one.
+
+        A compiler that the import has started may hold a lock, as `torch.utils.cpp_extension` does, which would stop
+        every later import.
+        """
+        if not self._is_importing or self._received >= self._sent or not self.alive or not hasattr(os, "killpg"):
+            return False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGINT)
+        return True
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the end of the worker, at most so long."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, seconds))
+
     def kill(self) -> None:
         """Kill the worker and all processes that it started, and wait for its end."""
+        if self.interrupt_import():
+            self.wait(TO_CLEAN_UP)
         self.send_kill()
         self._process.wait()
         forget(self._left)

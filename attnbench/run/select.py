@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import itertools
 import os
@@ -186,6 +187,11 @@ def _executable(path: str, option: str) -> str:
     where = shutil.which(os.path.expanduser(path))
     if where is None:
         raise UserError(f"{option}: {path} is not an executable file")
+    first = b""
+    with contextlib.suppress(OSError), open(where, "rb") as file:  # it may be executable and not readable
+        first, *_ = (file.readline(1024) if file.read(2) == b"#!" else b"").split() or [b""]
+    if first and not os.path.exists(first):
+        raise UserError(f"{option}: {path} names {os.fsdecode(first)} in its first line, which is not there")
     return where
 
 

@@ -36,7 +36,7 @@ from attnbench.run import compile_caches, device_turns
 from attnbench.run.device_turns import DeviceTurns
 from attnbench.run.judge import JobHearing, Judge, is_judged_beside, within
 from attnbench.run.plan import CaseSupport
-from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
+from attnbench.run.process import START_TIMEOUT, TO_CLEAN_UP, WorkerDied, WorkerHung, WorkerOutOfMemory, WorkerProcess
 from attnbench.run.rank_workers import RankWorkers
 
 SLOW_START = 10.0  # seconds of importing after which the unfinished backends are reported
@@ -416,6 +416,11 @@ class WorkerPool:
 
     def close(self) -> None:
         """Kill all workers. The next job starts new ones."""
+        each = self._workers.values()
+        importing = [worker for worker in each if isinstance(worker, WorkerProcess) and worker.interrupt_import()]
+        until = time.monotonic() + TO_CLEAN_UP
+        for worker in importing:
+            worker.wait(until - time.monotonic())
         for worker in self._workers.values():
             worker.send_kill()  # to all at first, as the driver needs a while for each process with an open GPU
         for worker in self._workers.values():

@@ -69,6 +69,8 @@ def first_mistake(
     """
     first, *others = error.errors()
     place = _place(first["loc"])
+    if first["type"] == "extra_forbidden":  # the key itself may be called as a type
+        place = ".".join(filter(None, (_place(first["loc"][:-1]), str(first["loc"][-1]))))
     if first["type"] == "missing":
         return f"{place} is missing"
     if first["type"] == "literal_error":

@@ -113,6 +113,8 @@ def test_what_a_person_can_mend_is_a_user_error(more: dict[str, Any], said: str)
         (lambda _: attnbench.load("x" * 100_000), "^path: no file can have the name 'x{1,200}"),
         (lambda of: of.plot("x"), "figure: unknown 'x'"),
         (lambda of: of.save("a\0.jsonl"), "^path: no file can have the name"),
+        (lambda of: of.to_csv("there.jsonl"), "^there.jsonl: a run file, whose samples would be lost"),
+        (lambda of: of.to_parquet("there.jsonl.gz"), "^there.jsonl.gz: a run file, whose samples would be lost"),
         (lambda of: of.to_csv(3), "^path: 3 is not a path"),
         (lambda _: attnbench.load("x.jsonl", convention="all"), "^convention: unknown 'all'"),
         (lambda _: attnbench.check("fake", timeout=-1), "^timeout: -1 is not a number of seconds"),

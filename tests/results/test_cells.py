@@ -165,17 +165,17 @@ def test_runs_of_one_setting_join_and_others_stay_apart() -> None:
 
 
 def test_figures_of_two_cards_are_compared_with_what_cards_differ_by() -> None:
-    """Latencies of two cards are compared by the spread of cards: 2 % is more than one H200 varies, less than two."""
+    """Latencies of two cards are compared by the spread of cards: 2 % is more than one varies, less than two."""
 
     def winners(first: str | None, second: str | None) -> int:
-        records = ok(case(), "fa2", 300.0), ok(case(), "triton", 306.0)
+        records = ok(case(), "fa2", 600.0), ok(case(), "triton", 612.0)
         uuids = (replace(H200, uuid=uuid) for uuid in (first, second))
         return len(contest_of(cells([run([r], device=d) for r, d in zip(records, uuids, strict=True)])).winners)
 
     assert winners("GPU-1", "GPU-1") == 1
     assert winners("GPU-1", "GPU-2") == 2
     assert winners(None, None) == 2, "two runs that do not name their cards"
-    both = contest_of(cells([run([ok(case(), "fa2", 300.0), ok(case(), "triton", 306.0)])]))
+    both = contest_of(cells([run([ok(case(), "fa2", 600.0), ok(case(), "triton", 612.0)])]))
     assert len(both.winners) == 1, "one run"
 
 

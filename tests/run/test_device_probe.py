@@ -81,7 +81,7 @@ class SimulatedWorker:
     def _survey(self, request: Mapping[str, Any]) -> dict[str, Any]:
         reason = "forward only" if self.name == "sdpa-math" else None
         workspace = {"nbytes": 2**34} if self.name == "eager" else {}
-        return {"answers": [[reason, workspace, 0.4] for _ in request["cases"]]}
+        return {"answers": [[reason, workspace, 0.4, 0.0] for _ in request["cases"]]}
 
     def _run(self, request: Mapping[str, Any]) -> dict[str, Any]:
         job = from_json(Job, request["job"])

@@ -149,6 +149,28 @@ def test_a_worker_that_reads_nothing_holds_up_nobody(monkeypatch: pytest.MonkeyP
     assert not worker.alive
 
 
+def test_an_import_that_is_killed_can_clean_up(tmp_path: Path) -> None:
+    """A lock that an import holds, as torch's extension compiler does, is gone after the worker was killed."""
+    lock = tmp_path / "lock"
+    program = f"""
+import sys, time, pathlib
+lock = pathlib.Path({str(lock)!r})
+sys.stdin.readline()
+lock.touch()
+try:
+    time.sleep(60)
+finally:
+    lock.unlink()
+"""
+    worker = WorkerProcess(program=["-c", program])
+    worker.send({"op": "load"})
+    while not lock.exists():
+        time.sleep(0.01)
+    worker.kill()
+    assert not lock.exists()
+    assert not worker.alive
+
+
 FORGED = {  # what a kernel prints in place of an answer
     "deep": "'[' * 200_000",
     "a deep question": "'{\"ask\":' + '[' * 200_000",

@@ -190,6 +190,9 @@ def test_cases_stand_beside_the_axes_and_take_from_them() -> None:
     ("data", "place", "hint"),
     [
         ({"tokns": "1k"}, "tokns: unknown key", 'did you mean "tokens"?'),
+        ({"model": "llama-3.1-8b"}, "model: unknown key", 'did you mean "models"?'),
+        ({"axes": {"model": "x"}}, "axes.model: unknown key", "known: alibi"),
+        ({"axes": {"sink": []}}, "axes.sink: ", "is not true or false"),
         ({"axes": {"seqlens": "1k"}}, "axes.seqlens: unknown key", 'did you mean "seqlen"?'),
         ({"axes": {"direction": "fwd", "batches": 1}}, "axes.batches: unknown key", 'did you mean "batch"?'),
         ({"on_cpu": {"token": 1}}, "on_cpu.token: unknown key", 'did you mean "tokens"?'),

@@ -46,7 +46,7 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     _named_folders.update(of.parent for of in named if not {*PACKAGES} & {*of.parts})
     files = {*named}
     if any(_is_own(path) for path in named):
-        files |= {*_imported({**sys.modules}), *_mapped(named), *filter(_is_own, map(Path, READ))}
+        files |= {*_imported({**sys.modules}), *_mapped(named), *_read()}
         is_beside = _is_beside(named)
         sources = sorted((is_beside(path), path) for path in files if path.suffix == ".py")
         files |= named_by([*(path for _, path in sources), *named], sys.path, _named_folders)
@@ -83,6 +83,11 @@ def _imported(modules: Mapping[str, Any]) -> Iterator[Path]:
             continue  # some modules of torch name a file that does not exist: "_ops.py"
         if not is_others(name) and _is_own(path := Path(found).resolve()) and (holder := _file(path)):
             yield holder
+
+
+def _read() -> Iterator[Path]:
+    """Yield the own source files that imports have read, where they are still there."""
+    yield from (path for path in map(Path, READ) if path.is_file() and _is_own(path))
 
 
 def _file(path: Path) -> Path | None:
