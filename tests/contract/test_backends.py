@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -352,7 +353,9 @@ def why_not(backend: Backend) -> str | None:
 def _find_why_not(backend: Backend) -> str | None:
     if getattr(backend, "simulated", False):
         return "it is simulated and computes nothing"
-    probe = backend.probe()
+    with warnings.catch_warnings():  # a library may warn when it is imported
+        warnings.simplefilter("ignore")
+        probe = backend.probe()
     if not probe.usable:
         return probe.reason
     reasons = [refusal(backend, case, DEVICE) for case in (*CASES.values(), *DELTA.values())]
