@@ -70,7 +70,11 @@ class InputRenewal:
     """
 
     def __init__(self, case: Case, given: Inputs, prepared: Prepared, seed: int) -> None:
-        read = {**given.values, **prepared.reads, **prepared.reads_in_parts}
+        read: dict[str, Tensor | Sequence[Tensor]] = {
+            **given.values,
+            **prepared.reads,
+            **prepared.reads_in_parts,
+        }
         self._tensors = {name: read[name] for name in renewed(case, given)}
         self._seed = seed
         self._count = 0

@@ -419,8 +419,8 @@ class WorkerPool:
         each = self._workers.values()
         importing = [worker for worker in each if isinstance(worker, WorkerProcess) and worker.interrupt_import()]
         until = time.monotonic() + TO_CLEAN_UP
-        for worker in importing:
-            worker.wait(until - time.monotonic())
+        for interrupted in importing:
+            interrupted.wait(until - time.monotonic())
         for worker in self._workers.values():
             worker.send_kill()  # to all at first, as the driver needs a while for each process with an open GPU
         for worker in self._workers.values():
