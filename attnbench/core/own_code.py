@@ -11,8 +11,7 @@ import itertools
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,16 +25,12 @@ NEEDED = (  # modules that a neighbour of a person's file must not replace: torc
 WRITTEN = "attnbench-sources"  # the folder of the files to which the API writes functions: api/subjects.py
 IN_PROCESS = "attnbench_in_process"  # the module of functions measured in a person's process: api/in_process.py
 MODULE = "attnbench_own_"  # the beginning of the module name of a person's file
-ATTNBENCH = str(Path(__file__).resolve().parents[1])
 STANDARD = os.path.dirname(os.__file__)  # the folder of the standard library
 MAX_SWEEP = 64  # the most kernels of one sweep, each of which has a process
 MOST_OF_SOURCE = 2**24  # the most bytes of a Python file
 PACKAGES = ("site-packages", "dist-packages")  # folders of installed packages
 _from_source: set[str] = set()  # folders whose modules are loaded from their source
 LOADED: dict[str, bytes] = {}  # path of a person's imported file -> its source at import
-READ: set[str] = set()  # paths of source files that a person's file has read during its import
-SOURCES = (".py", ".c", ".cc", ".cpp", ".h", ".hpp", ".cu", ".cuh", ".ptx", ".cubin")  # of Python and of kernels
-_importing: list[str] = []  # folders of the person's files that are being imported
 
 
 class _FromSource(machinery.SourceFileLoader):
@@ -90,40 +85,8 @@ def load_file(path: Path) -> ModuleType:
     others = [folder for folder in sys.path if folder not in standard]
     sys.path[:] = [*standard, folder := str(path.parent.resolve()), *others]
     _load_from_source(folder)
-    with _noting_reads(folder):
-        spec.loader.exec_module(module)
+    spec.loader.exec_module(module)
     return module
-
-
-@contextlib.contextmanager
-def _noting_reads(folder: str) -> Iterator[None]:
-    """Add to READ the source files in a folder and below it that code in the block opens.
-
-    Such a file may be executed without an import of a module by its name: by `exec`, `runpy` or `importlib.util`, or
-    by a compiler.
-    """
-    _hook_reads()
-    _importing.append(folder)
-    try:
-        yield
-    finally:
-        _importing.pop()
-
-
-@cache
-def _hook_reads() -> None:
-    sys.addaudithook(_note_read)  # it cannot be removed
-
-
-def _note_read(event: str, arguments: tuple[Any, ...]) -> None:
-    if _importing and event == "open" and isinstance(arguments[0], (str, os.PathLike)):
-        path = os.path.realpath(arguments[0])
-        if path.endswith(".pyc"):
-            with contextlib.suppress(ValueError):
-                path = importlib.util.source_from_cache(path)
-        is_ours = path.startswith(os.path.join(ATTNBENCH, ""))
-        if path.endswith(SOURCES) and path.startswith(os.path.join(_importing[-1], "")) and not is_ours:
-            READ.add(path)
 
 
 def _in_place_of(library: str, folder: Path) -> Path | None:

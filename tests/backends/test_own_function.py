@@ -20,10 +20,8 @@ import pytest
 import torch
 
 from attnbench import backends
-from attnbench.backends.shared import own_source
 from attnbench.backends.shared.function import Function
 from attnbench.backends.shared.own_signature import objection
-from attnbench.core import own_code
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.judge import inputs
@@ -379,32 +377,3 @@ def test_an_object_that_has_any_attribute_is_no_backend_by_that(tmp_path: Path) 
     file = tmp_path / "any.py"
     file.write_text("class Any:\n def __getattr__(self, name): return 3\n def __call__(self, q, k, v): ...\nf = Any()")
     assert backends.load("f", f"{file}:f").probe().reason == "f.order is 3, neither bshd nor bhsd"
-
-
-@pytest.mark.parametrize(
-    "reads",
-    [
-        "exec(pathlib.Path(BESIDE).read_text())",
-        "import runpy\nrunpy.run_path(BESIDE)",
-        "import importlib.util as u\ns = u.spec_from_file_location('kept_out', BESIDE)\n"
-        "s.loader.exec_module(u.module_from_spec(s))",
-    ],
-    ids=["exec", "runpy", "importlib"],
-)
-def test_the_version_has_sources_that_are_read_and_not_imported(
-    reads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The version covers code beside a file that runs outside of `sys.modules`; data and other folders do not count."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(own_code, "READ", set())
-    monkeypatch.setattr(own_source, "READ", own_code.READ)
-    (tmp_path / "mine_reads.py").write_text(
-        f"import pathlib\nBESIDE = {str(tmp_path / 'late-kernel.py')!r}\n{reads}\n"
-        f"pathlib.Path({str(tmp_path / 'data.json')!r}).read_text()\ndef f(q, k, v, **options): ..."
-    )
-    versions = []
-    for code, data in (("1", "1"), ("2", "1"), ("2", "2")):
-        (tmp_path / "late-kernel.py").write_text(f"x = {code}")
-        (tmp_path / "data.json").write_text(data)
-        versions.append(backends.load("own", f"{tmp_path}/mine_reads.py:f").probe().version)
-    assert versions[0] != versions[1] == versions[2]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from attnbench.core.own_code import PACKAGES, READ
+from attnbench.core.own_code import PACKAGES
 from attnbench.core.own_files import content_of, is_others, is_own, named_by
 
 SYSTEM = ("/usr", "/lib", "/lib64", "/opt", "/nix", sys.prefix, sys.base_prefix)  # folders of installed libraries
@@ -38,7 +38,7 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
 
     It covers the file that defines the object, its class and the objects that it wraps, the person's `file` that names
     it, the modules, compiled code included, that these files have imported or will import in a call, except installed
-    ones, and the source files that they have read. For a module in an archive it covers the archive.
+    ones. For a module in an archive it covers the archive.
     """
     inmost = layers(own)[-1]
     defined = _source_file(inmost if inspect.isroutine(inmost) else type(inmost))
@@ -46,7 +46,7 @@ def hash_of_source(own: Any, file: str = "") -> str | None:
     _named_folders.update(of.parent for of in named if not {*PACKAGES} & {*of.parts})
     files = {*named}
     if any(_is_own(path) for path in named):
-        files |= {*_imported({**sys.modules}), *_mapped(named), *_read()}
+        files |= {*_imported({**sys.modules}), *_mapped(named)}
         is_beside = _is_beside(named)
         sources = sorted((is_beside(path), path) for path in files if path.suffix == ".py")
         files |= named_by([*(path for _, path in sources), *named], sys.path, _named_folders)
@@ -83,11 +83,6 @@ def _imported(modules: Mapping[str, Any]) -> Iterator[Path]:
             continue  # some modules of torch name a file that does not exist: "_ops.py"
         if not is_others(name) and _is_own(path := Path(found).resolve()) and (holder := _file(path)):
             yield holder
-
-
-def _read() -> Iterator[Path]:
-    """Yield the own source files that imports have read, where they are still there."""
-    yield from (path for path in map(Path, READ) if path.is_file() and _is_own(path))
 
 
 def _file(path: Path) -> Path | None:
