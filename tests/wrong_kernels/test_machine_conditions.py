@@ -214,7 +214,7 @@ class State:
 @pytest.mark.parametrize(
     ("state", "expected"),
     [
-        (State(others=("python (pid 123)",)), ["Shared GPU: other processes computed"]),
+        (State(others=("python (pid 123)",)), ["Shared GPU: other processes"]),
         (State(errors=[3, 5]), ["The GPU counted 2 uncorrect"]),
         (State(), []),
     ],
