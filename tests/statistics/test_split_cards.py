@@ -48,9 +48,12 @@ def test_two_cards_of_a_model_are_told_apart_as_seldom_as_stated(pairs: list[Com
 
 
 def test_halves_of_the_cards_are_told_apart_as_seldom_as_stated(models: list[Cards]) -> None:
-    """Halves of the cards differ as rarely as stated, in single cells; split_cards.py has more splits, for means."""
+    """Halves of the cards differ as rarely as stated, in single cells; split_cards.py has more splits, for means.
+
+    The cells of a card move together, so that two splits alone scatter by some 3 %.
+    """
     for of in models:
-        shares = split_cards.coverage(split_cards.splits(of, 2))
+        shares = split_cards.coverage(split_cards.splits(of, 5))
         print(shares)
         assert all(0.93 <= shares[name][0] <= 0.99 for name in ("the fastest of a case", "any cell")), shares
 
