@@ -135,7 +135,7 @@ RULES = (
     ),
     Rule(
         "mask",
-        lambda c: c.mask and c.shape.seqlen_q > c.shape.seqlen_k,
+        lambda c: c.mask and c.shape.seqlen_q > c.shape.seqlen_k and not (c.is_paged or c.latent),  # see below
         "{c.mask} takes at most as many queries as keys; give a smaller --seqlen-q",
     ),
     Rule("step", lambda c: c.step and _step(c)),
