@@ -78,6 +78,10 @@ class InProcess:
         """Return the traceback of a failure. The output of a function goes where this process prints."""
         return self._traceback
 
+    def interrupt_import(self) -> bool:
+        """Return False: an import here ends before its request is answered."""
+        return False
+
     def send_kill(self) -> None:
         """Do nothing: this process goes on."""
 

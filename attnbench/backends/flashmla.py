@@ -153,8 +153,8 @@ def _chosen_fp8(case: Case, inputs: Inputs) -> Prepared:
         )[0]
         return out
 
-    reads = {"k": [values.view(torch.float8_e4m3fn), rest.view(torch.bfloat16)]}
-    return Prepared(launch, lambda out: {"out": out.view(*inputs.q.shape[:3], OF_V)}, reads_in_parts=reads)
+    reads = {"k": (values.view(torch.float8_e4m3fn), rest.view(torch.bfloat16))}
+    return Prepared(launch, lambda out: {"out": out.view(*inputs.q.shape[:3], OF_V)}, reads=reads)
 
 
 def chosen_rows(case: Case, inputs: Inputs) -> Tensor:

@@ -134,8 +134,9 @@ class Limits:
             if AXES[name].label(case) and not getattr(self, name, False):
                 return f"no {_SAID.get(name, AXES[name].option)}"
         if masks.chooses(case.mask):
-            return None if self.chosen else "no keys chosen for each query (mask topk)"
-        if case.mask and not self.masks:
+            if not self.chosen:
+                return "no keys chosen for each query (mask topk)"
+        elif case.mask and not self.masks:
             return "no masks by name"
         if masks.is_own(case.mask) and not self.own_masks:
             return "no mask of one's own"

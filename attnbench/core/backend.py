@@ -5,7 +5,7 @@ Tensors are (batch, seqlen, nheads, headdim). torch is imported inside functions
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -279,8 +279,8 @@ class Prepared:
 
     `reads` names the copies of tensors ("q", "k", "v", "dout", "sink"; headdim is the last dimension) that `launch`
     reads in place of the inputs' own memory. The check changes them in place, and the results must follow. For fp8 the
-    copies of q, k, v and, for a backward, dout must be named. `reads_in_parts` has the copies whose columns of headdim
-    lie in several tensors.
+    copies of q, k, v and, for a backward, dout must be named. A copy whose columns of headdim lie in several tensors is
+    a tuple of these.
 
     `plan` builds again the part of `prepare` that depends on the lengths of the batch, and that a model builds once a
     step for all its layers: offsets, masks, a library's plan. Launches after it give the same results. None where there
@@ -298,12 +298,16 @@ class Prepared:
     canonical: Callable[[Any], Mapping[str, Tensor]]
     forward: Callable[[], Any] | None = None
     simulation: Simulation | None = None  # set by a simulated backend only
-    reads: Mapping[str, Tensor] = field(default_factory=dict)
-    reads_in_parts: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+    reads: Mapping[str, Tensor | tuple[Tensor, ...]] = field(default_factory=dict)
     plan: Callable[[], object] | None = None
     pairs: Callable[[], int] | None = None
     moved: int = 0
     compute: Callable[[], Any] | None = None
+
+    def whole_copy(self, name: str) -> Tensor | None:
+        """Return the copy of a tensor that `launch` reads, in one tensor; None where there is no such copy."""
+        copy = self.reads.get(name)
+        return None if isinstance(copy, tuple) else copy
 
 
 @dataclass(frozen=True)

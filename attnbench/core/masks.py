@@ -366,7 +366,7 @@ def without_folder(text: str) -> str:
 
 def chooses(text: str) -> bool:
     """Return whether a mask keeps a number of keys of each query."""
-    return text.startswith("topk")
+    return issubclass(MASKS.get(text.partition(":")[0], Mask), Chosen)
 
 
 def chosen(text: str) -> int:

@@ -12,7 +12,7 @@ tokens and of their heads is reversed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -34,12 +34,12 @@ class Renewal:
     seed: int
     count: int
 
-    def flip(self, tensors: Mapping[str, Tensor | Sequence[Tensor]]) -> None:
+    def flip(self, tensors: Mapping[str, Tensor | tuple[Tensor, ...]]) -> None:
         """Change inputs, by name, in place: signs of columns, or the order. A second call undoes the first."""
         import torch
 
         for name, copy in tensors.items():
-            parts = [copy] if isinstance(copy, torch.Tensor) else copy
+            parts = parts_of(copy)
             if name in REVERSED:
                 for t in parts:
                     t.data.copy_(t.data.flip(1, 2))
@@ -70,12 +70,7 @@ class InputRenewal:
     """
 
     def __init__(self, case: Case, given: Inputs, prepared: Prepared, seed: int) -> None:
-        read: dict[str, Tensor | Sequence[Tensor]] = {
-            **given.values,
-            **prepared.reads,
-            **prepared.reads_in_parts,
-        }
-        self._tensors = {name: read[name] for name in renewed(case, given)}
+        self._tensors = {name: prepared.reads.get(name, given.values[name]) for name in renewed(case, given)}
         self._seed = seed
         self._count = 0
         self.now: Renewal | None = None
@@ -98,6 +93,11 @@ class InputRenewal:
         if self.now:
             self.now.flip({name: original.values[name] for name in self._tensors})
         return original
+
+
+def parts_of(copy: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return the tensors of a copy of an input, which has its columns in one or several (`Prepared.reads`)."""
+    return copy if isinstance(copy, tuple) else (copy,)
 
 
 def renewed(case: Case, given: Inputs) -> list[str]:

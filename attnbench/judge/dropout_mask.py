@@ -52,7 +52,8 @@ class MaskReader:
         self.prepared = prepared
         self.state = state
         name = "dout" if case.has_backward else "v"
-        self._probed = in_input_order(prepared.reads.get(name, getattr(given, name)), getattr(given, name), name)
+        own, copy = getattr(given, name), prepared.whole_copy(name)
+        self._probed = in_input_order(own if copy is None else copy, own, name)
 
     def read(self, sample: RowSample) -> Tensor:
         """Return the mask of the sample's rows, (pairs, count, group, seqlen_k) bool, True where a probability is kept.

@@ -131,7 +131,7 @@ def copies_problem(case: Case, prepared: Prepared) -> str | None:
         return None
     of_dout = {"dout": (torch.float8_e5m2, torch.float8_e4m3fn)} if case.has_backward else {}
     for name, dtypes in {**dict.fromkeys("qkv", (torch.float8_e4m3fn,)), **of_dout}.items():
-        copy = prepared.reads.get(name)
+        copy = prepared.whole_copy(name)
         if copy is None or copy.dtype not in dtypes:
             formats = " or ".join(str(t).removeprefix("torch.float8_").removesuffix("fn") for t in dtypes)
             return f"it names no {formats} copy of {name} that its launch reads (Prepared.reads)"

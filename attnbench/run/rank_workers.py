@@ -140,6 +140,17 @@ class RankWorkers:
         """Return the end of stderr since the latest request, of the failed rank, else of rank 0."""
         return self._ranks[self._failed].stderr_tail()
 
+    def interrupt_import(self) -> bool:
+        """Interrupt the imports of all ranks; return whether any was under way."""
+        interrupted = [rank.interrupt_import() for rank in self._ranks]
+        return any(interrupted)
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the end of all processes, at most so long."""
+        until = time.monotonic() + seconds
+        for rank in self._ranks:
+            rank.wait(until - time.monotonic())
+
     def send_kill(self) -> None:
         """Send SIGKILL to all processes, without waiting for their end."""
         for rank in self._ranks:

@@ -417,7 +417,7 @@ class WorkerPool:
     def close(self) -> None:
         """Kill all workers. The next job starts new ones."""
         until = time.monotonic() + TO_CLEAN_UP
-        for interrupted in [worker for worker in self._workers.values() if interrupt_import(worker)]:
+        for interrupted in [worker for worker in self._workers.values() if worker.interrupt_import()]:
             interrupted.wait(until - time.monotonic())
         for worker in self._workers.values():
             worker.send_kill()  # to all at first, as the driver needs a while for each process with an open GPU
@@ -509,12 +509,6 @@ class WorkerPool:
         tail = worker.stderr_tail()
         worker.kill()
         return replace(record, stderr=tail, seconds=time.monotonic() - began)
-
-
-def interrupt_import(worker: Any) -> bool:
-    """Interrupt an import of a worker under way (WorkerProcess.interrupt_import); return whether there is one."""
-    interrupt = getattr(worker, "interrupt_import", None)
-    return interrupt is not None and bool(interrupt())
 
 
 def _error(answer: Mapping[str, Any]) -> str:

@@ -281,9 +281,7 @@ class CellSteps(Cell):
     def _other_renewal(self) -> Callable[[], None]:
         """Return a function that writes other values to tensors that no call reads."""
         copies = inputs.clone(self.judge.given)
-        return InputRenewal(
-            self.case, copies, replace(self.prepared, reads={}, reads_in_parts={}), self.judge.renewal_seed
-        ).renew
+        return InputRenewal(self.case, copies, replace(self.prepared, reads={}), self.judge.renewal_seed).renew
 
     def _prepare(self, given: Inputs) -> Prepared:
         ready = self.backend.prepare(self.case, given)

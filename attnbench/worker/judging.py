@@ -280,8 +280,8 @@ class JudgeBeside:
                 prepared,
                 [
                     (in_input_order(copy, shared[name], name), shared[name])
-                    for name, copy in prepared.reads.items()
-                    if name in ("v", "dout") and copy.data_ptr() != shared[name].data_ptr()
+                    for name in ("v", "dout")
+                    if (copy := prepared.whole_copy(name)) is not None and copy.data_ptr() != shared[name].data_ptr()
                 ],
             )
 

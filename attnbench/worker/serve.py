@@ -240,8 +240,8 @@ class Worker:
                 raise ValueError(f"{name}: {pattern!r} of its kernels is not a regular expression: {error}") from None
         if not 1e-6 <= efficiency <= 10:
             raise ValueError(f"{name}.efficiency is {efficiency!r}, not a share of a matmul's rate")
-        if not 0 <= compiles < math.inf:
-            raise ValueError(f"{name}.compiles is {compiles!r}, not a number of seconds")
+        if not 0 <= compiles <= 3600:
+            raise ValueError(f"{name}.compiles is {compiles!r}, not a number of seconds up to an hour")
         return reason, to_json(workspace), efficiency, compiles
 
     def run(

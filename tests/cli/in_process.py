@@ -102,9 +102,6 @@ class Worker:
             return False
         return request.get("device") == "fake" or request.get("spec") == BACKENDS["fake"]
 
-    def interrupt_import(self) -> bool:
-        return False
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._worker, name)
 

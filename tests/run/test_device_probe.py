@@ -57,6 +57,9 @@ class SimulatedWorker:
     def answered(self, timeout: float) -> bool:
         return True
 
+    def interrupt_import(self) -> bool:
+        return False
+
     def receive(self, timeout: float) -> dict[str, Any]:
         assert self.alive
         request = self._asked.pop(0)

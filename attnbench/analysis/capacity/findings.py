@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 
 from attnbench.core.case import Case
-from attnbench.core.errors import UserError
 from attnbench.core.record import NO_ROOM_TO_CHECK, Record, Run, Search
 from attnbench.run.capacity import call_seconds, is_done, key_of, known, outcome
 from attnbench.run.capacity_search import bracket
@@ -109,7 +108,7 @@ def memory(record: Record) -> int | None:
 
 
 def findings(runs: Sequence[Run]) -> list[Finding]:
-    """Return the findings of the searches of some runs, in the order of their plans. Raises UserError for other runs.
+    """Return the findings of the searches of some runs, in the order of their plans.
 
     Of repeated searches (`_same`) one is kept: a finished search if there is any, and among several the search with the
     largest size.
@@ -117,8 +116,7 @@ def findings(runs: Sequence[Run]) -> list[Finding]:
     found = []
     for run in runs:
         search = run.search
-        if search is None:
-            raise UserError(f"a run of {run.suite} is no search; attnbench report shows it")
+        assert search is not None
         for job in run.plan:
             backend, case = key = key_of(job, search.of)
             records = known(run.records, key, search)

@@ -21,7 +21,7 @@ from attnbench.core.backend import Inputs, Prepared, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement
-from attnbench.core.renewed_inputs import InputRenewal
+from attnbench.core.renewed_inputs import InputRenewal, parts_of
 from attnbench.core.split_sequence import COLLECTIVES, part_of
 from attnbench.judge import inputs
 from attnbench.judge.heads import together
@@ -261,7 +261,7 @@ class RankCell(Cell):
         """
         if self.case.has_backward and self.prepared.forward is not None:
             self.memory["memory_saved"] = self.instruments.memory.measure_held(self.prepared.forward)[0]
-        copies = sum(t.nbytes for t in self.prepared.reads.values())
+        copies = sum(sum(t.nbytes for t in parts_of(copy)) for copy in self.prepared.reads.values())
         kept = max(0, held - copies - (0 if self.case.has_forward else self.memory.get("memory_saved", 0)))
         self.memory |= {name: nbytes + kept for name, nbytes in self.memory.items() if name != "memory_saved"}
 
