@@ -168,11 +168,13 @@ def ideal_bytes(case: Case) -> int:
 
 
 def _delta_inputs(case: Case) -> tuple[str, ...]:
+    """Return the names of the tensors that a delta rule reads."""
     """Return the names of the inputs of a delta rule."""
     return ("q", "k", "v", "gate", "beta", "dout" if case.has_backward else "state")
 
 
 def _delta_bytes(case: Case, names: Iterable[str]) -> int:
+    """Return the bytes of some inputs and results of a delta rule, by name."""
     """Return the bytes of inputs and results of a delta rule."""
     known = {**delta.shapes(case), **delta.result_shapes(case)}
     return sum(math.prod(known[name]) * (4 if name in delta.FLOAT32 else ITEMSIZE[case.dtype]) for name in names)

@@ -48,7 +48,7 @@ class CaseSupport:
 
     def __post_init__(self) -> None:
         if not (1e-6 <= self.efficiency <= 10 and 0 <= self.compiles <= 3600):
-            raise ValueError(f"speed {self.efficiency!r} of a matmul's, first call {self.compiles!r} s")
+            raise ValueError(f"efficiency {self.efficiency!r} or compiles {self.compiles!r} is out of bounds")
         if self.workspace.nbytes < 0 or not 0 <= self.workspace.passes < math.inf:
             raise ValueError(f"{self.workspace} is not an amount of memory")
 

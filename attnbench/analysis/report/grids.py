@@ -70,11 +70,11 @@ def grids(
     """
     if by is None:
         by = _ROW if len({c.backend for c in cells if c.status != "skipped"}) > ABREAST else "backend"
-    wanted, default, several_units = [(name, cells) for name in names], not names, set[int]()
+    wanted, default = [(name, cells) for name in names], not names
+    own_units = {id(cell) for cell in _of_several_units(cells, by)} if default else set[int]()
     if default:
-        several_units.update(map(id, _of_several_units(cells, by)))
         of_each = {
-            name: [c for c in cells if name in (("tflops",) if id(c) in several_units else c.usual)]
+            name: [c for c in cells if name in (("tflops",) if id(c) in own_units else c.usual)]
             for name in metrics.USUAL
         }
         wanted = [(name, chosen) for name, chosen in of_each.items() if chosen]
@@ -91,7 +91,6 @@ def grids(
     lines = max(min(FEWEST_LINES, lines), lines / devices)
     longest = 0
     found = []
-    own_units = several_units if default else set[int]()
     for name, chosen in wanted:
         metric = METRICS[name]
         of_cell = partial(_metric, metric, own_units if name == "tflops" else ())
