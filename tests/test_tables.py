@@ -14,4 +14,4 @@ DOCUMENTS = [str(path) for path in (ROOT / "README.md", *(ROOT / "docs").glob("*
 def test_tables_are_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert len(DOCUMENTS) > 5
-    assert Cog().main(["cog", "--check", "-I", "docs/site", *DOCUMENTS]) == 0, "make tables renews them"
+    assert Cog().main(["cog", "--check", "--diff", "-I", "docs/site", *DOCUMENTS]) == 0, "make tables renews them"
