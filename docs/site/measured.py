@@ -19,9 +19,9 @@ Kind = tuple[str, str, str, str]  # device, rate, pass and dtype
 
 
 @functools.cache
-def _files() -> Mapping[Path, Sequence[Cell]]:
-    """Return the cells of shipped backends in each run file."""
-    files = {path: attnbench.load(str(path)).cells for path in sorted(RESULTS.glob("*.jsonl*"))}
+def _files(folder: Path) -> Mapping[Path, Sequence[Cell]]:
+    """Return the cells of shipped backends in each run file of a folder."""
+    files = {path: attnbench.load(str(path)).cells for path in sorted(folder.glob("*.jsonl*"))}
     return {path: [cell for cell in cells if _ships(cell)] for path, cells in files.items()}
 
 
@@ -30,10 +30,10 @@ def _ships(cell: Cell) -> bool:
 
 
 @functools.cache
-def _fastest() -> Mapping[str, Mapping[Kind, tuple[Path, Cell]]]:
+def _fastest(folder: Path) -> Mapping[str, Mapping[Kind, tuple[Path, Cell]]]:
     """Return backend -> kind -> the cell with the highest rate, and its run file."""
     found: dict[str, dict[Kind, tuple[Path, Cell]]] = {}
-    for path, cells in _files().items():
+    for path, cells in _files(folder).items():
         for cell in filter(_counts, cells):
             of, kind = found.setdefault(cell.backend, {}), _kind(cell)
             if kind not in of or _rate(cell) > _rate(of[kind][1]):
@@ -66,7 +66,7 @@ def wrong(backend: str = "") -> Iterator[tuple[str, str, str, str, str]]:
     left out.
     """
     seen = set()
-    for cells in _files().values():
+    for cells in _files(RESULTS).values():
         for cell in cells:
             if cell.status == "wrong" and not cell.of_earlier_check and backend in ("", cell.backend):
                 version = cell.run.versions.get(cell.backend, "").partition(", without")[0]
@@ -80,7 +80,7 @@ def wrong(backend: str = "") -> Iterator[tuple[str, str, str, str, str]]:
 
 def rows(backend: str) -> Iterator[tuple[str, str, str, str, Path]]:
     """Yield the device, the name of the cell, its rate, its latency and its run file, in each kind."""
-    for (device, name, *_), (path, cell) in sorted(_fastest().get(backend, {}).items(), key=lambda item: item[0]):
+    for (device, name, *_), (path, cell) in sorted(_fastest(RESULTS).get(backend, {}).items(), key=lambda item: item[0]):
         rate, latency = (metrics.named(one).format(cell.value(one)) for one in (name, "latency"))
         unit = metrics.named(name).unit
         yield device, case_name(backend, cell.case, dtype=True, batch=True), f"{rate} {unit}".strip(), latency, path
