@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,13 +54,10 @@ class Comparison:
     cells: tuple[Key, ...]  # with figures in bursts, by like kernels, on all machines
     prices: Mapping[str, Price]
     energy: Mapping[str, float]  # cost of the energy of a bought device per hour; empty without an energy price
-    missing: tuple[MissingCells, ...]
-    longest: tuple[LongestSequence, ...]  # by backend
-    longest_of_any: tuple[LongestSequence, ...]  # with any backend
+    runs: tuple[Run, ...] = field(repr=False)  # of all files, also of those left out
     left_out: Mapping[Path, str]  # files without any use for a comparison -> reason
     machines_left_out: Mapping[str, str]  # label -> why it has no case in common with the compared ones
     serving: Serving | None = None  # of a whole model, for a workload in words
-    published: tuple[Published, ...] = ()  # figures of GPUs that no file measured
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -104,6 +101,30 @@ class Comparison:
         """Return the cases that a limit bounds on the reference (metrics.limit), and that thus have one unit."""
         home = self.reference
         return [case for case in self.cases if home.limit(home.fastest[case]) == limit]
+
+    @cached_property
+    def missing(self) -> tuple[MissingCells, ...]:
+        """The cells that a machine lacks and another has."""
+        return tuple(missing_cells(self.machines))
+
+    @cached_property
+    def longest(self) -> tuple[LongestSequence, ...]:
+        """The longest sequence of each machine in each kind of cases, by backend."""
+        return tuple(longest_sequences(self.machines))
+
+    @cached_property
+    def longest_of_any(self) -> tuple[LongestSequence, ...]:
+        """The longest sequence of each machine in each kind of cases, with any backend."""
+        return tuple(longest_sequences(self.machines, by_backend=False))
+
+    @cached_property
+    def published(self) -> tuple[Published, ...]:
+        """The published figures of GPUs that no run measured; empty unless GPUs of several models are compared."""
+        if self.one_model or not all(machine.is_gpu for machine in self.machines):
+            return ()
+        from attnbench.analysis.claims.published import published  # here, as pydantic takes long to import
+
+        return tuple(published(run.environment.device for run in self.runs))
 
     @cached_property
     def untried(self) -> tuple[Case, ...]:
@@ -277,13 +298,10 @@ def compare(
         cells=tuple(shared_cells(found)),
         prices=costs,
         energy={},
-        missing=tuple(missing_cells(found)),
-        longest=tuple(longest_sequences(found)),
-        longest_of_any=tuple(longest_sequences(found, by_backend=False)),
+        runs=tuple(runs),
         left_out={path: why for path, why in unused.items() if not served or why != STEPS},
         machines_left_out=without,
         serving=served,
-        published=_published(found, runs),
     )
     limits = {of.label: of.environment.power_limit_w if compared.serving else None for of in found}
     watts = {label: compared.powered.watts(label) or limits[label] for label in compared.labels}
@@ -297,15 +315,6 @@ def _serving(asked: Workload | Requests | None, machines: Sequence[Machine], run
     from attnbench.analysis.compare import requests, serving  # here, as pydantic takes long to import
 
     return serving.serving(asked, machines, runs) if isinstance(asked, requests.Requests) else None
-
-
-def _published(machines: Sequence[Machine], runs: Sequence[Run]) -> tuple[Published, ...]:
-    """Return the published figures of GPUs that no run measured; empty unless GPUs of several models are compared."""
-    if len({machine.model for machine in machines}) == 1 or not all(machine.is_gpu for machine in machines):
-        return ()
-    from attnbench.analysis.claims.published import published  # here, as pydantic takes long to import
-
-    return tuple(published(run.environment.device for run in runs))
 
 
 def _workload(text: str) -> Workload | Requests:

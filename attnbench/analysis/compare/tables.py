@@ -64,8 +64,9 @@ def tables(c: Comparison, every: bool = False) -> list[Table]:
 
 def is_brief(c: Comparison, every: bool) -> bool:
     """Return whether to leave out the tables that do not fit on a screen."""
-    rows = len(c.cases) + len(c.missing) + sum(longest.limited for longest in c.longest)
-    return not every and rows > MOST_ROWS
+    if every or len(c.cases) > MOST_ROWS:
+        return not every
+    return len(c.cases) + len(c.missing) + sum(longest.limited for longest in c.longest) > MOST_ROWS
 
 
 def _machines(c: Comparison) -> Table:
