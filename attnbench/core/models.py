@@ -6,8 +6,9 @@ The table is models.json, with the values of each model's published configuratio
     layers               the kinds of its attention layers: "count", and "window": the keys that a query sees, its own
                          included (sliding_window of config.json); absent where it sees all; "topk": the keys that an
                          indexer chooses for each query of a latent model (index_topk), absent where there is none;
-                         "kind": "gdn" or "kda" for layers of a gated delta rule, which have "heads" of their own:
-                         value heads, query and key heads, headdim and headdim_v
+                         "kind": "gdn" or "kda" for layers of a gated delta rule; "heads": nheads, nheads_k, headdim
+                         and headdim_v of layers that have others than the model; of a delta rule the value heads stand
+                         first
     nheads, nheads_k     query heads, key and value heads
     headdim, headdim_v   of queries and keys, and of values
     causal               false for models of images and videos; true where absent
@@ -16,7 +17,8 @@ The table is models.json, with the values of each model's published configuratio
     sink                 true where each head has a learnt logit beside the scores
     latent               for MLA: kv_lora_rank and qk_rope_head_dim, the widths of a token's row in the cache
     context              tokens (max_position_embeddings)
-    seqlen               tokens of one call, where the model has a fixed length; "note" says of which input
+    seqlen               tokens of one call, where the model has a fixed length
+    note                 of the length: of which input; of the layers: which others the model has beside them
     step                 for a model that `attnbench step` builds: the sizes of core/step.py without phase and layers
     bits, expert_bits    of a published weight in the layers' products, and of one in an expert; 16 where absent
     source               the address of the published configuration

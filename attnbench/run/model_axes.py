@@ -60,7 +60,8 @@ def layer_axes(model: Model, layers: Layers, tp: int, phase: Phase) -> Axes:
     if layers.kind != "softmax":
         return _delta_axes(model, layers, nheads, nheads_k, phase)
     latent = model.latent is not None and (phase == "decode" or layers.topk is not None)
-    sizes: dict[str, Any] = {"headdim": f"{model.headdim}-{model.headdim_v}", "nheads_k": str(nheads_k)}
+    headdim, headdim_v = model.sizes(layers)[2:]
+    sizes: dict[str, Any] = {"headdim": f"{headdim}-{headdim_v}", "nheads_k": str(nheads_k)}
     if latent and model.latent:  # with absorbed weights all heads share one row, whose first part is the value
         sizes = {"headdim": f"{sum(model.latent)}-{model.latent[0]}", "nheads_k": "1"}
     sizes["pass"] = "fwd,bwd" if phase == "train" else "fwd"

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from attnbench.analysis.models import document, findings, step_document
+from attnbench.analysis.models.crossover import crossovers
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.models import MODELS, find
 from attnbench.core.record import Measurement, Record
+from attnbench.render.document import Table
 from attnbench.results.cells import Cell
 from attnbench.results.cells import cells as cells_of
 from attnbench.run.suite import load_suite, parse_options, resolve
@@ -139,3 +141,28 @@ def test_the_layers_of_a_hybrid_in_training_have_one_length() -> None:
         (seqlen, direction) for seqlen in (4096, 8192) for direction in ("fwd", "bwd", findings.BOTH)
     }
     assert {round(step.seconds, 6) for step in steps} == {27e-3, 54e-3}
+
+
+def test_the_length_from_which_a_delta_rule_pays() -> None:
+    """Softmax attention grows with the square of the length; at 4k it is faster, from 8k on the delta rule is."""
+    hybrid = find("qwen3-next-80b-a3b")
+    which = cases(models=hybrid.name, axes={"seqlen": "4k,8k,16k", "batch": "1"})
+
+    def seconds(case: Case) -> float:
+        n = case.shape.seqlen_k / 4096
+        return 1e-3 * n if case.is_delta else 0.7e-3 * n**2
+
+    records = [measured(case, "fla" if case.is_delta else "fa3", seconds(case)) for case in which]
+    records += [measured(case, "eager", 9.0) for case in which if not case.is_delta]  # slower, so of no weight
+    made = step_document.document(cells(records), hybrid, 1)
+    assert made.answer[-1] == (
+        "In bf16, fwd, batch 1 a layer of gdn takes less time than a layer of softmax attention from a length between "
+        "4k and 8k on: 36% of its time at 16k."
+    )
+    table = made.blocks[-1]
+    assert isinstance(table, Table)
+    assert [row[0] for row in table.rows] == ["4k", "8k", "16k"]
+    assert [str(row[-1]).partition("x")[0] for row in table.rows] == ["0.70", "1.40", "2.80"]
+    short = [record for record in records if record.case.shape.seqlen_k == 4096]
+    assert "takes longer than" in step_document.document(cells(short), hybrid, 1).answer[-1]
+    assert not crossovers(findings.step_times(cells([measured(c, "triton", 1e-3) for c in cases()]), GEMMA, 1), GEMMA)

@@ -53,10 +53,8 @@ def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
             continue
         for layers in model.layers:
             if is_of(layers, model, tp, cell.case):
-                plain = dataclasses.replace(
-                    cell.case, window_size=(None, None), mask="" if layers.topk else cell.case.mask
-                )
-                found.setdefault((cell.device, cell.backend_name, plain), {})[layers] = cell
+                key = cell.device, cell.backend_name, _without_differences(cell.case, layers, model, tp)
+                found.setdefault(key, {})[layers] = cell
     whole = _whole(found, model)
     times = [_sum(*key, key[2].direction, [of]) for key, of in whole.items()]
     for (device, backend, case), of in whole.items():
@@ -65,6 +63,16 @@ def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
         if backward := whole.get((device, backend, dataclasses.replace(case, direction="bwd"))):
             times.append(_sum(device, backend, case, BOTH, [of, backward]))
     return times
+
+
+def _without_differences(case: Case, layers: Layers, model: Model, tp: int) -> Case:
+    """Return the case of a kind of layers without what tells it from a model's other layers of softmax attention."""
+    if layers.heads and layers.kind == "softmax":
+        nheads, nheads_k = model.heads(tp)
+        *_, headdim, headdim_v = model.sizes()
+        sizes = {"nheads": nheads, "nheads_k": nheads_k, "headdim": headdim, "headdim_v": headdim_v}
+        case = dataclasses.replace(case, shape=dataclasses.replace(case.shape, **sizes))
+    return dataclasses.replace(case, window_size=(None, None), mask="" if layers.topk else case.mask)
 
 
 def _whole(found: Mapping[_Key, dict[Layers, Cell]], model: Model) -> dict[_Key, dict[Layers, Cell]]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from attnbench.analysis.models.crossover import Crossover, crossovers, layer_ratio, layers_of
 from attnbench.analysis.models.findings import BOTH, StepTime, is_of, step_times, unmeasured
 from attnbench.analysis.report.reasons import reasons
 from attnbench.core import formats
@@ -13,8 +15,9 @@ from attnbench.core.case import DTYPES, Case
 from attnbench.core.errors import UserError
 from attnbench.core.groups import grouped
 from attnbench.core.models import Layers, Model
+from attnbench.core.sizes import format_size
 from attnbench.core.text import count, listed
-from attnbench.render.document import Caution, Document, Ending, Figure, Grid, Grids
+from attnbench.render.document import Caution, Column, Document, Ending, Figure, Grid, Grids, Table
 from attnbench.results import case_names, disturbed
 from attnbench.results.cells import Cell, runs_of
 from attnbench.results.uncertainty import Contest, contest, doubt, hardly_known
@@ -43,12 +46,13 @@ def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
     of_model = [cell for cell in cells if any(is_of(layers, model, tp, cell.case) for layers in model.layers)]
     depth = ", ".join(_layers(of) for of in model.layers)
     one = f", one of {tp} devices" if tp > 1 else ""
+    crossed = crossovers(times, model)
     heading = f"Attention of {model.name} in one step: {depth}{one}"
     return Document(
         command="report",
         title=f"{model.name} on {', '.join(dict.fromkeys(time.device for time in times))}",
-        answer=(*disturbed.doubt(runs_of(of_model)), *_answer(times, model)),
-        blocks=tuple(_blocks(times, heading)),
+        answer=(*disturbed.doubt(runs_of(of_model)), *_answer(times, model), *(f"{of}." for of in crossed)),
+        blocks=(*_blocks(times, heading), *(_crossover(of, number) for number, of in enumerate(crossed, 1))),
         reasons=tuple(reasons(of_model)),
         facts=(SUM, *((PLANS,) if any(time.plan for time in times) else ())),
         data=(rows := [_row(time, model, tp) for time in times]),
@@ -83,6 +87,21 @@ def _blocks(times: Sequence[StepTime], heading: str) -> list[Grids]:
         grids = tuple(_grids(plans, compete=False))
         found.append(Grids("Plans of one step, for all layers of a kind together", grids))
     return found
+
+
+def _crossover(of: Crossover, number: int) -> Table:
+    """Return the table of a hybrid's layers of both kinds, one length a row."""
+    headings = ("tokens", of.kind, "by", "softmax attention", "by", f"softmax / {of.kind}")
+    columns = tuple(Column(name, "left" if name == "by" else "right") for name in headings)
+    rows = []
+    for step, length, ratio, half in zip(of.steps, of.lengths, of.ratios, of.halves, strict=True):
+        full, rule = layers_of(step)
+        told = [(formats.duration(cell.value("latency") or 0.0), cell.backend_name) for cell in (rule, full)]
+        interval = "" if half == math.inf else f" ({ratio * math.exp(-half):.2f} to {ratio * math.exp(half):.2f})"
+        rows.append((format_size(length), *told[0], *told[1], f"{ratio:.2f}x{interval}"))
+    step = of.steps[0]
+    kind = f"{step.case.dtype}, {step.direction}, batch {step.case.shape.batch}"
+    return Table(f"crossover-{number}", columns, tuple(rows), f"One layer of each kind, {kind} on {step.device}")
 
 
 def _grids(times: Sequence[StepTime], compete: bool = True) -> list[Grid]:
@@ -150,4 +169,5 @@ def _row(time: StepTime, model: Model, tp: int) -> dict[str, Any]:
         "seconds": time.seconds,
         "uncertainty": time.uncertainty,
         "plan": time.plan,
+        "softmax_over_delta": layer_ratio(time) if model.is_hybrid else None,
     }
