@@ -169,6 +169,35 @@ def test_every_kind_of_layers_is_a_part() -> None:
     assert parts == {"prefill, 52 layers, window 1024": 52 * 16, "prefill, 10 layers": 160, "decode, 10 layers": 1000}
 
 
+def test_a_hybrid_and_chosen_keys_are_summed() -> None:
+    """A decode of a delta rule takes the same time in any context, and its state is its cache."""
+    given = (*cases("qwen3.5-27b", "prefill", seqlen="4k", batch="1"), *cases("deepseek-v3.2", "prefill", seqlen="4k"))
+    decoded = [
+        case
+        for model in ("qwen3.5-27b", "deepseek-v3.2")
+        for case in cases(model, "decode", seqlen="4k", batch="16", page_size="none")
+    ]
+
+    def measured(case: Case) -> Record:
+        seconds = 1e-3 if case.is_decode else 0.1
+        return Record(case, "fla" if case.is_delta else "fa3", 0, "ok", measurements={"time": times(seconds)})
+
+    found = [measured(case) for case in (*given, *decoded)]
+    got = compared("4k in, 100 out, qwen3.5-27b, batch 16", found, found)
+    assert got.workload
+    parts = {part.name.partition(":")[0]: part.calls for part in got.workload.parts}
+    of_rule = {"prefill, 48 layers of gdn": 48 * 16, "decode, 48 layers of gdn": 4800}
+    assert parts == {"prefill, 16 layers": 256, "decode, 16 layers": 1600, **of_rule}
+    assert not any(part.stands_in for part in got.workload.parts if part.name.startswith("decode, 48")), (
+        "measured itself"
+    )
+    cache = requests.parse("4k in, 4k out, qwen3.5-27b, batch 1").cache
+    assert cache == 2 * 16 * 4 * 512 * 8192 + 48 * 4 * 48 * 128 * 128
+    chosen = compared("4k in, 100 out, deepseek-v3.2, batch 16", found, found).workload
+    assert chosen
+    assert all(case.mask == "topk:2k" for part in chosen.parts for case in part.cases)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -98,11 +99,20 @@ class Requests:
 
     @property
     def cache(self) -> int:
-        """The bytes of keys and values of all layers on one device, in 16 bits, at the end of the output."""
-        model, tokens = self.model, self.seqlen_in + self.seqlen_out
-        of_token = sum(model.latent or (model.heads(self.tp)[1] * (model.headdim + model.headdim_v),))
-        kept = sum(layers.count * min(tokens, layers.window or tokens) for layers in model.layers)
-        return 2 * self.batch * kept * of_token
+        """The bytes of keys and values of all layers on one device, in 16 bits, at the end of the output.
+
+        A layer of a delta rule keeps a state of 32 bits in their place.
+        """
+        return self.batch * sum(layers.count * self._cache_of(layers) for layers in self.model.layers)
+
+    def _cache_of(self, layers: Layers) -> int:
+        """Return the bytes that one layer keeps of one sequence."""
+        nheads, nheads_k = self.model.heads(self.tp, layers)
+        *_, headdim, headdim_v = self.model.sizes(layers)
+        if layers.kind != "softmax":
+            return 4 * nheads * headdim * headdim_v
+        tokens = min(self.seqlen_in + self.seqlen_out, layers.window or sys.maxsize)
+        return 2 * tokens * sum(self.model.latent or (nheads_k * (headdim + headdim_v),))
 
     @property
     def weights(self) -> float:
@@ -146,8 +156,6 @@ def parse(text: str) -> Requests:
     model.heads(tp)
     if lacking := model.lacks("decode"):
         raise UserError(f"--workload: attnbench cannot measure the decoding of {model.name}: {'; '.join(lacking)}")
-    if model.is_hybrid:
-        raise UserError(f"--workload: {model.name} has layers of a delta rule, which these sums lack; name another")
     given, generated, batch = (parse_size(found[word], f"--workload, {word}") for word in ("in", "out", "batch"))
     return Requests(name.strip() if colon else model.name, given, generated, model, batch, tp)
 
@@ -232,13 +240,14 @@ def _part(
 def families(asked: Requests, layers: Layers, phase: Phase, cases: Iterable[Case]) -> list[list[Case]]:
     """Return the measured cases of a phase of a kind of layers, in lists that differ only in length and batch.
 
-    They may have other heads than the model, except for latent rows, whose decode time is not given by bytes.
+    They may have other heads than the model, except for latent rows, whose decode time is not given by bytes, and for
+    delta rules.
     """
     axes = layer_axes(asked.model, layers, asked.tp, phase).model_copy(update={"seqlen_q": None})
-    if not axes.latent:
+    if not axes.latent and layers.kind == "softmax":
         axes = axes.model_copy(update={"nheads": None, "nheads_k": None})
     of_phase = _is_decode if phase == "decode" else _is_prefill
-    plain = (case for case in cases if _is_plain(case) and of_phase(case) and matches(axes, case))
+    plain = (case for case in cases if _is_plain(case, layers) and of_phase(case) and matches(axes, case))
     return [*grouped(plain, lambda case: _with(case, 1, 1)).values()]
 
 
@@ -255,14 +264,15 @@ def interpolated(asked: Requests, phase: Phase, family: Sequence[Case]) -> Sum |
         own = _with_heads(case, asked)
         times = {nearest[n]: n_times / nearest[n].shape.batch for n, n_times in found.times.items()}
         return _scaled(Sum(own, times, found.doublings), flops(own) / flops(case))
-    own = _with_heads(_with(family[0], asked.batch, asked.seqlen_halfway), asked)
+    length = 1 if family[0].is_delta else asked.seqlen_halfway  # a state has one size, whatever the context
+    own = _with_heads(_with(family[0], asked.batch, length), asked)
     batch = max(1, round(asked.batch * own.shape.nheads_k / family[0].shape.nheads_k))  # as many keys and values
-    case = _with(family[0], batch, asked.seqlen_halfway)
+    case = _with(family[0], batch, length)
     rows: dict[int, _Between] = {}  # batch -> its time at the requested length
     sizes: dict[int, float] = {}
     for b, of_batch in grouped(family, lambda one: one.shape.batch).items():
-        sizes[b] = ideal_bytes(_with(case, b, asked.seqlen_halfway))
-        row = _between(asked.seqlen_halfway, {one.shape.seqlen_k: ideal_bytes(one) for one in of_batch}, sizes[b])
+        sizes[b] = ideal_bytes(_with(case, b, length))
+        row = _between(length, {one.shape.seqlen_k: ideal_bytes(one) for one in of_batch}, sizes[b])
         if row:
             rows[b] = row
     found = _between(batch, {b: sizes[b] for b in rows}, ideal_bytes(case))
@@ -283,8 +293,8 @@ def _heads(case: Case) -> tuple[int, int]:
 
 
 def _with_heads(case: Case, asked: Requests) -> Case:
-    """Return a case with the heads of the model on one device; latent rows keep their heads, which are the model's."""
-    if case.latent:
+    """Return a case with the heads of the model on one device; latent rows and delta rules have the model's already."""
+    if case.latent or case.is_delta:
         return case
     nheads, nheads_k = asked.model.heads(asked.tp)
     return replace(case, shape=replace(case.shape, nheads=nheads, nheads_k=nheads_k))
@@ -341,9 +351,10 @@ def _with(case: Case, batch: int, seqlen: int) -> Case:
     return replace(case, shape=replace(case.shape, batch=batch, seqlen_q=seqlen_q, seqlen_k=seqlen))
 
 
-def _is_plain(case: Case) -> bool:
+def _is_plain(case: Case, layers: Layers) -> bool:
     """Whether a case is dense, with the default on each axis that neither a model nor a server sets."""
-    others = (axis for name, axis in AXES.items() if axis.field and name not in (*FIXED, "dtype", "page_size"))
+    set_by_others = (*FIXED, "dtype", "page_size", *(("mask",) if layers.topk else ()))
+    others = (axis for name, axis in AXES.items() if axis.field and name not in set_by_others)
     return not case.is_ragged and all(axis.of(case) == axis.usual for axis in others)
 
 
@@ -352,7 +363,7 @@ def _is_decode(case: Case) -> bool:
 
 
 def _is_prefill(case: Case) -> bool:
-    return case.direction == "fwd" and case.shape.seqlen_q == case.shape.seqlen_k
+    return case.direction == "fwd" and 1 < case.shape.seqlen_q == case.shape.seqlen_k
 
 
 def _pages(case: Case) -> tuple[bool, float]:
@@ -362,7 +373,8 @@ def _pages(case: Case) -> tuple[bool, float]:
 
 def _kind(layers: Layers) -> str:
     window = f", window {layers.window}" if layers.window else ""
-    return f"{count(layers.count, 'layer')}{window}"
+    rule = f" of {layers.kind}" if layers.kind != "softmax" else ""
+    return f"{count(layers.count, 'layer')}{rule}{window}"
 
 
 def stands_in(asked: Requests, what: str, total: Sum) -> str:
@@ -392,6 +404,8 @@ def _measured_at(asked: Requests, what: str, total: Sum) -> str:
         return f"{what} counts as measured {at}, of {measured}"
     how = "interpolated between" if len(shapes) > 1 else "scaled from"
     of = f"{format_size(length)}{f' keys at batch {asked.batch}' if decodes else ''}"
+    if decodes and total.case.is_delta:
+        of, measured = f"batch {asked.batch}", "a token"
     to = "" if total.other_heads or total.case.dtype != "bf16" else f", to some {percent(total.doubt)}"
     return f"{what} of {of} is {how} {measured} {at}{to}"
 
