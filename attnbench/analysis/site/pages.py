@@ -122,7 +122,7 @@ def _said(pair: Pair) -> str:
     for work in WORKS.values():
         cases = [case for case in figures.cases if work_of(case) == work] if figures else []
         if figures and cases and (ratio := figures.of(cases).ratio(other)):
-            each.append(f"{work.title.lower() if work.name != 'several-gpus' else work.title} {ratio_text(ratio)}")
+            each.append(f"{work.title[0].lower()}{work.title[1:]} {ratio_text(ratio)}")
     return f"{other} over {home}, same backends: {', '.join(each)}." if each else f"{pair.title}: no backend in common."
 
 
