@@ -25,6 +25,15 @@ def test_what_goes_to_the_home_folder_of_a_user_without_one(
     assert not (tool.folder / "~").exists()
 
 
+@pytest.mark.parametrize(
+    "args", [("capacity", "-b", "fake"), ("ab", "--a", "fake", "--b", "fake", "--time-limit", "5s")]
+)
+def test_a_commit_that_cannot_be_recorded_is_told_whatever_measures(tool: Tool, args: tuple[str, ...]) -> None:
+    tool.write(".git", "gitdir: /nowhere")
+    found = tool(*args, "--device", "fake", "--headdim", "64", "--causal", "--pass", "fwd", code=None)
+    assert "the commit is not recorded: git says: not a git repository: /nowhere" in found.err
+
+
 @pytest.mark.parametrize("args", [("suites", "ci"), ("run", "--dry-run", "--device", "cpu", "-b", "eager")])
 def test_where_files_without_an_encoding_are_errors(tool: Tool, args: tuple[str, ...]) -> None:
     """Files opened without an encoding are errors here; Python reads this setting at its start, so in a new process."""
