@@ -45,6 +45,7 @@ COMMANDS = (
     "env",
 )
 _HOME = re.compile(r"(?<=[=,])~(?=/)")  # a ~ that a shell does not expand, as in --out=~/x and in lists
+_NO_HOME = "this user has none; set HOME to a folder"  # as in containers
 PATHS = {"RUN", "DIR", "FILE", "PATH", "BASELINE", "CURRENT", "MODEL"}  # metavars of paths; several are joined by "|"
 # Parameters whose value is the file of a document, and their options. Any other --out names a run file.
 DOCUMENTS = {"html": "--html", "png": "--png", "svg": "--svg", "document_file": "--out"}
@@ -83,6 +84,8 @@ class Command(OneLineErrors, TyperCommand):
         if not ctx.resilient_parsing:
             _check_given_once(self.get_params(ctx), args)
             home = os.path.expanduser("~")
+            if home == "~" and any(_HOME.search(word) for word in args):
+                raise UserError(f"~ stands for the home folder, and {_NO_HOME}, or write the path in full")
             # A function as replacement, because sub() would interpret backslashes in a text.
             args = [_HOME.sub(lambda _: home, word) for word in args]
         rest = super().parse_args(ctx, args)
@@ -104,6 +107,8 @@ class Group(OneLineErrors, TyperGroup):
     def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
         if args[:1] == ["--install-completion"] and os.path.basename(sys.argv[0]) == "__main__.py":
             raise UserError("as python -m attnbench a shell cannot complete it; attnbench --install-completion can")
+        if args[:1] == ["--install-completion"] and os.path.expanduser("~") == "~":
+            raise UserError(f"the completion is written to the home folder, and {_NO_HOME}")
         return super().make_context(info_name, args, parent, **extra)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

@@ -148,6 +148,8 @@ def search_capacity(request: Request, say: Say) -> Recording:
         say("timing a matmul and a copy")
         session.measure_rates(case.dtype for case in cases)
         session.close_device_probe()
+        for note in session.commit_notes():
+            say(note, also_in_a_pipe=True)
         policy = Policy(timeout_s=HANG + 6 * request.search.call_limit)
         plan = _plan(cases, session, policy, request.search)
         planned = session.new_run(SUITE.name, policy, plan, argv=request.argv, search=request.search)

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from attnbench.core import checkout
 from attnbench.core.case import DTYPES, Case
 from attnbench.core.errors import EXIT_BY_SIGNAL, EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT, UserError
 from attnbench.core.machine import Device
@@ -229,8 +228,7 @@ def _surveyed(
     pool = session.pool
     _check_jobs(len(chosen.cases) * len(pool.specs) * request.rounds)
     notes += venvs.missing_venv_notes(name for name in pool.specs if name not in pool.interpreters)
-    if not (session.environment.git or "").endswith(checkout.DIRTY):
-        notes += filter(None, [checkout.what_is_not_known()])
+    notes += session.commit_notes()
     if request.dry_run and not checked.together:
         observer.say("asking each backend what it supports here")
         answers = session.first_look(chosen.cases)

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from attnbench.core import masks
+from attnbench.core import checkout, masks
 from attnbench.core.backend import Probe
 from attnbench.core.case import Case
 from attnbench.core.errors import EXIT_DONE, Interrupted, UserError
@@ -133,6 +133,12 @@ class Session:
         """End the worker that describes the device, where its rates are not measured."""
         if self._device_probe:
             self._device_probe.close()
+
+    def commit_notes(self) -> list[str]:
+        """Return why the commit of the working directory, or whether files differ from it, is unknown; else []."""
+        if (self.environment.git or "").endswith(checkout.DIRTY):
+            return []
+        return [*filter(None, [checkout.what_is_not_known()])]
 
     def load(self, option: str = "", tell: Callable[[str], None] | None = None) -> Mapping[str, Probe]:
         """Return the probe of each backend by its worker, and keep it.

@@ -16,6 +16,24 @@ def test_a_home_with_backslashes(tool: Tool) -> None:
     tool("report", Path("missing.jsonl"), code=2, HOME=r"C:\Users\me")
 
 
+@pytest.mark.parametrize("args", [("report", "run.jsonl", "--html=~/x.html"), ("--install-completion", "bash")])
+def test_what_goes_to_the_home_folder_of_a_user_without_one(
+    tool: Tool, args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)  # as without HOME and an entry in /etc/passwd
+    assert "home folder, and this user has none; set HOME to a folder" in tool(*args, code=2).err
+    assert not (tool.folder / "~").exists()
+
+
+@pytest.mark.parametrize(
+    "args", [("capacity", "-b", "fake"), ("ab", "--a", "fake", "--b", "fake", "--time-limit", "5s")]
+)
+def test_a_commit_that_cannot_be_recorded_is_told_whatever_measures(tool: Tool, args: tuple[str, ...]) -> None:
+    tool.write(".git", "gitdir: /nowhere")
+    found = tool(*args, "--device", "fake", "--headdim", "64", "--causal", "--pass", "fwd", code=None)
+    assert "the commit is not recorded: git says: not a git repository: /nowhere" in found.err
+
+
 @pytest.mark.parametrize("args", [("suites", "ci"), ("run", "--dry-run", "--device", "cpu", "-b", "eager")])
 def test_where_files_without_an_encoding_are_errors(tool: Tool, args: tuple[str, ...]) -> None:
     """Files opened without an encoding are errors here; Python reads this setting at its start, so in a new process."""

@@ -127,7 +127,7 @@ def measure(
         ]
         sessions[0].have_judged()
         sessions[1].pool.judge = sessions[0].pool.judge  # one judge, as both measure the same cases
-        observer.begun(*runs, len(keys), paths, resolved.notes)
+        observer.begun(*runs, len(keys), paths, [*resolved.notes, *sessions[0].commit_notes()])
         turns = Turns(halves, gate, observer, request.time_limit, deadline, clock)
         turns.measure(keys)
     return Measured(turns.measured, tuple(paths), turns.pairs, turns.interrupt, turns.notes)
