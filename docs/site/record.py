@@ -65,7 +65,7 @@ def checked(folder: Path) -> str:
     """Return what `attnbench check` says of the first function of own-kernel.md, from the table on."""
     code = (DOCS / "own-kernel.md").read_text(encoding="utf-8").split("```python\n")[1].partition("```")[0]
     (folder / "mine.py").write_text(code, encoding="utf-8")
-    words = "attnbench check ./mine.py:attention --device cpu --headdim 64 --pass fwd --dtype fp32".split()
+    words = shlex.split("attnbench check ./mine.py:attention --device cpu --headdim 64 --pass fwd --dtype fp32")
     there = {**os.environ, "COLUMNS": str(COLUMNS)}
     done = subprocess.run([sys.executable, "-m", *words], cwd=folder, env=there, capture_output=True, text=True)
     if done.returncode != 5:  # 5: wrong
