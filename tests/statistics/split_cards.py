@@ -111,7 +111,8 @@ def _rows(number: int, only: str) -> Iterator[list[str]]:
         for what, compared in (("halves", splits(of, number)), ("pairs of cards", pairs(of))):
             if only in f"{len(of)} {name}, {what}":
                 shares = coverage(compared)
-                yield [f"{len(of)} {name}, {what}", *(f"{share:.1%} of {count}" for share, count in shares.values())]
+                known = [f"{shares[asked][0]:.1%} of {shares[asked][1]}" if asked in shares else "-" for asked in ASKED]
+                yield [f"{len(of)} {name}, {what}", *known]
 
 
 if __name__ == "__main__":
