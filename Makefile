@@ -14,8 +14,8 @@ gpu-test:  ## on a machine with a CUDA GPU
 bench:  ## the main job; the run file goes to results/
 	attnbench run --seqlen 1k-64k
 
-tables:  ## the figures in the documents, of run files in results/
-	cog -r -I docs/site README.md docs/*.md
+tables:  ## the figures in the documents, of run files in results/ and of docs/site/simulated/
+	cog -r -I docs/site README.md docs/*.md docs/dev/*.md
 
 site:  ## the documentation, into site/; needs pip install -e '.[docs]'
 	mkdocs build --strict -f docs/site/mkdocs.yml

@@ -8,7 +8,7 @@ import pytest
 from cogapp import Cog
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = [str(path) for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) if "[[[cog" in path.read_text()]
+DOCUMENTS = [str(path) for path in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")) if "[[[cog" in path.read_text()]
 
 
 def test_tables_are_current(monkeypatch: pytest.MonkeyPatch) -> None:

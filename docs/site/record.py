@@ -1,4 +1,6 @@
-"""Record a session in a terminal, on the simulated device, as the picture docs/terminal.svg of the README.
+"""Record what documents show: a session on the simulated device, and what `check` says of a wrong function.
+
+The first is the picture docs/terminal.svg of the README, the second simulated/check.txt of docs/own-kernel.md.
 
 python docs/site/record.py
 """
@@ -17,7 +19,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-PICTURE = Path(__file__).parents[1] / "terminal.svg"
+DOCS = Path(__file__).parents[1]
+PICTURE, CHECKED = DOCS / "terminal.svg", DOCS / "site" / "simulated" / "check.txt"
 COLUMNS = 92
 TERMINAL = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLORTERM": "", "COLUMNS": str(COLUMNS)}
 RUN = "attnbench run --device fake -b fake --suite quick --rounds 5"
@@ -58,7 +61,21 @@ def picture(text: str) -> str:
     return FONTS.sub("", console.export_svg(title="attnbench, on a simulated GPU", unique_id="attnbench"))
 
 
+def checked(folder: Path) -> str:
+    """Return what `attnbench check` says of the first function of own-kernel.md, from the table on."""
+    code = (DOCS / "own-kernel.md").read_text(encoding="utf-8").split("```python\n")[1].partition("```")[0]
+    (folder / "mine.py").write_text(code, encoding="utf-8")
+    words = shlex.split("attnbench check ./mine.py:attention --device cpu --headdim 64 --pass fwd --dtype fp32")
+    there = {**os.environ, "COLUMNS": str(COLUMNS)}
+    done = subprocess.run([sys.executable, "-m", *words], cwd=folder, env=there, capture_output=True, text=True)
+    if done.returncode != 5:  # 5: wrong
+        raise SystemExit(done.stderr)
+    said = re.sub(r"(?<=File \").*(?=site-packages/)", "", done.stdout).replace(f"{folder.resolve()}/", "")
+    return said[said.index("case ") :].strip() + "\n"
+
+
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         PICTURE.write_text(picture(session(Path(folder))) + "\n", encoding="utf-8")
-    print(PICTURE)
+        CHECKED.write_text(checked(Path(folder)), encoding="utf-8")
+    print(PICTURE, CHECKED)

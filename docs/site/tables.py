@@ -1,10 +1,11 @@
-"""Tables of figures in the documents, made of run files: `make tables` renews them.
+"""Tables of figures in the documents, made of run files and of kept simulations: `make tables` renews them.
 
 A document has the call in a comment, and cog (cog.readthedocs.io) writes below it what the call prints.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -13,7 +14,8 @@ from typing import Any
 
 import cog  # of the running cog
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
 import attnbench  # noqa: E402
@@ -88,6 +90,24 @@ def table(
             shown.append(f"**{said}**" if (row, column) in fastest else said)
         shown_rows.append((row, *shown))
     lines((corner, *columns), *shown_rows)
+
+
+def simulated(name: str, *rows: str, columns: int | None = None) -> None:
+    """Print the command of a simulation and the table that it kept in simulated/: its first columns, some or all rows.
+
+    rows: their first entries.
+    """
+    kept = json.loads((HERE / "simulated" / f"{name}.json").read_text(encoding="utf-8"))
+    chosen = [row for row in kept["rows"] if not rows or row[0] in rows]
+    if missing := {*rows} - {row[0] for row in chosen}:
+        raise ValueError(f"no row of {name} is {missing}")
+    cog.outl(f"\n    {kept['command']}    # {kept['repetitions']} repetitions a row, seed {kept['seed']}")
+    lines(kept["heading"][:columns], *(row[:columns] for row in chosen))
+
+
+def recorded(name: str) -> None:
+    """Print the output of a command, which record.py keeps in simulated/."""
+    cog.outl("\n```text\n" + (HERE / "simulated" / f"{name}.txt").read_text(encoding="utf-8") + "```\n")
 
 
 def lines(heading: Sequence[str], *rows: Sequence[str]) -> None:

@@ -14,15 +14,12 @@
 
 from __future__ import annotations
 
-import argparse
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 
-S = TypeVar("S")
 LATENCY = 1e-3  # seconds of every cell: a gate sees ratios only
 GAPS = (0.04, 0.08)
 SLOWER, OFF = 0.05, 0.03
@@ -76,12 +73,3 @@ def add(rng: np.random.Generator, other: Other, runs: Sequence[np.ndarray], chan
             values = np.log(np.maximum(np.round(np.exp(values) / other.quantum), 1) * other.quantum)
         found.append(values)
     return found
-
-
-def asked_for(doc: str | None, scenarios: Mapping[str, S], runs: int) -> Iterator[tuple[str, S, int]]:
-    """Yield (name, scenario, number of runs) for the options --runs and --only."""
-    parser = argparse.ArgumentParser(description=doc)
-    parser.add_argument("--runs", type=int, default=runs)
-    parser.add_argument("--only", default="", metavar="TEXT", help="the scenarios with this text in their names")
-    asked = parser.parse_args()
-    yield from ((what, scenario, asked.runs) for what, scenario in scenarios.items() if asked.only in what)

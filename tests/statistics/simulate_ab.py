@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from h200_noise import draw, draw_first_calls
-from other_noise import LATENCY, NONE, Other, add, asked_for
+from other_noise import LATENCY, NONE, Other, add
+from printed import options, show
 from simulate_gate import KINDS, both, simulated_run
 
 from attnbench.analysis.gate.findings import Request, judge
@@ -137,17 +138,23 @@ SCENARIOS = {
 }
 
 
+HEADING = ("what", "A/Bs with a false regression", "with an open cell", "changed: regressed", "unchanged", "pairs")
+
+
 def main() -> None:
-    print("| what | A/Bs with a false regression | with an open cell | changed: regressed | unchanged | pairs |")
-    print("| :--- | ---: | ---: | ---: | ---: | ---: |")
-    for what, scenario, runs in asked_for(__doc__, SCENARIOS, 1000):
-        decider = by_records if "records" in what else by_values
-        rates = [simulate(kind, scenario, runs, decider) for kind in KINDS]
-        shown = [both(r.false_alarms for r in rates), both(r.inconclusive for r in rates), "", ""]
-        if scenario.changed:
-            shown[2:] = [both(r.regressed for r in rates), both(r.unchanged for r in rates)]
-        pairs = " / ".join(f"{r.longest:.1f} ({r.typical:.1f})" for r in rates)
-        print(f"| {what} | {' | '.join(shown)} | {pairs} |", flush=True)
+    asked = options(__doc__, 1000)
+    show("ab", asked, HEADING, _rows(asked.runs, asked.only), seed=0)
+
+
+def _rows(runs: int, only: str) -> Iterator[list[str]]:
+    for what, scenario in SCENARIOS.items():
+        if only in what:
+            decider = by_records if "records" in what else by_values
+            rates = [simulate(kind, scenario, runs, decider) for kind in KINDS]
+            shown = [both(r.false_alarms for r in rates), both(r.inconclusive for r in rates), "", ""]
+            if scenario.changed:
+                shown[2:] = [both(r.regressed for r in rates), both(r.unchanged for r in rates)]
+            yield [what, *shown, " / ".join(f"{r.longest:.1f} ({r.typical:.1f})" for r in rates)]
 
 
 if __name__ == "__main__":

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from h200_noise import draw
-from other_noise import asked_for
+from printed import options, show
 from simulate_ab import drift_in_turns
 from simulate_gate import KINDS, both
 
@@ -118,14 +119,21 @@ SCENARIOS = {
 }
 
 
+HEADING = ("what", "right commit", "wrong commit", "none: a range with it", "none: a range without", "A/Bs", "pairs")
+
+
 def main() -> None:
-    print("| what | right commit | wrong commit | none: a range with it | none: a range without | A/Bs | pairs |")
-    print("| :--- | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for what, scenario, runs in asked_for(__doc__, SCENARIOS, 400):
-        rates = [simulate(kind, scenario, runs) for kind in KINDS]
-        shares = [both(getattr(of, name) for of in rates) for name in ("right", "wrong", "within", "missed")]
-        means = [" / ".join(f"{getattr(of, name):.1f}" for of in rates) for name in ("steps", "pairs")]
-        print(f"| {what} | {' | '.join((*shares, *means))} |", flush=True)
+    asked = options(__doc__, 400)
+    show("bisect", asked, HEADING, _rows(asked.runs, asked.only), seed=0)
+
+
+def _rows(runs: int, only: str) -> Iterator[list[str]]:
+    for what, scenario in SCENARIOS.items():
+        if only in what:
+            rates = [simulate(kind, scenario, runs) for kind in KINDS]
+            shares = [both(getattr(of, name) for of in rates) for name in ("right", "wrong", "within", "missed")]
+            means = [" / ".join(f"{getattr(of, name):.1f}" for of in rates) for name in ("steps", "pairs")]
+            yield [what, *shares, *means]
 
 
 if __name__ == "__main__":

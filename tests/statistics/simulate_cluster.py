@@ -1,27 +1,26 @@
 """The error rates of `cluster report`: false outliers and found ones, by seeded simulations (docs/dev/cluster.md).
 
-    python tests/statistics/simulate_cluster.py
+    python tests/statistics/simulate_cluster.py [--runs 2000] [--only TEXT]
 
-Each entry is for REPORTS clusters of one model, with two families of cells. A GPU's speed in a family is a draw that
+Each entry is for 2000 clusters of one model, with two families of cells. A GPU's speed in a family is a draw that
 shares half of its variance with the other family. `judge` gets the H200's entry of spreads.json.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from printed import options, show
 
 from attnbench.analysis.cluster.outliers import judge
 from attnbench.results.uncertainty import MEASURED
 
 ENTRY = MEASURED["H200 SXM"]
 TABLE = math.hypot(ENTRY.cards.units(1.0, 9), ENTRY.processes)  # standard deviation of one round of 9 cells
-REPORTS = 2000
 FAMILIES = 2
 UNITS = (3, 8, 16, 32, 64)
 GROUP = math.log1p(0.02)  # offset of every third unit, where units are of two groups
@@ -68,7 +67,7 @@ class Result:
     found_far: float
 
 
-def simulate(signal: str, noise: str, units: int, reports: int = REPORTS, seed: int = 1) -> Result:
+def simulate(signal: str, noise: str, units: int, reports: int, seed: int = 1) -> Result:
     rng = np.random.default_rng(seed)
     slow = {0} if signal != "nothing" else set()
     counts = np.zeros(4)
@@ -90,19 +89,26 @@ def simulate(signal: str, noise: str, units: int, reports: int = REPORTS, seed: 
     return Result(*(counts / reports).tolist())
 
 
+HEADING = ("what happens", "units differ", *(f"{units} units" for units in UNITS))
+
+
 def main() -> None:
-    head = " | ".join(f"{units} units" for units in UNITS)
+    """Print shares of reports: with a false outlier; with any unit far off; of slow units, those that are found."""
+    asked = options(__doc__, 2000)
+    show("cluster", asked, HEADING, _rows(asked.runs, asked.only), seed=1)
+
+
+def _rows(reports: int, only: str) -> Iterator[list[str]]:
     for signal in SIGNALS:
-        print(f"\n| {signal}; units differ | {head} |")
-        print("| :--- |" + " ---: |" * len(UNITS))
         for noise in NOISES:
-            got = [simulate(signal, noise, units) for units in UNITS]
-            if signal == "nothing":
-                entries = [f"{one.false:.2%}; {one.false_far:.1%}" for one in got]
-            else:
-                entries = [f"{one.found:.0%}; {one.found_far:.0%}" for one in got]
-            print(f"| {noise} | {' | '.join(entries)} |", flush=True)
+            if only in f"{signal} {noise}":
+                got = [simulate(signal, noise, units, reports) for units in UNITS]
+                if signal == "nothing":
+                    entries = [f"{one.false:.2%}; {one.false_far:.1%}" for one in got]
+                else:
+                    entries = [f"{one.found:.0%}; {one.found_far:.0%}" for one in got]
+                yield [signal, noise, *entries]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,23 +1,23 @@
 """The error rates of `attnbench gate`, by simulation with the noise of an H200.
 
-    python tests/statistics/simulate_gate.py [--runs 1000] [--only TEXT]
+    python tests/statistics/simulate_gate.py [--runs 1000] [--only TEXT] [--between]
 
 Every run goes through the code that decides: `by_records` makes run files' records of all four metrics and judges them
 like the command, `by_values`, which is faster, passes the same latencies to the statistics only.
-tests/statistics/test_gate_error_rates.py asserts the figures with fewer runs; docs/dev/statistics.md has a summary.
+tests/statistics/test_gate_error_rates.py asserts the figures with fewer runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from h200_noise import draw, draw_first_calls
 from other_noise import NONE, Other, add
+from printed import options, show
 
 from attnbench.analysis.gate.findings import Request, judge
 from attnbench.analysis.gate.hypothesis_tests import decide
@@ -185,38 +185,46 @@ BETWEEN_RUNS = {  # noise that all rounds of a run or a process share
 }
 
 
+HEADING = ("what", "gates with a false regression", "with an inconclusive cell", "changed: regressed", "unchanged")
+OF_RUNS = (
+    "what differs",
+    "false regression, one run",
+    "three",
+    "passed, one run",
+    "three",
+    "6 % found",
+    "intervals hold",
+)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=1000)
-    parser.add_argument("--between", action="store_true", help="baselines of one run and of three")
-    parser.add_argument("--only", default="", metavar="TEXT", help="the scenarios with this text in their names")
-    asked = parser.parse_args()
+    """Print the table, of noise that stays with cells / with rounds (h200_noise.py), or that of baselines."""
+    asked = options(__doc__, 1000, between="baselines of one run and of three")
     if asked.between:
-        _print_between(asked.runs, asked.only)
-        return
-    print(f"{asked.runs} runs each; noise kept by cells / by rounds (see h200_noise.py)\n")
-    print("| what | runs with a false regression | with an inconclusive cell | changed: regressed | unchanged |")
-    print("| :--- | ---: | ---: | ---: | ---: |")
+        show("gate-between", asked, OF_RUNS, _between(asked.runs, asked.only), seed=0)
+    else:
+        show("gate", asked, HEADING, _rows(asked.runs, asked.only), seed=0)
+
+
+def _rows(gates: int, only: str) -> Iterator[list[str]]:
     for what, scenario in SCENARIOS.items():
-        if asked.only not in what:
-            continue
-        rates = [simulate(kind, scenario, asked.runs, by_records if "records" in what else by_values) for kind in KINDS]
-        shown = [both(r.false_alarms for r in rates), both(r.inconclusive for r in rates)]
-        if scenario.changed:
-            shown += [both(r.regressed for r in rates), both(r.unchanged for r in rates)]
-        print(f"| {what} | {' | '.join([*shown, '', ''][:4])} |", flush=True)
+        if only in what:
+            decider = by_records if "records" in what else by_values
+            rates = [simulate(kind, scenario, gates, decider) for kind in KINDS]
+            shown = [both(r.false_alarms for r in rates), both(r.inconclusive for r in rates), "", ""]
+            if scenario.changed:
+                shown[2:] = [both(r.regressed for r in rates), both(r.unchanged for r in rates)]
+            yield [what, *shown]
 
 
-def _print_between(gates: int, only: str) -> None:
-    print("| what differs | false regression, one run | three | passed, one run | three | 6 % found | intervals hold |")
-    print("| :--- | ---: | ---: | ---: | ---: | ---: | ---: |")
+def _between(gates: int, only: str) -> Iterator[list[str]]:
     for what, other in BETWEEN_RUNS.items():
         if only in what:
             of = [simulate("cells", Scenario(cells=307, other=other, runs=runs), gates) for runs in (1, 3)]
             slow = Scenario(cells=307, other=other, runs=3, planted=0.06, changed=1)
             shares = [of[0].false_alarms, of[1].false_alarms, of[0].passed, of[1].passed]
             shares += [simulate("cells", slow, gates // 4).regressed, of[1].covered]
-            print(f"| {what} | {' | '.join(f'{100 * share:.3g} %' for share in shares)} |", flush=True)
+            yield [what, *(f"{100 * share:.3g} %" for share in shares)]
 
 
 def both(shares: Iterable[float]) -> str:

@@ -1,20 +1,20 @@
 """The error rates of `history`: found changes and false ones, by seeded simulations.
 
-    python tests/statistics/simulate_history.py
+    python tests/statistics/simulate_history.py [--runs 400] [--only TEXT]
 
-Each row is for HISTORIES histories of ten cells. Latencies of runs differ by NOISE, a standard deviation: twice the
+Each row is for 400 histories of ten cells. Latencies of runs differ by NOISE, a standard deviation: twice the
 spread of processes that remains with five rounds on an H200 (results/spreads.json). `history` gets the uncertainty of
 spreads.json.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from printed import options, show
 
 from attnbench.analysis.history.change_points import LEAST_NOISE, Levels, levels, prior_of
 from attnbench.analysis.history.change_tests import judged
@@ -22,7 +22,6 @@ from attnbench.analysis.history.change_tests import judged
 CELLS = 10
 NOISE = 0.004
 HALF = 1.96 * 0.0034 / 5**0.5
-HISTORIES = 400
 RUNS = (12, 30)
 
 
@@ -104,7 +103,7 @@ def simulate(
     signal: str,
     noise: str = "normal",
     runs: int = 12,
-    histories: int = HISTORIES,
+    histories: int = 400,
     seed: int = 1,
     where: str = "all cells",
 ) -> Result:
@@ -122,21 +121,28 @@ def simulate(
     )
 
 
+HEADING = ("what happens", "noise", "runs", "histories with a change", "cells with a change", "a creep", "misplaced")
+
+
 def main() -> None:
-    """Print the table; with arguments only the rows whose names begin with them."""
-    print("| what happens | noise | runs | histories with a change | cells with a change | a creep | misplaced |")
-    print("| :--- | :--- | ---: | ---: | ---: | ---: | ---: |")
-    rows = [("nothing", "all cells", noise) for noise in NOISES]
-    rows += [(signal, where, "normal") for signal in SIGNALS if signal != "nothing" for where in WHERE]
-    for signal, where, noise in rows:
-        if sys.argv[1:] and not signal.startswith(tuple(sys.argv[1:])):
-            continue
-        for runs in RUNS:
-            found = simulate(signal, noise, runs, where=where)
-            shares = (f"{100 * share:.1f} %" for share in (found.any, found.cells, found.creeps, found.wrong))
-            what = signal if signal == "nothing" else f"{signal}, {where}"
-            print(f"| {what} | {noise} | {runs} | {' | '.join(shares)} |")
-            sys.stdout.flush()
+    asked = options(__doc__, 400)
+    show("history", asked, HEADING, _rows(asked.runs, asked.only), seed=1)
+
+
+def _rows(histories: int, only: str) -> Iterator[list[str]]:
+    asked = {("nothing", noise): ("nothing", "all cells", noise) for noise in NOISES}
+    asked |= {
+        (f"{signal}, {where}", "normal"): (signal, where, "normal")
+        for signal in SIGNALS
+        if signal != "nothing"
+        for where in WHERE
+    }
+    for (what, noise), (signal, where, _) in asked.items():
+        if only in f"{what} {noise}":
+            for runs in RUNS:
+                found = simulate(signal, noise, runs, histories, where=where)
+                shares = (found.any, found.cells, found.creeps, found.wrong)
+                yield [what, noise, str(runs), *(f"{100 * share:.1f} %" for share in shares)]
 
 
 if __name__ == "__main__":

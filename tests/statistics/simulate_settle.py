@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from h200_noise import draw, measured
-from other_noise import Other, add, asked_for
+from other_noise import Other, add
+from printed import options, show
 from simulate_ab import Scenario as Turns
 from simulate_ab import by_values as decide_turns
 from simulate_ab import drift_in_turns
@@ -71,16 +72,22 @@ def _settled(rng: np.random.Generator, s: Scenario, first: Sequence[str], sides:
     return verdicts
 
 
+HEADING = ("what", "how", "with a false regression", "with an open cell", "changed: regressed", "unchanged")
+
+
 def main() -> None:
-    print("| what | how | with a false regression | with an open cell | changed: regressed | unchanged |")
-    print("| :--- | :--- | ---: | ---: | ---: | ---: |")
-    for what, scenario, gates in asked_for(__doc__, SCENARIOS, 400):
-        counts = [simulate(kind, scenario, gates) for kind in KINDS]
-        for i, way in enumerate(WAYS):
-            names = ("false", "open", *(("regressed", "unchanged") if scenario.changed else ()))
-            shares = [both(of[i][name] / gates for of in counts) for name in names]
-            shares += [""] * (4 - len(shares))
-            print(f"| {'' if i else what} | {way} | {' | '.join(shares)} |", flush=True)
+    asked = options(__doc__, 400)
+    show("settle", asked, HEADING, _rows(asked.runs, asked.only), seed=0)
+
+
+def _rows(gates: int, only: str) -> Iterator[list[str]]:
+    for what, scenario in SCENARIOS.items():
+        if only in what:
+            counts = [simulate(kind, scenario, gates) for kind in KINDS]
+            for i, way in enumerate(WAYS):
+                names = ("false", "open", *(("regressed", "unchanged") if scenario.changed else ()))
+                shares = [both(of[i][name] / gates for of in counts) for name in names]
+                yield [what, way, *shares, *[""] * (4 - len(shares))]
 
 
 if __name__ == "__main__":

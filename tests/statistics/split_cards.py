@@ -1,7 +1,7 @@
 """Compare two halves of the cards of one model, and count the false differences, from the run files of results/.
 
     python tests/statistics/split_cards.py                   40 splits of each model, and all pairs of one card each
-    python tests/statistics/split_cards.py --splits 5
+    python tests/statistics/split_cards.py --runs 5
 
 Both halves are the same model, so the true ratio is 1, and a 95 % interval should contain it in about 95 % of cases. A
 split halves the cards at random; each half is joined as `attnbench compare` joins the files of a machine. Cells count
@@ -10,12 +10,13 @@ that both halves measured in one version. Every split or pair has the same weigh
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+
+from printed import options, show
 
 from attnbench.analysis.compare.common_cells import common
 from attnbench.analysis.compare.machines import File, Machine, machine_of, model
@@ -96,17 +97,22 @@ def pairs(of: Cards) -> Iterator[tuple[Machine, Machine]]:
     yield from itertools.combinations([machine([files]) for files in of.values()], 2)
 
 
+HEADING = ("of one model", *ASKED)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--splits", type=int, default=40)
-    number = parser.parse_args().splits
-    models = cards()
-    for of in models:
+    asked = options(__doc__, 40)
+    show("split-cards", asked, HEADING, _rows(asked.runs, asked.only), seed=0)
+
+
+def _rows(number: int, only: str) -> Iterator[list[str]]:
+    for of in cards():
         name = next(iter(of.values()))[0].run.environment.device.name
         for what, compared in (("halves", splits(of, number)), ("pairs of cards", pairs(of))):
-            shares = coverage(compared)
-            each = ", ".join(f"{asked} {share:.1%} of {count}" for asked, (share, count) in shares.items())
-            print(f"{len(of)} {name}, {what}: {each}", flush=True)
+            if only in f"{len(of)} {name}, {what}":
+                shares = coverage(compared)
+                known = [f"{shares[asked][0]:.1%} of {shares[asked][1]}" if asked in shares else "-" for asked in ASKED]
+                yield [f"{len(of)} {name}, {what}", *known]
 
 
 if __name__ == "__main__":
