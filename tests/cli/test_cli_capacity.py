@@ -104,7 +104,7 @@ def test_more_ranks_hold_a_longer_sequence(tool: Tool) -> None:
 
 
 def test_several_ranks_on_a_cpu(tool: Tool) -> None:
-    options = ("--pass", "fwd", "--nheads", "2", "--headdim", "16", "--call-limit", "0.02s", "--out", "a.jsonl")
+    options = ("--pass", "fwd", "--nheads", "2", "--headdim", "16", "--call-limit", "0.1s", "--out", "a.jsonl")
     (of,) = found(tool, "capacity", "--device", "cpu", "-b", "ulysses-sdpa", "--ranks", "2", *options)
     assert of["limit"] == "too slow"
     assert of["fits"]
