@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import unicodedata
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -63,4 +64,5 @@ def _field(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = "\n".join(map(printable, value.split("\n")))  # code has several lines
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text
+    first = unicodedata.normalize("NFKC", text.lstrip()[:1])  # spreadsheets also take full-width signs
+    return f"'{text}" if first in ("=", "+", "-", "@") else text

@@ -64,6 +64,9 @@ def check_record(record: Record) -> None:
 def check_without_samples(record: Record) -> None:
     """Check a record, without its samples, as `check_record` does."""
     _check_case(record.case)
+    for name, of in record.accuracy.errors.items() if record.accuracy else ():
+        if any(number < 0 for number in (of.max_error, of.eager_error, of.tolerance, of.relative)):
+            raise ValueError(f"errors: {name}: a number below 0 is no error")
     if record.status == "ok" and record.accuracy and not record.accuracy.ok:
         raise ValueError(f"its status is ok, but its result is wrong: {record.accuracy.problem()}")
     if "pairs" in record.measurements:

@@ -91,6 +91,8 @@ def test_what_says_nothing_for_a_comparison_is_left_out_and_named() -> None:
     assert "1 file left out: c.jsonl (no time of a call)." in map(str, cautions(alone))
     with pytest.raises(UserError, match="do not compare machines"):
         compare([Path("a"), Path("b")], [search, search])
+    with pytest.raises(UserError, match=r"one machine is left, without b \(a search of a batch, .*\); give"):
+        compare([Path("a"), Path("b")], [a_run(), search])
 
 
 def test_a_machine_without_a_case_in_common_is_left_out() -> None:

@@ -51,12 +51,12 @@ def test_a_document_without_data() -> None:
 
 def test_csv_reads_back_whatever_a_name_holds_and_gives_no_orders() -> None:
     """CSV reads back any name, and has no commands for a terminal (clipboard) or a spreadsheet (formulas)."""
-    names = ('comma, quote " and\nnewline', "a\rb", "ü µ \x1b[31m\x1b]52;c;eA==\x07", "=1+1", "@a")
-    shown = ['comma, quote " and\nnewline', "a b", "ü µ ", "'=1+1", "'@a"]
+    names = ('comma, quote " and\nnewline', "a\rb", "ü µ \x1b[31m\x1b]52;c;eA==\x07", "=1+1", "@a", "\t=1+1", "\uff1d1")
+    shown = ['comma, quote " and\nnewline', "a b", "ü µ ", "'=1+1", "'@a", "' =1+1", "'\uff1d1"]
     rows = [{"name": name, "value": i, "none": None} for i, name in enumerate(names)]
     text = json_and_csv.csv_text(Document("report", "", rows=rows))
     assert text.startswith("name,value,none\n")
     found = list(csv.DictReader(io.StringIO(text, newline="")))
     assert [row["name"] for row in found] == shown
-    assert [row["value"] for row in found] == ["0", "1", "2", "3", "4"]
+    assert [row["value"] for row in found] == ["0", "1", "2", "3", "4", "5", "6"]
     assert {row["none"] for row in found} == {""}

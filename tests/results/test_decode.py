@@ -189,6 +189,20 @@ def test_both_readers_refuse_a_number_that_nothing_can_have_measured(place: str,
             decode.record(text(line))
 
 
+@pytest.mark.parametrize("number", [-1.0, "-inf"])
+@pytest.mark.parametrize("field", ["max_error", "eager_error", "tolerance", "relative"])
+def test_an_error_below_0_is_damage(field: str, number: float | str) -> None:
+    """Errors are magnitudes: one below 0 would be within each tolerance, and better than any baseline."""
+    line = {"type": "record", **to_json(replace(ok(case(), "triton", 300.0), status="wrong"))}
+    line["accuracy"] = {
+        "rows": 4,
+        "heads": 4,
+        "errors": {"out": {**to_json(TensorError(1.0, 1.0, 1.0, 1.0)), field: number}},
+    }
+    with pytest.raises(ValueError, match="errors: out: a number below 0 is no error"):
+        decode.record(text(line))
+
+
 @pytest.mark.parametrize("place", ["round", "ecc_errors", "kernels"])
 def test_a_count_of_64_bits_is_none(place: str) -> None:
     """Bytes, tokens and rounds beyond 2**48 are damage, although msgspec takes them up to 2**63."""

@@ -34,6 +34,7 @@ from attnbench.analysis.compare.speed_ratio import Ratio, equal_weights, speed_r
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Run
+from attnbench.core.text import some
 from attnbench.results import case_names
 from attnbench.results.cells import Key
 
@@ -279,7 +280,11 @@ def compare(
     if twice := [path for path in paths if given[path.resolve()] > 1]:
         raise UserError(f"{twice[0]} is given twice")
     found = machines(paths, runs, names if isinstance(names, Mapping) else parse_names(names, paths))
+    unused = left_out(paths, runs, bool(names))
     if len(found) < 2:
+        if unused:
+            files = some(f"{path} ({why})" for path, why in unused.items())
+            raise UserError(f"one machine is left, without {files}; give a file of attnbench run of another machine")
         raise UserError("--name makes one machine of all files: nothing to compare")
     home = reference(found, to)
     costs = parse_prices(prices, found)
@@ -290,7 +295,6 @@ def compare(
     asked = _workload(workload) if workload is not None else None
     figures = all_figures(found, home, asked)
     served = _serving(asked, sorted(found, key=lambda machine: machine is not home), runs)
-    unused = left_out(paths, runs, bool(names))
     compared = Comparison(
         machines=tuple(found),
         reference=home,
