@@ -126,7 +126,7 @@ def heading(metric: Metric, cells: Sequence[Cell], own_units: bool = False) -> s
     if metric.name not in ("tflops", "utilization", "gbps") or not cells:
         return metric.heading
     if metric.name == "gbps":
-        read = "inputs and results" if any(c.case.is_delta for c in cells) else "q, k, v and out"
+        read = "inputs and results" if any(not c.case.is_softmax for c in cells) else "q, k, v and out"
         return f"{metric.heading} of {read}{_share_of_bandwidth([c for c in cells if c.status == 'ok'])}"
     counted = f"{metric.heading} ({CONVENTIONS[cells[0].source.convention]})"
     measured = [c for c in cells if c.status == "ok"]
