@@ -109,6 +109,7 @@ _INDEXERS: Mapping[str, str] = {  # indexers of sparse attention: core/indexer.p
 }
 # The backends of each kind of attention other than softmax: core/case.py
 OF_KIND: Mapping[str, tuple[str, ...]] = {"gdn": (*_DELTA,), "kda": (*_DELTA,), "indexer": (*_INDEXERS,)}
+OTHER_KINDS = (*_DELTA, *_INDEXERS)
 _APPROXIMATE: Mapping[str, str] = {  # approximations of attention: docs/approximate.md
     "linformer": "attnbench.backends.approximate.linformer:Linformer",
     "streaming": "attnbench.backends.approximate.streaming:Streaming",
@@ -130,7 +131,7 @@ BACKENDS: Mapping[str, str] = {
 }
 
 # Run only where named with --backend; those of another kind of attention also in cases of this kind
-NOT_BY_DEFAULT = frozenset({"fake", *STEPS, *SEVERAL, *_DELTA, *_INDEXERS, *APPROXIMATE})
+NOT_BY_DEFAULT = frozenset({"fake", *STEPS, *SEVERAL, *OTHER_KINDS, *APPROXIMATE})
 
 
 def available() -> dict[str, str]:

@@ -81,6 +81,9 @@ EXCLUDES: Mapping[str, tuple[str, ...]] = {
 
 def _mask(c: Case) -> str:
     try:
+        if c.is_indexer:
+            masks.find(c.mask)
+            return ""
         return masks.problem(c.mask, c.shape.seqlen_k, causal=c.causal, window=c.window_size)
     except UserError as error:
         return str(error).removeprefix("mask: ")
