@@ -53,6 +53,8 @@ CASES = {
     "kda": Case(SQUARE, "bf16", "fwd", True, kind="kda", scale=0.2),
     "gdn-token": Case(replace(SQUARE, seqlen_q=1, seqlen_k=1), "bf16", "fwd", True, kind="gdn"),
     "kda-token": Case(replace(SQUARE, seqlen_q=1, seqlen_k=1), "bf16", "fwd", True, kind="kda"),
+    "indexer": Case(replace(OTHER, nheads_k=1), "bf16", "fwd", True, kind="indexer", mask="topk:32"),
+    "indexer-fp8": Case(replace(OTHER, nheads_k=1), "fp8", "fwd", True, kind="indexer", mask="topk:32"),
 }
 STAND_INS: dict[str, dict[str, Any]] = {
     "fa1": flash_attn.version_1(),
@@ -173,6 +175,24 @@ def test_the_code_of_a_delta_rule_in_torch(name: str) -> None:
     names["gate"] = names["gate"].view(*names["beta"].shape, -1)
     exec(compile(code, name, "exec"), names)
     accuracy = judge.make_check(case, given, 0).check_first({"out": names["out"], "state": names["state"]})
+    assert accuracy.ok, accuracy.problem()
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("indexer-torch", CASES["indexer"]),
+        ("indexer-torch", CASES["indexer-fp8"]),
+        ("indexer-triton", replace(CASES["indexer"], dtype="fp32")),
+    ],
+)
+def test_the_code_of_an_indexer(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    if name == "indexer-triton":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    given = inputs.make(case, "cpu", seed=0)
+    names: dict[str, Any] = {**given.values, "torch": torch}
+    exec(compile(paste(name, case), name, "exec"), names)
+    accuracy = judge.make_check(case, given, 0).check_first({"indices": names["indices"]})
     assert accuracy.ok, accuracy.problem()
 
 
