@@ -17,6 +17,7 @@ from attnbench.core.machine import Device
 if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
+MOST_HEADS = 128  # a program has the heads of one query at once
 BYTES = 8.0  # of the score of a query and a key, and of torch.topk
 
 
@@ -39,6 +40,8 @@ class IndexerTriton(OwnKernels):
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         reason = interpreter_refusal(case, device) or super().unsupported(case, device)
+        if reason is None and case.shape.nheads > MOST_HEADS:
+            return f"at most {MOST_HEADS} heads, not {case.shape.nheads}"
         return fp8_refusal(case, device) if reason is None and case.dtype == "fp8" else reason
 
     def workspace(self, case: Case) -> Workspace:
