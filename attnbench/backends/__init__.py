@@ -106,6 +106,7 @@ _DELTA: Mapping[str, str] = {  # gated delta rules: core/delta.py
 _INDEXERS: Mapping[str, str] = {  # indexers of sparse attention: core/indexer.py
     "indexer-torch": "attnbench.backends.pytorch.indexer:IndexerTorch",
     "indexer-triton": "attnbench.backends.triton.indexer_backend:IndexerTriton",
+    "indexer-deepgemm": "attnbench.backends.deep_gemm:IndexerDeepGemm",
 }
 # The backends of each kind of attention other than softmax: core/case.py
 OF_KIND: Mapping[str, tuple[str, ...]] = {"gdn": (*_DELTA,), "kda": (*_DELTA,), "indexer": (*_INDEXERS,)}

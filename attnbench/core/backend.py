@@ -161,8 +161,8 @@ class Inputs:
     seqlen_q, nheads_k, headdim or headdim_v). A launch writes them to their places in the caches, which hold other
     numbers before the first launch.
 
-    A delta rule (`Case.kind`) has the `gate`, `beta` and, in a forward, the `state` of core/delta.py. An indexer has the
-    `weights` and, with fp8, the `k_scale` of core/indexer.py; its k has no dimension of heads, and its v is k.
+    A delta rule (`Case.kind`) has the `gate`, `beta` and, in a forward, the `state` of core/delta.py. An indexer
+    has the `weights` and, with fp8, the `k_scale` of core/indexer.py; its k has no dimension of heads, and its v is k.
     """
 
     q: Tensor

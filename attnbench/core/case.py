@@ -47,8 +47,8 @@ class Shape:
 
     q is (batch, seqlen_q, nheads, headdim), k is (batch, seqlen_k, nheads_k, headdim), v is (batch, seqlen_k, nheads_k,
     headdim_v), out is (batch, seqlen_q, nheads, headdim_v). Delta rules (`Case.kind`) have nheads_k heads of q and of
-    k, and nheads heads of v; an indexer has nheads heads of q and one of k, and no v. For a ragged batch (`Case.lengths`) batch is the number of
-    its sequences, and seqlen_q and seqlen_k are the largest lengths.
+    k, and nheads heads of v; an indexer has nheads heads of q, one of k, and no v. For a ragged batch (`Case.lengths`)
+    batch is the number of its sequences, and seqlen_q and seqlen_k are the largest lengths.
 
     With nheads_k < nheads (grouped heads, GQA; MQA where it is 1), query head h uses key head h // (nheads //
     nheads_k).
@@ -123,7 +123,7 @@ class Case:
     fwd, or fwd_bwd for training.
 
     A `kind` other than softmax is a gated delta rule, linear attention with a state instead of a softmax over keys
-    (core/delta.py), or the indexer of sparse attention, which chooses as many keys as its `mask` says (core/indexer.py).
+    (core/delta.py), or the indexer of sparse attention, which chooses the keys of its `mask` (core/indexer.py).
 
     Raises ValueError, with a sentence for a person, for a case that cannot be: core/rules.py.
     """

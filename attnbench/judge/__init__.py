@@ -34,8 +34,8 @@ from attnbench.judge.exact_attention import (
     visible_keys,
     warm_up,
 )
-from attnbench.judge.indexer_check import IndexerResultCheck
 from attnbench.judge.hard_inputs import HardInputsCheck, make_hard
+from attnbench.judge.indexer_check import IndexerResultCheck
 from attnbench.judge.result_check import ResultCheck
 from attnbench.judge.row_sample import SCORE_BUDGET, RowSample, check_inputs, choose_rows
 from attnbench.judge.screen import find_wrong_rows

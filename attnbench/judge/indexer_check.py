@@ -7,8 +7,8 @@ chosen key may have an exact score below the N-th largest, and no other key one 
 The definition in the dtype rounds the product q[s, h]' k[t] of each head, to bf16 for fp8, and adds the weighted
 products in float32. The standard deviation of a score's error is then one rounding (rounding.py) of sqrt(sum over h of
 (weights[s, h] relu(q[s, h]' k[t]))^2); the largest of the keys that the query sees stands for all. Of a distance, the
-difference of two scores, it is sqrt(2) times as large. DEVIATIONS_LARGEST of these are allowed, and the errors of float32
-sums over heads and headdim in both scores. indexer-torch, which rounds in this way, needs a quarter of it.
+difference of two scores, it is sqrt(2) times as large. DEVIATIONS_LARGEST of these are allowed, and the errors of
+float32 sums over heads and headdim in both scores. indexer-torch, which rounds in this way, needs a quarter of it.
 
 Hard inputs and the search for wrong rows belong to a softmax, and are left out.
 """
@@ -43,11 +43,11 @@ TOGETHER = 2**24  # most products of a query head and a key that are computed at
 
 @dataclass(frozen=True)
 class ExactScores:
-    """The exact scores of sampled query rows, numbered over the batch, and the allowed distance of a key in each row."""
+    """The exact scores of sampled query rows, which are numbered over the batch, and the tolerance of each row."""
 
     rows: Tensor  # (rows,) int64: batch entry * seqlen_q + query
     scores: Tensor  # (rows, seqlen_k), -inf where the query does not see the key
-    allowed: Tensor  # (rows,)
+    allowed: Tensor  # (rows,); the largest distance of a wrong key's score from the N-th largest
     seed: int | None  # of the sample; None where all rows are there
 
 
@@ -175,7 +175,7 @@ def compare_selection(case: Case, exact: ExactScores, results: Mapping[str, Tens
 
 
 def find_flaws(case: Case, indices: Tensor) -> tuple[str, ...]:
-    """Return what is wrong with the form of a selection (batch, seqlen_q, N), one sentence each; () where nothing is."""
+    """Return the faults in the form of a selection (batch, seqlen_q, N), one sentence each; () where there are none."""
     import torch
 
     s, start, found = case.shape, 0, dict[str, list[int]]()

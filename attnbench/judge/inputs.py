@@ -113,8 +113,8 @@ def _make_delta(case: Case, values: Callable[..., Tensor], generator: torch.Gene
 def _make_indexer(case: Case, values: Callable[..., Tensor]) -> Inputs:
     """Return the inputs of an indexer: standard normal q and k, and normal weights of both signs.
 
-    The weights include 1 / sqrt(nheads * headdim), as the model's. With fp8 each query head, and each key, is divided by
-    a scale that makes its largest value E4M3_MAX.
+    The weights include 1 / sqrt(nheads * headdim), as the model's. With fp8 each head of a query, and each key, is
+    divided by a scale that makes its largest value E4M3_MAX.
     """
     s = case.shape
     q, k = values(s.batch, s.seqlen_q, s.nheads, s.headdim), values(s.batch, s.seqlen_k, s.headdim)

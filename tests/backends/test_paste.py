@@ -55,6 +55,9 @@ CASES = {
     "kda-token": Case(replace(SQUARE, seqlen_q=1, seqlen_k=1), "bf16", "fwd", True, kind="kda"),
     "indexer": Case(replace(OTHER, nheads_k=1), "bf16", "fwd", True, kind="indexer", mask="topk:32"),
     "indexer-fp8": Case(replace(OTHER, nheads_k=1), "fp8", "fwd", True, kind="indexer", mask="topk:32"),
+    "indexer-of-32": Case(
+        replace(OTHER, batch=1, nheads=32, nheads_k=1), "fp8", "fwd", True, kind="indexer", mask="topk:32"
+    ),
 }
 STAND_INS: dict[str, dict[str, Any]] = {
     "fa1": flash_attn.version_1(),

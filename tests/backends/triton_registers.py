@@ -101,7 +101,7 @@ def build(kernel: str, arch: str, headdims: str, dtype: str, features: set[str])
         constants |= {"KIND": kind, "NUMBER": number}
     absent += ["Scale"] if "FP8" not in features else []
     absent += ["Listed"] * (not kind) + ["Kept"] * (kind != 5)
-    constants |= {name: None for name in absent}
+    constants |= dict.fromkeys(absent)
     constants = {name: value for name, value in constants.items() if name in fn.arg_names}
 
     signature, attributes = {}, {}

@@ -79,7 +79,8 @@ def grids(
         }
         wanted = [(name, chosen) for name, chosen in of_each.items() if chosen]
         names = [name for name, _ in wanted]
-    narrow, masked = [c for c in cells if c.case.dtype == "fp8" and c.case.is_softmax], [c for c in cells if c.case.mask]
+    narrow = [c for c in cells if c.case.dtype == "fp8" and c.case.is_softmax]
+    masked = [c for c in cells if c.case.mask and c.case.is_softmax]
     near = [c for c in cells if not c.is_exact]
     beside = {"relative_error": narrow, **dict.fromkeys(("approximation_error", "mass_kept"), near)}
     beside |= dict.fromkeys(("tflops_computed", "block_efficiency", "plan"), masked)

@@ -5,15 +5,15 @@ The product with the keys has the dtype of the case, bf16 for fp8, and the sum o
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from attnbench.backends.base import BackendBase
 from attnbench.backends.limits import TORCH_LIMITS
 from attnbench.backends.paste import Paste
-from attnbench.backends.shared.indexer import CHOICE, SHAPES, indexer_prepared, queries_at_once
-from attnbench.core.backend import Prepared, Signature, Workspace, torch_dtype
-from attnbench.core.case import DTYPES, ITEMSIZE, Case, Kind
+from attnbench.backends.shared.indexer import CHOICE, SHAPES, Indexer
+from attnbench.core.backend import Signature, torch_dtype
+from attnbench.core.case import DTYPES, RESULT_ITEMSIZE, Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
@@ -30,9 +30,8 @@ scores = torch.einsum("bsht,bsh->bst", scores, weights).masked_fill(keys > last,
 OF_FP8 = "q, k = q.bfloat16(), (k.float() * k_scale[..., None]).bfloat16()\n"
 
 
-class IndexerTorch(BackendBase):
+class IndexerTorch(Indexer):
     name = "indexer-torch"
-    kinds: ClassVar[tuple[Kind, ...]] = ("indexer",)
     limits: ClassVar = replace(TORCH_LIMITS, dtypes=DTYPES, chosen=True, backward=False)
     paste = Paste(
         ("import torch",),
@@ -40,15 +39,13 @@ class IndexerTorch(BackendBase):
     )
     efficiency = 0.1
 
-    def workspace(self, case: Case) -> Workspace:
-        queries = queries_at_once(case, _bytes_of_a_key(case))
-        s = case.shape
-        return Workspace(int(_bytes_of_a_key(case) * s.batch * queries * s.seqlen_k), "scores of all heads", passes=3.0)
+    def bytes_of_a_score(self, case: Case) -> int:
+        return case.shape.nheads * (RESULT_ITEMSIZE[case.dtype] + 4) + 8  # of each head in the dtype and in float32
 
     def signature(self, case: Case, device: Device) -> Signature:
-        return Signature(("(?i)mm|gem[mv]", "(?i)topk|sort|radix"), float32=True)
+        return Signature(("(?i)mm|gem[mv]", self.choice_kernels), float32=True)
 
-    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+    def scores(self, case: Case, inputs: Inputs) -> Callable[..., Tensor]:
         import torch
 
         def scores(q: Tensor, k: Tensor, weights: Tensor, k_scale: Tensor | None) -> Tensor:
@@ -61,9 +58,4 @@ class IndexerTorch(BackendBase):
             hidden = keys > keys[k.shape[1] - q.shape[1] :, None]
             return found.masked_fill_(hidden, float("-inf"))
 
-        return indexer_prepared(case, inputs, scores, queries_at_once(case, _bytes_of_a_key(case)))
-
-
-def _bytes_of_a_key(case: Case) -> float:
-    """Return the bytes of the scores of a query and a key: of each head in the dtype and in float32, and their sum."""
-    return case.shape.nheads * ((2 if case.dtype == "fp8" else ITEMSIZE[case.dtype]) + 4) + 8
+        return scores

@@ -1,29 +1,30 @@
-"""The backend `indexer-triton`: the cases that indexer.py takes on each device, and the prepared call."""
+"""The backend `indexer-triton`: the cases that indexer.py takes on each device, and the call."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from attnbench.backends.limits import TORCH_LIMITS
 from attnbench.backends.paste import Paste
-from attnbench.backends.shared.indexer import CHOICE, SHAPES, indexer_prepared, queries_at_once
+from attnbench.backends.shared.indexer import CHOICE, SHAPES, Indexer
 from attnbench.backends.shared.libraries import OwnKernels
 from attnbench.backends.triton.backend import fp8_refusal, interpreter_refusal
-from attnbench.core.backend import Prepared, Signature, Workspace
-from attnbench.core.case import DTYPES, Case, Kind
+from attnbench.core.backend import Signature
+from attnbench.core.case import DTYPES, Case
 from attnbench.core.machine import Device
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from attnbench.core.backend import Inputs
 
 MOST_HEADS = 128  # a program has the heads of one query at once
-BYTES = 8.0  # of the score of a query and a key, and of torch.topk
 
 
-class IndexerTriton(OwnKernels):
+class IndexerTriton(Indexer, OwnKernels):
     name = "indexer-triton"
-    kinds: ClassVar[tuple[Kind, ...]] = ("indexer",)
     compiles = 1.0
     install = "pip install 'triton>=3.4'"
     min_version = "3.4"
@@ -44,15 +45,10 @@ class IndexerTriton(OwnKernels):
             return f"at most {MOST_HEADS} heads, not {case.shape.nheads}"
         return fp8_refusal(case, device) if reason is None and case.dtype == "fp8" else reason
 
-    def workspace(self, case: Case) -> Workspace:
-        queries = queries_at_once(case, BYTES)
-        return Workspace(int(BYTES * case.shape.batch * queries * case.shape.seqlen_k), "scores", passes=3.0)
-
     def signature(self, case: Case, device: Device) -> Signature:
-        choice = "(?i)topk|sort|radix"
-        return Signature((choice,) if device.kind == "cpu" else ("^_scores$", choice))
+        return Signature((self.choice_kernels,) if device.kind == "cpu" else ("^_scores$", self.choice_kernels))
 
-    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+    def scores(self, case: Case, inputs: Inputs) -> Callable[..., Tensor]:
         from attnbench.backends.triton.indexer import indexer_scores
 
-        return indexer_prepared(case, inputs, indexer_scores, queries_at_once(case, BYTES))
+        return indexer_scores
