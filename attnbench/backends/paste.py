@@ -34,8 +34,8 @@ class Paste:
     "ragged" (with cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), "paged" (with page_table and seqlens_k),
     "latent" and "fp8"; and, where the call differs, "single" for one dense sequence and "unlike" for unlike numbers of
     queries over pages. A delta rule has its kind, "gdn", or "gdn token" for one token with a state. An indexer has
-    "indexer" or "indexer fp8"; `{chosen}` marks its number of keys. `{options}` marks the place of the case's options; a
-    call without it takes none. The other fields are these options, "" where the implementation lacks one.
+    "indexer" or "indexer fp8", and `{chosen}` marks its number of keys. `{options}` marks the place of the case's
+    options; a call without it takes none. The other fields are these options, "" where the implementation lacks one.
     """
 
     imports: tuple[str, ...]  # each is "from MODULE import NAME"; the text has only the imports that the call uses

@@ -80,9 +80,7 @@ def wrong(backend: str = "") -> Iterator[tuple[str, str, str, str, str]]:
 
 def rows(backend: str) -> Iterator[tuple[str, str, str, str, Path]]:
     """Yield the device, the name of the cell, its rate, its latency and its run file, in each kind."""
-    for (device, name, *_), (path, cell) in sorted(
-        _fastest(RESULTS).get(backend, {}).items(), key=lambda item: item[0]
-    ):
+    for (device, name, *_), (path, cell) in sorted(_fastest(RESULTS).get(backend, {}).items(), key=lambda item: item[0]):
         rate, latency = (metrics.named(one).format(cell.value(one)) for one in (name, "latency"))
         unit = metrics.named(name).unit
         yield device, case_name(backend, cell.case, dtype=True, batch=True), f"{rate} {unit}".strip(), latency, path

@@ -87,7 +87,7 @@ def _whole(found: Mapping[_Key, dict[Layers, Cell]], model: Model) -> dict[_Key,
     others = {*model.layers} - rules
     whole = {key: of for key, of in found.items() if {*of} == others}
     for kind in (*rules, *model.indexers):
-        joined = {}
+        joined: dict[_Key, dict[Layers, Cell]] = {}
         for (device, backend, case), of in whole.items():
             its = {
                 (device, f"{backend} + {other}", case): {**of, **cells}
