@@ -1,4 +1,4 @@
-"""`indexer-triton`: the scores of an indexer in one kernel, then torch.topk (core/indexer.py). Checked on Triton 3.6.
+"""`indexer-triton`: the scores of an indexer in one kernel (core/indexer.py); torch.topk chooses the keys.
 
 A program has a block of keys and loops over a block of queries. The rows of its product are the heads of one query, so
 that decoding fills them too, and no score of a head is written.
