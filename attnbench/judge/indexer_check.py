@@ -30,7 +30,7 @@ from attnbench.judge.plain_torch import plain_torch
 from attnbench.judge.result_check import SECOND_SHARE, ResultCheck, moved
 from attnbench.judge.rounding import rms_of_one_rounding
 from attnbench.judge.row_sample import draw_seed
-from attnbench.judge.tolerance import DEVIATIONS_LARGEST, FLOAT32_UNIT, PART, check_form
+from attnbench.judge.tolerance import DEVIATIONS_LARGEST, FLOAT32_UNIT, check_form
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 SCORES = {"cuda": 2**26, "cpu": 2**18}  # most scores of a check
 MIN_ROWS = 16  # least number of query rows, where there are as many
-TOGETHER = 2**24  # most products of a query head and a key that are computed at once
+TOGETHER = 2**24  # most elements of a tensor that are computed at once
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ def find_flaws(case: Case, indices: Tensor) -> tuple[str, ...]:
     import torch
 
     s, start, found = case.shape, 0, dict[str, list[int]]()
-    for some in indices.flatten(0, 1).split(max(1, PART // indices.shape[2])):
+    for some in indices.flatten(0, 1).split(max(1, TOGETHER // indices.shape[2])):
         rows = torch.arange(start, start := start + len(some), device=indices.device)
         last = _places(case, rows)
         ordered = some.sort(1).values
