@@ -103,7 +103,14 @@ _DELTA: Mapping[str, str] = {  # gated delta rules: core/delta.py
     "delta-torch": "attnbench.backends.pytorch.delta:DeltaTorch",
     "fla": "attnbench.backends.fla:Fla",
 }
-DELTA = (*_DELTA,)
+_INDEXERS: Mapping[str, str] = {  # indexers of sparse attention: core/indexer.py
+    "indexer-torch": "attnbench.backends.pytorch.indexer:IndexerTorch",
+    "indexer-triton": "attnbench.backends.triton.indexer_backend:IndexerTriton",
+    "indexer-deepgemm": "attnbench.backends.deep_gemm:IndexerDeepGemm",
+}
+# The backends of each kind of attention other than softmax: core/case.py
+OF_KIND: Mapping[str, tuple[str, ...]] = {"gdn": (*_DELTA,), "kda": (*_DELTA,), "indexer": (*_INDEXERS,)}
+OTHER_KINDS = (*_DELTA, *_INDEXERS)
 _APPROXIMATE: Mapping[str, str] = {  # approximations of attention: docs/approximate.md
     "linformer": "attnbench.backends.approximate.linformer:Linformer",
     "streaming": "attnbench.backends.approximate.streaming:Streaming",
@@ -119,12 +126,13 @@ BACKENDS: Mapping[str, str] = {
     **_RINGS,
     **{name: _OF_ONE[name.removeprefix(ULYSSES)] for name in _ULYSSES},
     **_DELTA,
+    **_INDEXERS,
     **_APPROXIMATE,
     "fake": "attnbench.backends.fake:Fake",
 }
 
-# Run only where named with --backend; those of delta rules also in cases of a delta rule
-NOT_BY_DEFAULT = frozenset({"fake", *STEPS, *SEVERAL, *DELTA, *APPROXIMATE})
+# Run only where named with --backend; those of another kind of attention also in cases of this kind
+NOT_BY_DEFAULT = frozenset({"fake", *STEPS, *SEVERAL, *OTHER_KINDS, *APPROXIMATE})
 
 
 def available() -> dict[str, str]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from attnbench.core import masks
 from attnbench.core.axes import AXES, LIMITED
 from attnbench.core.case import Case
 
@@ -32,9 +33,9 @@ class Paste:
     `calls` maps a kind of batch to statements that compute `out` from q, k and v, or load a model. Kinds are "dense",
     "ragged" (with cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), "paged" (with page_table and seqlens_k),
     "latent" and "fp8"; and, where the call differs, "single" for one dense sequence and "unlike" for unlike numbers of
-    queries over pages. A delta rule has its kind, "gdn", or "gdn token" for one token with a state. `{options}` marks
-    the place of the case's options; a call without it takes none. The other fields are these options, "" where the
-    implementation lacks one.
+    queries over pages. A delta rule has its kind, "gdn", or "gdn token" for one token with a state. An indexer has
+    "indexer" or "indexer fp8", and `{chosen}` marks its number of keys. `{options}` marks the place of the case's
+    options; a call without it takes none. The other fields are these options, "" where the implementation lacks one.
     """
 
     imports: tuple[str, ...]  # each is "from MODULE import NAME"; the text has only the imports that the call uses
@@ -59,9 +60,12 @@ class Paste:
             return ""
         lines = [_filled(line, options) for line in call.splitlines()]
         used = [line for line in self.imports if re.search(rf"\b{line.split()[-1]}\b", call + "".join(options))]
-        return "\n".join((*_merged(used), "", *lines) if used else lines)
+        text = "\n".join((*_merged(used), "", *lines) if used else lines)
+        return text.replace("{chosen}", str(masks.chosen(case.mask))) if case.is_indexer else text
 
     def _kind(self, case: Case) -> str:
+        if case.is_indexer:
+            return "indexer fp8" if case.dtype == "fp8" else "indexer"
         if case.is_delta:
             of_token = f"{case.kind} token"
             return of_token if case.shape.seqlen_k == 1 and of_token in self.calls else case.kind
@@ -84,10 +88,10 @@ class Paste:
             for name in (*LIMITED, "softmax_scale")
             if AXES[name].label(case)
         }
-        mask = "" if case.is_delta else self._mask(case)
+        mask = self._mask(case) if case.is_softmax else ""
         if mask is None or case.mask or not all(getattr(self, name, "") for name in needed):
             return None  # no implementation has a mask by name
-        grouped = case.shape.nheads != case.shape.nheads_k and not case.is_delta
+        grouped = case.shape.nheads != case.shape.nheads_k and case.is_softmax
         found = [mask, self.grouped if grouped else ""]
         found += [getattr(self, name).replace(f"{{{name}}}", f"{value:.9g}") for name, value in needed.items()]
         return tuple(filter(None, found))

@@ -448,11 +448,12 @@ _TABLE = (  # in the order of options and columns
     ),
     _field(
         "kind",
-        "Kinds of attention: softmax, gdn (gated delta rule: Qwen3-Next), kda (Kimi Linear). Delta rules have --nheads "
-        "value heads and --nheads-k query and key heads, and a state: --seqlen 1 is decoding.",
-        "softmax (default), gdn or kda.",
+        "Kinds of attention: softmax, gdn (gated delta rule: Qwen3-Next), kda (Kimi Linear), indexer (DeepSeek-V3.2: "
+        "chooses 2k keys, or --mask topk:N). Delta rules have --nheads value heads and --nheads-k query and key heads, "
+        "and a state: --seqlen 1 is decoding.",
+        "softmax (default), gdn, kda or indexer.",
         words=KINDS,
-        label=lambda c: c.kind if c.is_delta else "",
+        label=lambda c: "" if c.is_softmax else c.kind,
         is_extra=True,
         needs_limit=False,
     ),

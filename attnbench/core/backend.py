@@ -161,7 +161,8 @@ class Inputs:
     seqlen_q, nheads_k, headdim or headdim_v). A launch writes them to their places in the caches, which hold other
     numbers before the first launch.
 
-    A delta rule (`Case.kind`) has the `gate`, `beta` and, in a forward, the `state` of core/delta.py.
+    A delta rule (`Case.kind`) has the `gate`, `beta` and, in a forward, the `state` of core/delta.py. An indexer
+    has the `weights` and, with fp8, the `k_scale` of core/indexer.py; its k has no dimension of heads, and its v is k.
     """
 
     q: Tensor
@@ -176,6 +177,8 @@ class Inputs:
     gate: Tensor | None = None
     beta: Tensor | None = None
     state: Tensor | None = None
+    weights: Tensor | None = None
+    k_scale: Tensor | None = None
 
     @property
     def values(self) -> Mapping[str, Tensor]:
@@ -184,6 +187,7 @@ class Inputs:
         named = {"q": self.q, "k": self.k, "v": v, "dout": self.dout}
         named |= {"new_k": self.new_k, "new_v": self.new_v, "sink": self.sink}
         named |= {"gate": self.gate, "beta": self.beta, "state": self.state}
+        named |= {"weights": self.weights, "k_scale": self.k_scale}
         return {name: t for name, t in named.items() if t is not None}
 
     def with_values(self, values: Mapping[str, Tensor]) -> Inputs:
@@ -271,9 +275,9 @@ class Prepared:
 
     `launch` runs the case's direction one time and returns its raw results. `canonical` names these ("out"; "dq", "dk",
     "dv") as views of shape (batch, seqlen, nheads, headdim), and "dsink" (nheads,), which may be float32 where a
-    library takes no other sink. core/delta.py has the results of a delta rule. Where "out" of an fp8 case has 8 bits,
-    "descale_out" is the float32 by which it must be multiplied; "descale_dq" is the factor of dq, and so on. For an
-    `ApproximateBackend` that selects, "selected" is the choice of this launch.
+    library takes no other sink. core/delta.py and core/indexer.py have the results of other kinds of attention. Where
+    "out" of an fp8 case has 8 bits, "descale_out" is the float32 by which it must be multiplied; "descale_dq" is the
+    factor of dq, and so on. For an `ApproximateBackend` that selects, "selected" is the choice of this launch.
 
     `forward` runs the forward alone, keeps what the backward needs, and returns the object that holds it.
 

@@ -29,7 +29,7 @@ CACHE_DTYPES: tuple[CacheDtype, ...] = get_args(CacheDtype)
 Data = Literal["normal", "outliers", "uniform", "zeros", "decaying"]
 DATA: tuple[Data, ...] = get_args(Data)
 
-Kind = Literal["softmax", "gdn", "kda"]
+Kind = Literal["softmax", "gdn", "kda", "indexer"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 # Bytes of one element of q, k and v, by dtype.
@@ -47,8 +47,8 @@ class Shape:
 
     q is (batch, seqlen_q, nheads, headdim), k is (batch, seqlen_k, nheads_k, headdim), v is (batch, seqlen_k, nheads_k,
     headdim_v), out is (batch, seqlen_q, nheads, headdim_v). Delta rules (`Case.kind`) have nheads_k heads of q and of
-    k, and nheads heads of v. For a ragged batch (`Case.lengths`) batch is the number of
-    its sequences, and seqlen_q and seqlen_k are the largest lengths.
+    k, and nheads heads of v; an indexer has nheads heads of q, one of k, and no v. For a ragged batch (`Case.lengths`)
+    batch is the number of its sequences, and seqlen_q and seqlen_k are the largest lengths.
 
     With nheads_k < nheads (grouped heads, GQA; MQA where it is 1), query head h uses key head h // (nheads //
     nheads_k).
@@ -122,8 +122,8 @@ class Case:
     With a `step` the case is a step of a whole model, whose layers have this attention (core/step.py): `direction` is
     fwd, or fwd_bwd for training.
 
-    A `kind` other than softmax is a gated delta rule: linear attention with a state instead of a softmax over keys
-    (core/delta.py).
+    A `kind` other than softmax is a gated delta rule, linear attention with a state instead of a softmax over keys
+    (core/delta.py), or the indexer of sparse attention, which chooses the keys of its `mask` (core/indexer.py).
 
     Raises ValueError, with a sentence for a person, for a case that cannot be: core/rules.py.
     """
@@ -150,7 +150,7 @@ class Case:
     append: bool = False  # one call writes the keys and values of its queries into the cache of pages first
     ranks: int = 1  # devices over which the sequence is split
     step: str = ""  # a step of a whole model: phase, layers and sizes, as core/step.py spells them
-    kind: Kind = "softmax"  # softmax attention, or a gated delta rule: core/delta.py
+    kind: Kind = "softmax"  # softmax attention, or a gated delta rule or an indexer: core/delta.py, core/indexer.py
 
     def __post_init__(self) -> None:
         rules.check(self)
@@ -228,9 +228,19 @@ class Case:
         return self.direction == "fwd" and seqlen_q <= MOST_DECODED and (self.is_delta or seqlen_k > MOST_DECODED)
 
     @property
+    def is_softmax(self) -> bool:
+        """Whether the case is softmax attention, the usual kind."""
+        return self.kind == "softmax"
+
+    @property
     def is_delta(self) -> bool:
-        """Whether the case is a gated delta rule, not softmax attention."""
-        return self.kind != "softmax"
+        """Whether the case is a gated delta rule."""
+        return self.kind in ("gdn", "kda")
+
+    @property
+    def is_indexer(self) -> bool:
+        """Whether the case is the indexer of sparse attention."""
+        return self.kind == "indexer"
 
     @property
     def is_paged(self) -> bool:

@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from attnbench.core.case import Case
 
 EPS = 1e-6
-FLOAT32 = ("gate", "state", "dgate")  # the tensors that are float32 in every dtype
+DTYPES: Mapping[str, str] = dict.fromkeys(("gate", "state", "dgate"), "float32")  # the same in cases of every dtype
 
 
 def shapes(case: Case) -> Mapping[str, tuple[int, ...]]:
@@ -49,3 +49,8 @@ def result_shapes(case: Case) -> Mapping[str, tuple[int, ...]]:
     if not case.has_backward:
         return {name: known[name] for name in ("out", "state")}
     return {"out": known["out"], **{f"d{name}": known[name] for name in ("q", "k", "v", "gate", "beta")}}
+
+
+def input_names(case: Case) -> tuple[str, ...]:
+    """Return the names of the tensors that a delta rule reads."""
+    return ("q", "k", "v", "gate", "beta", "dout" if case.has_backward else "state")

@@ -27,6 +27,10 @@ adds for each token and value head: k' S, the outer product with k, and q' S. So
 backward twice that, because each product has two gradients; states that a backward computes again are not counted. The
 matrix products of a chunked kernel are more than that, as much as its chunks are long. Papers have no convention.
 
+**Indexers** (`Case.kind`). One product, q k^T, over all keys that a query sees: 2 headdim for each head and pair. The
+sum over heads and the choice of the highest scores are not counted. The scores are no operand: a fused kernel need not
+write them.
+
 **Bytes.** The least that must cross the memory bus: each operand one time, whatever the size of the caches. An
 implementation may move more (a second pass over k and v, workspaces), so bytes over time is a lower bound of the
 bandwidth that it used.
@@ -42,12 +46,12 @@ the bytes need not cross the bus.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal
 
-from attnbench.core import delta, masks
+from attnbench.core import delta, kinds, masks
 from attnbench.core.band import diagonals, visible_pairs
 from attnbench.core.case import ITEMSIZE, RESULT_ITEMSIZE, Case
 from attnbench.core.step import Heads, Step
@@ -59,9 +63,12 @@ CONVENTIONS: Mapping[Convention, str] = {"exact": "FLOPs: exact", "fa": "FLOPs: 
 
 @cache
 def pairs(case: Case) -> int:
-    """Return the number of (query, key) pairs that the mask of a case leaves, for one head over all sequences."""
+    """Return the number of (query, key) pairs that the mask of a case leaves, for one head over all sequences.
+
+    An indexer, whose mask is its result, has all pairs that causal leaves.
+    """
     band = case.causal, case.window_size
-    if case.mask:
+    if case.mask and not case.is_indexer:
         return case.shape.batch * masks.count_pairs(case.mask, case.shape.seqlen_q, case.shape.seqlen_k, *band)
     return sum(of.number * visible_pairs(of.seqlen_q, of.seqlen_k, *band) for of in case.sequences)
 
@@ -86,6 +93,8 @@ def flops(case: Case, convention: Convention = "exact") -> float:
     if case.model_step:
         return _step_flops(case, case.model_step, convention)
     found: float = pairs(case)
+    if case.is_indexer:
+        return 2.0 * s.headdim * found * s.nheads
     if convention == "fa" and case.causal and not case.mask:
         found = sum(count * seqlen_q * seqlen_k / 2 for count, seqlen_q, seqlen_k in case.sequences)
     per_pair = 0
@@ -99,8 +108,10 @@ def flops(case: Case, convention: Convention = "exact") -> float:
 def exps(case: Case) -> int:
     """Return the exponentials of one call: one for each pair and head in a forward, and again in a backward.
 
-    A delta rule has one for each element of its gate.
+    A delta rule has one for each element of its gate, an indexer has none.
     """
+    if case.is_indexer:
+        return 0
     if case.is_delta:
         return (case.has_forward + case.has_backward) * math.prod(delta.shapes(case)["gate"])
     return (case.has_forward + case.has_backward) * pairs(case) * case.shape.nheads
@@ -113,8 +124,8 @@ def input_bytes(case: Case) -> int:
     """
     if case.model_step:
         return _step_input_bytes(case, case.model_step)
-    if case.is_delta:
-        return _delta_bytes(case, _delta_inputs(case))
+    if not case.is_softmax:
+        return kinds.nbytes(case, kinds.input_names(case))
     s, size = case.extent, RESULT_ITEMSIZE[case.dtype]
     of_q = s.batch * s.seqlen_q * s.nheads * (s.headdim + (s.headdim_v if case.has_backward else 0))
     keys = case.used_pages * case.page_size if case.is_paged else s.batch * s.seqlen_k
@@ -137,10 +148,11 @@ def ideal_bytes(case: Case) -> int:
     """
     if case.model_step:
         return _step_bytes(case, case.model_step)
-    if case.is_delta:
-        given, again = _delta_inputs(case), _delta_inputs(case)[:-1] if case.direction == "fwd_bwd" else ()
-        written = (name for name in delta.result_shapes(case) if name != "out" or case.has_forward)
-        return _delta_bytes(case, (*given, *again, *written))
+    if not case.is_softmax:
+        given = kinds.input_names(case)
+        again = given[:-1] if case.direction == "fwd_bwd" else ()
+        written = (name for name in kinds.result_shapes(case) if name != "out" or case.has_forward)
+        return kinds.nbytes(case, (*given, *again, *written))
     s = case.extent
     seen_q = seen_k = 0
     for count, seqlen_q, seqlen_k in case.sequences:
@@ -165,19 +177,6 @@ def ideal_bytes(case: Case) -> int:
     operands = of_q * ITEMSIZE[case.dtype] + of_k * case.cache_itemsize
     of_dout = seen_q * dv * ITEMSIZE[case.dtype] if case.has_backward else 0
     return passes * operands + of_dout + results * RESULT_ITEMSIZE[case.dtype]
-
-
-def _delta_inputs(case: Case) -> tuple[str, ...]:
-    """Return the names of the tensors that a delta rule reads."""
-    """Return the names of the inputs of a delta rule."""
-    return ("q", "k", "v", "gate", "beta", "dout" if case.has_backward else "state")
-
-
-def _delta_bytes(case: Case, names: Iterable[str]) -> int:
-    """Return the bytes of some inputs and results of a delta rule, by name."""
-    """Return the bytes of inputs and results of a delta rule."""
-    known = {**delta.shapes(case), **delta.result_shapes(case)}
-    return sum(math.prod(known[name]) * (4 if name in delta.FLOAT32 else ITEMSIZE[case.dtype]) for name in names)
 
 
 def heads_of(case: Case) -> Heads:

@@ -15,6 +15,7 @@ The table is models.json, with the values of each model's published configuratio
     softcap              the limit of the scores (attn_logit_softcapping); absent where there is none
     scale                the softmax scale, where it is not 1 / sqrt(headdim), and why
     sink                 true where each head has a learnt logit beside the scores
+    indexer              heads and head dim of the indexer of each layer with "topk" (index_n_heads, index_head_dim)
     latent               for MLA: kv_lora_rank and qk_rope_head_dim, the widths of a token's row in the cache
     context              tokens (max_position_embeddings)
     seqlen               tokens of one call, where the model has a fixed length
@@ -31,7 +32,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -100,6 +101,7 @@ class Model:
     scale: Scale | None = None
     sink: bool = False
     latent: tuple[int, int] | None = None
+    indexer: tuple[int, int] | None = None
     context: int | None = None
     seqlen: int | None = None
     note: str = ""
@@ -111,6 +113,15 @@ class Model:
     def depth(self) -> int:
         """The number of its attention layers."""
         return sum(layers.count for layers in self.layers)
+
+    @property
+    def indexers(self) -> tuple[Layers, ...]:
+        """The indexers of its layers, as layers of their own: () where it has none, or none is known."""
+        if self.indexer is None:
+            return ()
+        nheads, headdim = self.indexer
+        chosen = (layers for layers in self.layers if layers.topk)
+        return tuple(replace(of, kind="indexer", heads=(nheads, 1, headdim, headdim)) for of in chosen)
 
     @property
     def is_hybrid(self) -> bool:
@@ -133,7 +144,10 @@ class Model:
         )
 
     def heads(self, tp: int, layers: Layers | None = None) -> tuple[int, int]:
-        """Return the query and key heads of each of `tp` devices. Raises UserError where `tp` does not divide them."""
+        """Return the query and key heads of each of `tp` devices. Raises UserError where `tp` does not divide them.
+
+        Each device computes an indexer with all its heads, as it needs the keys of all.
+        """
         if tp not in self.shares:
             sizes = ", ".join(map(str, self.shares))
             raise UserError(
@@ -141,6 +155,8 @@ class Model:
                 f"{sizes} do"
             )
         nheads, nheads_k, *_ = self.sizes(layers)
+        if layers and layers.kind == "indexer":
+            return nheads, nheads_k
         return nheads // tp, max(1, nheads_k // tp)
 
     def lacks(self, phase: Phase) -> list[str]:
@@ -173,7 +189,7 @@ def _model(entry: Mapping[str, Any]) -> Model:
     fields = dict(entry)
     fields["layers"] = tuple(Layers(**{name: _frozen(value) for name, value in of.items()}) for of in entry["layers"])
     fields["scale"] = Scale(**entry["scale"]) if "scale" in entry else None
-    fields["latent"] = (entry["latent"][0], entry["latent"][1]) if "latent" in entry else None
+    fields |= {name: _frozen(entry[name]) for name in ("latent", "indexer") if name in entry}
     return Model(**fields)
 
 

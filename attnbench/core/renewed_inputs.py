@@ -6,8 +6,8 @@ all scores and sums, and is undone by a second change. It leaves most single ele
 that recognises its inputs by a few elements is found too. The only condition on a copy's layout is that headdim comes
 last; a copy in several tensors has the columns of headdim one after the other. Autograd's version counter is bypassed,
 so that a timed backward keeps its graph. The tensors saved by the forward of a timed backward belong to the old q, k
-and v; where only the backward is timed, only dout is changed. Gates and beta keep their signs: the order of their
-tokens and of their heads is reversed.
+and v; where only the backward is timed, only dout is changed. Gates, beta and scales of keys keep their signs: the
+order of their tokens and of their heads is reversed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from attnbench.core.case import Case
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAMES = ("q", "k", "v", "dout", "new_k", "new_v", "sink", "state", "gate", "beta")
-REVERSED = ("gate", "beta")  # inputs of a delta rule, which is stable only for their own signs
+NAMES = ("q", "k", "v", "dout", "new_k", "new_v", "sink", "state", "gate", "beta", "weights", "k_scale")
+REVERSED = ("gate", "beta", "k_scale")  # inputs that keep their signs: a delta rule is stable, a scale positive
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Renewal:
             parts = parts_of(copy)
             if name in REVERSED:
                 for t in parts:
-                    t.data.copy_(t.data.flip(1, 2))
+                    t.data.copy_(t.data.flip(*range(1, min(3, t.dim()))))
                 continue
             widths = [t.shape[-1] for t in parts]
             of_all = _signs(sum(widths), self.seed, self.count + NAMES.index(name), parts[0])

@@ -18,7 +18,7 @@ MOST_RANKS = 64
 
 
 class NotOfCacheError(ValueError):
-    """A case that is impossible with a cache of pages, latent rows or a delta rule.
+    """A case that is impossible with a cache of pages, latent rows, or a kind of attention other than softmax.
 
     A product of axes leaves such cases out.
     """
@@ -43,7 +43,7 @@ TRAITS: Mapping[str, Trait] = {
     "latent": Trait(lambda c: c.latent, "latent", "latent rows"),
     "sink": Trait(lambda c: c.sink, "sink", "an attention sink"),
     "alibi": Trait(lambda c: c.alibi, "alibi", "ALiBi"),
-    "mask": Trait(lambda c: c.mask, "mask", "a mask by name", "mask {c.mask}"),
+    "mask": Trait(lambda c: c.mask and not c.is_indexer, "mask", "a mask by name", "mask {c.mask}"),
     "other_mask": Trait(
         lambda c: c.mask and not masks.chooses(c.mask), "mask", "a mask other than topk", "mask {c.mask}"
     ),
@@ -57,6 +57,7 @@ TRAITS: Mapping[str, Trait] = {
     "step": Trait(lambda c: c.step, "step", "a step of a model"),
     "window": Trait(lambda c: c.window_size != (None, None), "window", "a window"),
     "delta": Trait(lambda c: c.is_delta, "kind", "a delta rule", "kind {c.kind}"),
+    "indexer": Trait(lambda c: c.is_indexer, "kind", "an indexer", "kind {c.kind}"),
 }
 
 # trait -> the traits that it excludes
@@ -74,11 +75,15 @@ EXCLUDES: Mapping[str, tuple[str, ...]] = {
     "cache_dtype": ("fp8", "append"),
     "append": ("latent",),
     "delta": tuple(name for name in TRAITS if name not in ("delta", "other_mask", "decaying")),
+    "indexer": tuple(name for name in TRAITS if name not in ("indexer", "mask", "fp8", "decaying")),
 }
 
 
 def _mask(c: Case) -> str:
     try:
+        if c.is_indexer:
+            masks.find(c.mask)
+            return ""
         return masks.problem(c.mask, c.shape.seqlen_k, causal=c.causal, window=c.window_size)
     except UserError as error:
         return str(error).removeprefix("mask: ")
@@ -94,6 +99,17 @@ def _step(c: Case) -> str:
     if of.windows and of.windows[0] != (0 if left is None else left + 1):
         return "the window of the case must be the window of the first layer"
     return ""
+
+
+def _indexer(c: Case) -> str:
+    s = c.shape
+    if not c.mask.startswith("topk:"):
+        return "an indexer chooses a number of keys; give --mask topk:2k, or leave it out"
+    if s.nheads_k != 1:
+        return f"all heads of an indexer share one key; leave out --nheads-k {s.nheads_k}"
+    if s.headdim_v != s.headdim:
+        return f"an indexer has no values; give --headdim {s.headdim}"
+    return "the scale of an indexer is in its weights; leave out --softmax-scale" if c.scale else ""
 
 
 def _lengths(c: Case) -> str:
@@ -147,6 +163,7 @@ RULES = (
         lambda c: c.is_delta and c.shape.seqlen_q != c.shape.seqlen_k,
         "{c.kind} has a state in place of earlier keys; leave out --seqlen-q (--seqlen 1 is decoding)",
     ),
+    Rule("kind", lambda c: c.is_indexer and _indexer(c)),
     Rule(
         "cache-dtype",
         lambda c: c.cache_dtype != "same" and not c.is_paged,
@@ -181,8 +198,10 @@ def check(case: Case) -> None:
     for rule in RULES:
         if problem := rule.problem(case):
             raise ValueError(f"{rule.option}: {rule.sentence.format(c=case, problem=problem)}")
-    if case.is_delta and not case.causal:
+    if not (case.is_softmax or case.causal):
         raise NotOfCacheError(f"kind: {case.kind} is causal; give --causal")
+    if case.is_indexer and case.has_backward:
+        raise NotOfCacheError("kind: indexer is forward only; give --pass fwd")
     if case.is_paged or case.latent:
         option = "page-size" if case.is_paged else "latent"
         if case.has_backward:

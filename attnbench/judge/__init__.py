@@ -14,8 +14,8 @@ The first launch has hard inputs, on which some kernels fail that are right on s
 result_check.py has the order of the other comparisons: before timing, and again after timing on inputs that were
 changed in place (renewed_inputs.py). Where rows are sampled, screen.py searches all rows for wrong ones. With dropout,
 dropout_mask.py reads the dropped probabilities from launches, and dropout_check.py makes the same comparisons with this
-mask. An approximate backend is compared with its own definition (approximate_check.py). Delta rules have a reference of
-their own (delta_check.py).
+mask. An approximate backend is compared with its own definition (approximate_check.py). Delta rules and
+indexers have checks of their own (delta_check.py, indexer_check.py).
 """
 
 from typing import cast
@@ -35,6 +35,7 @@ from attnbench.judge.exact_attention import (
     warm_up,
 )
 from attnbench.judge.hard_inputs import HardInputsCheck, make_hard
+from attnbench.judge.indexer_check import IndexerResultCheck
 from attnbench.judge.result_check import ResultCheck
 from attnbench.judge.row_sample import SCORE_BUDGET, RowSample, check_inputs, choose_rows
 from attnbench.judge.screen import find_wrong_rows
@@ -52,6 +53,8 @@ def make_check(
         return ApproximateResultCheck(case, given, cast("ApproximateBackend", backend))
     if case.is_delta:
         return DeltaResultCheck(case, given, seed)
+    if case.is_indexer:
+        return IndexerResultCheck(case, given, seed)
     return DropoutResultCheck(case, given, seed, launches) if case.dropout_p else ResultCheck(case, given, seed)
 
 

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from attnbench.core import delta, pages
 from attnbench.core.backend import Inputs, torch_dtype
 from attnbench.core.case import Case, Data
+from attnbench.core.fp8 import E4M3_MAX
 from attnbench.core.json import dumps
 from attnbench.core.layouts import find_packed, lay_out
 from attnbench.judge.hard_inputs import set_sinks, sink_level
@@ -63,6 +64,8 @@ def make(case: Case, device: str, seed: int) -> Inputs:
             return t.uniform_(-UNIFORM, UNIFORM, generator=generator)
         return t.normal_(generator=generator)
 
+    if case.is_indexer:
+        return _make_indexer(case, values)
     if case.is_delta:
         return _make_delta(case, values, generator)
     keys = pages.key_dims(case)
@@ -105,6 +108,29 @@ def _make_delta(case: Case, values: Callable[..., Tensor], generator: torch.Gene
     beta = normal("beta").sigmoid().to(q.dtype)
     dout = values(*sizes["dout"]) if case.has_backward else None
     return Inputs(q, k, v, dout, gate=gate, beta=beta, state=None if case.has_backward else normal("state"))
+
+
+def _make_indexer(case: Case, values: Callable[..., Tensor]) -> Inputs:
+    """Return the inputs of an indexer: standard normal q and k, and normal weights of both signs.
+
+    The weights include 1 / sqrt(nheads * headdim), as the model's. With fp8 each head of a query, and each key, is
+    divided by a scale that makes its largest value E4M3_MAX.
+    """
+    s = case.shape
+    q, k = values(s.batch, s.seqlen_q, s.nheads, s.headdim), values(s.batch, s.seqlen_k, s.headdim)
+    weights = values(s.batch, s.seqlen_q, s.nheads).float() / math.sqrt(s.nheads * s.headdim)
+    if case.dtype != "fp8":
+        return Inputs(q, k, k, weights=weights)
+    (q, q_scale), (k, k_scale) = (_scaled(t) for t in (q, k))
+    return Inputs(q, k, k, weights=weights * q_scale, k_scale=k_scale)
+
+
+def _scaled(t: Tensor) -> tuple[Tensor, Tensor]:
+    """Return t (..., headdim) in e4m3, and the scales (...) by which it must be multiplied."""
+    import torch
+
+    scale = t.float().abs().amax(-1, keepdim=True).clamp(min=1e-12) / E4M3_MAX
+    return (t.float() / scale).to(torch.float8_e4m3fn), scale.squeeze(-1)
 
 
 def set_decaying(case: Case, given: Inputs) -> None:
@@ -166,7 +192,7 @@ def find_flaw(given: Inputs, data: Data = "normal") -> str | None:
         some = tensor.flatten()[::step].float()
         if not bool(some.isfinite().all()):
             return f"inputs: {name} has values that are not finite"
-        if name in ("sink", "gate", "beta"):  # these have a mean and a spread of their own
+        if name in ("sink", "gate", "beta", "weights", "k_scale"):  # these have a mean and a spread of their own
             continue
         if data == "zeros":
             if bool(some.any()):

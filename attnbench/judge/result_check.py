@@ -85,7 +85,7 @@ class ResultCheck:
 
     def move_reference(self, device: str) -> None:
         """Move the reference to the memory of a device. Comparisons need it on the device of the results."""
-        self._reference = _moved(self._reference, device)
+        self._reference = moved(self._reference, device)
 
     def drop_masked_dout(self) -> None:
         """Expect the given inputs with the full dout from now on, and free the masked dout, dk and dv."""
@@ -127,7 +127,7 @@ def copies_problem(case: Case, prepared: Prepared) -> str | None:
     """
     import torch
 
-    if case.dtype != "fp8":
+    if case.dtype != "fp8" or case.is_indexer:  # an indexer's inputs have 8 bits themselves
         return None
     of_dout = {"dout": (torch.float8_e5m2, torch.float8_e4m3fn)} if case.has_backward else {}
     for name, dtypes in {**dict.fromkeys("qkv", (torch.float8_e4m3fn,)), **of_dout}.items():
@@ -138,16 +138,16 @@ def copies_problem(case: Case, prepared: Prepared) -> str | None:
     return None
 
 
-def _moved(value: Any, device: str) -> Any:
+def moved(value: Any, device: str) -> Any:
     """Return a value with all tensors in it, through dataclasses, mappings and tuples, in the memory of a device."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, Mapping):
-        return {name: _moved(inner, device) for name, inner in value.items()}
+        return {name: moved(inner, device) for name, inner in value.items()}
     if isinstance(value, tuple):
-        return tuple(_moved(inner, device) for inner in value)
+        return tuple(moved(inner, device) for inner in value)
     if is_dataclass(value) and not isinstance(value, Case | type):
-        return replace(value, **{f.name: _moved(getattr(value, f.name), device) for f in fields(value) if f.init})
+        return replace(value, **{f.name: moved(getattr(value, f.name), device) for f in fields(value) if f.init})
     return value

@@ -48,7 +48,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from attnbench.core import delta
+from attnbench.core import kinds
 from attnbench.core.backend import cu_seqlens, torch_dtype
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy, TensorError
@@ -115,8 +115,8 @@ def _is_finite(t: Tensor) -> bool:
 
 def expected_results(case: Case) -> tuple[str, ...]:
     """Return the names of the results of a case. A backward returns out too, the result of its forward."""
-    if case.is_delta:
-        return (*delta.result_shapes(case),)
+    if not case.is_softmax:
+        return (*kinds.result_shapes(case),)
     if not case.has_backward:
         return ("out",)
     return ("out", "dq", "dk", "dv", "dsink") if case.sink else ("out", "dq", "dk", "dv")
@@ -174,20 +174,21 @@ def check_form(case: Case, name: str, results: Mapping[str, Tensor]) -> None:
         shape = (s.batch, s.seqlen_q, s.nheads, d)
     elif name == "dsink":
         shape = (s.nheads,)
-    if case.is_delta:
-        shape = delta.result_shapes(case)[name]
+    if not case.is_softmax:
+        shape = kinds.result_shapes(case)[name]
     if name not in results:
         raise ValueError(f"the backend returned no {name}")
     if type(results[name]) is not torch.Tensor:  # a subclass may redefine comparisons
         raise ValueError(f"{name} is a {type(results[name]).__name__}, expected a plain torch.Tensor")
     if tuple(results[name].shape) != shape:
         raise ValueError(f"{name} has shape {tuple(results[name].shape)}, expected {shape}")
-    if case.dtype == "fp8" and results[name].dtype.itemsize == 1:
+    own = None if case.is_softmax else kinds.own_dtype(case, name)
+    if case.dtype == "fp8" and results[name].dtype.itemsize == 1 and not own:
         factor = results.get(f"descale_{name}")
         if factor is None or factor.numel() != 1 or factor.dtype != torch.float32:
             raise ValueError(f"{name} is {results[name].dtype}: it needs descale_{name}, one float32 to multiply it by")
         return
-    expected = torch.float32 if case.is_delta and name in delta.FLOAT32 else torch_dtype(case)
+    expected = getattr(torch, own) if own else torch_dtype(case)
     if results[name].dtype not in (expected, torch.float32 if name == "dsink" else None):
         raise ValueError(f"{name} is {results[name].dtype}, expected {expected}")
 

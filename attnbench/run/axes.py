@@ -106,9 +106,10 @@ _PRODUCT = (  # the order of cases
 # DeepSeek-V3's decode: the defaults of --latent, and the scale of all latent cases.
 LATENT: Mapping[str, str] = {"headdim": "576-512", "nheads": "128", "nheads_k": "1"}
 LATENT_SCALE = 192**-0.5
+CHOSEN = "topk:2k"  # the mask of an indexer for which none is given
 FORWARD_ONLY = (
     "page-size, latent: they are forward only, and queries are the last of their sequence; give --pass fwd, and a "
-    "--seqlen-q that is not above --seqlen; kind: a delta rule is causal"
+    "--seqlen-q that is not above --seqlen; kind: gdn, kda and indexer are causal, and indexer is forward only"
 )
 
 
@@ -117,7 +118,8 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
 
     Without a batch in the axes it is tokens / seqlen, and at least 2 for ragged lengths; without query heads there are
     hidden / headdim. For a ragged batch seqlen is the mean length, unless the lengths are a list. Cases with pages or
-    latent rows are left out where they would be a backward, or have more queries than keys. Raises UserError.
+    latent rows are left out where they would be a backward, or have more queries than keys, and so are cases of another
+    kind than softmax without a causal mask. Raises UserError.
     """
     (found,) = expand_all([axes], tokens, hidden)
     return found
@@ -155,9 +157,11 @@ def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
         batch, sq, sk = sizes_of(lengths)
     causal, window = at["band"]
     scale = at["softmax_scale"] or (LATENT_SCALE if at["latent"] else 0.0)
-    values = {**at, "causal": causal, "window": window, "lengths": lengths, "softmax_scale": scale}
+    indexes = at["kind"] == "indexer"
+    mask = at["mask"] or (CHOSEN if indexes else "")
+    values = {**at, "causal": causal, "window": window, "lengths": lengths, "softmax_scale": scale, "mask": mask}
     try:
-        nheads_k = at["nheads_k"] or (1 if at["latent"] else heads)
+        nheads_k = at["nheads_k"] or (1 if at["latent"] or indexes else heads)
         shape = Shape(batch or max(1, total // sk), sq or sk, sk, heads, nheads_k, d, dv)
         return Case(shape, **{axis.field: values[name] for name, axis in AXES.items() if axis.field})
     except NotOfCacheError:

@@ -222,7 +222,7 @@ class JobHearing:
         record = replace(record, judge="beside", accuracy=record.accuracy and self._accuracy(record))
         if record.status != "ok":
             return record
-        needed = WITHOUT_HARD if record.case.dropout_p or record.case.is_delta else NEEDED
+        needed = WITHOUT_HARD if record.case.dropout_p or not record.case.is_softmax else NEEDED
         lacking = [where for what, where in needed.items() if what not in self.verdicts]
         problem = f"the judge was shown no results {lacking[0]}" if lacking else ""
         for what, accuracy in self.verdicts.items():

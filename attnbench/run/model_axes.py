@@ -50,7 +50,8 @@ def model_axes(names: Sequence[str], tp: int | None, phase: str | None, below: A
         if lacking := model.lacks(step):
             raise UserError(_refusal(model, step, lacking))
         own = Axes(seqlen=str(model.seqlen)) if model.seqlen and given.seqlen is None else Axes()
-        found += [_of_phase(overlay(below, own), layer_axes(model, of, tp or 1, step), step) for of in model.layers]
+        layers = (*model.layers, *model.indexers)
+        found += [_of_phase(overlay(below, own), layer_axes(model, of, tp or 1, step), step) for of in layers]
     return found
 
 
@@ -58,7 +59,7 @@ def layer_axes(model: Model, layers: Layers, tp: int, phase: Phase) -> Axes:
     """Return the axes that one kind of layers of a model sets in a phase, on one of `tp` devices."""
     nheads, nheads_k = model.heads(tp, layers)
     if layers.kind != "softmax":
-        return _delta_axes(model, layers, nheads, nheads_k, phase)
+        return _other_axes(model, layers, nheads, nheads_k, phase)
     latent = model.latent is not None and (phase == "decode" or layers.topk is not None)
     headdim, headdim_v = model.sizes(layers)[2:]
     sizes: dict[str, Any] = {"headdim": f"{headdim}-{headdim_v}", "nheads_k": str(nheads_k)}
@@ -81,8 +82,11 @@ def layer_axes(model: Model, layers: Layers, tp: int, phase: Phase) -> Axes:
     )
 
 
-def _delta_axes(model: Model, layers: Layers, nheads: int, nheads_k: int, phase: Phase) -> Axes:
-    """Return the axes of layers of a delta rule, which have a state in place of pages, whatever the context."""
+def _other_axes(model: Model, layers: Layers, nheads: int, nheads_k: int, phase: Phase) -> Axes:
+    """Return the axes of layers of a delta rule, which have a state in place of pages, or of an indexer.
+
+    attnbench has no backend of an indexer whose keys lie in pages.
+    """
     headdim, headdim_v = model.sizes(layers)[2:]
     return Axes(
         kind=layers.kind,
@@ -95,13 +99,15 @@ def _delta_axes(model: Model, layers: Layers, nheads: int, nheads_k: int, phase:
         cache_dtype="same",
         append=False,
         direction="fwd,bwd" if phase == "train" else "fwd",
+        mask=layers.mask or None,
+        seqlen_q="1" if layers.kind == "indexer" and phase == "decode" else None,
     )
 
 
 def _of_phase(below: Axes, layer: Axes, phase: Phase) -> Axes:
     """Return the axes of a kind of layers over the axes `below`, with the batch and the lengths of a phase."""
     axes = overlay(below, layer)
-    if phase == "decode" and layer.kind != "softmax":
+    if phase == "decode" and layer.kind in ("gdn", "kda"):
         axes = overlay(axes, Axes(seqlen="1"))
     if phase == "decode" and axes.batch is None:
         return overlay(axes, Axes(batch="1"))

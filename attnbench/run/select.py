@@ -66,7 +66,8 @@ def select_backends(patterns: Sequence[str], ranks: int = 1) -> dict[str, str]:
             raise UserError(f"{pattern}: only own code has parameters, as in './file.py:function[block_m=64]'")
         bare = pattern.removeprefix("!")
         fitting = fnmatch.filter(known, bare) if bare in known else fnmatch.filter(usual, bare)
-        fitting = fitting or fnmatch.filter(backends.SEVERAL, bare) or fnmatch.filter(split, bare)  # ring-*, ulysses-*
+        rarer = (*backends.SEVERAL, *backends.OTHER_KINDS)  # ring-*, indexer-*
+        fitting = fitting or fnmatch.filter(rarer, bare) or fnmatch.filter(split, bare)  # ulysses-*
         if not fitting:
             meant = _meant(bare, usual, available)
             if own and bare.isidentifier():

@@ -42,7 +42,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from attnbench.backends import DELTA
+from attnbench.backends import OF_KIND
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.layouts import packable
@@ -215,8 +215,8 @@ def _check_together(given: Settings) -> None:
     axes, values = given.axes, parsed(given.axes)
     if axes.causal is False and any(window and window[1] == 0 for window in values.get("window", ())):
         raise UserError("--window: with 0 to the right no later key is seen, which is causal; leave out --full")
-    if axes.causal is False and "softmax" not in values.get("kind", ("softmax",)):
-        raise UserError("--kind: a delta rule is causal; leave out --full")
+    if axes.causal is False and "softmax" not in (kinds := values.get("kind", ("softmax",))):
+        raise UserError(f"--kind: {kinds[0]} is causal; leave out --full")
     sizes = {"batch": axes.batch, "tokens": given.tokens, "seqlen": axes.seqlen, "seqlen-q": axes.seqlen_q}
     others = [f"--{name}" for name, size in sizes.items() if size is not None]
     lengths = values.get("lengths", ())
@@ -265,17 +265,18 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     backends = _backends(merged.backends or ["*"], laid)
     if kind == "fake" and not given.backends:
         backends = ["fake"]
-    of_rules = dict.fromkeys((case for case in laid if case.is_delta), DELTA if {*DELTA} <= {*backends} else ())
-    only = {case: names for case in laid if (names := cases[case] or of_rules.get(case, ()))}
+    of_kind = {kind: names for kind, names in OF_KIND.items() if {*names} <= {*backends}}
+    only = {case: names for case in laid if (names := cases[case] or of_kind.get(case.kind, ()))}
     return Resolved(suite.name, laid, tuple(backends), policy, limit, notes, only)
 
 
 def _backends(patterns: Sequence[str], cases: Sequence[Case]) -> list[str]:
     """Return the patterns of backends for some cases: without any that is named, backends of each kind of attention."""
-    kinds = {case.is_delta for case in cases}
-    if True not in kinds or any(pattern != "*" and not pattern.startswith("!") for pattern in patterns):
+    kinds = {case.kind for case in cases}
+    others = dict.fromkeys(name for kind, names in OF_KIND.items() if kind in kinds for name in names)
+    if not others or any(pattern != "*" and not pattern.startswith("!") for pattern in patterns):
         return [*patterns]
-    return [*(("*", *patterns) if False in kinds else ()), *DELTA]
+    return [*(("*", *patterns) if "softmax" in kinds else ()), *others]
 
 
 def check_has_model(given: Settings) -> None:

@@ -132,6 +132,27 @@ def test_a_hybrid_has_a_backend_for_each_kind_of_attention() -> None:
     }
 
 
+def test_the_indexer_of_a_model_is_in_its_step_where_it_was_measured() -> None:
+    """A step without its indexer says so; one of another length is not taken."""
+    model = find("deepseek-v3.2")
+    for phase in ("prefill", "decode"):
+        which = cases(models=model.name, phase=phase, axes={"seqlen": "8k,16k", "batch": "1"})
+        softmax, indexers = ([case for case in which if case.is_indexer == own] for own in (False, True))
+        assert [(case.shape.nheads, case.shape.headdim, case.mask) for case in indexers] == [(64, 128, "topk:2k")] * 2
+        assert [case.shape.seqlen_q for case in indexers] == [case.shape.seqlen_q for case in softmax]
+        records = [measured(case, "flashmla", 1e-3) for case in softmax]
+        records += [measured(case, "indexer-triton", 2e-3) for case in indexers if case.shape.seqlen_k == 16384]
+        steps = findings.step_times(cells(records), model, 1)
+        assert {(step.backend, step.case.shape.seqlen_k, round(step.seconds, 6)) for step in steps} == {
+            ("flashmla", 8192, 61e-3),
+            ("flashmla + indexer-triton", 16384, 3 * 61e-3),
+        }
+        said = [str(of) for of in step_document.document(cells(records), model, 1).facts]
+        assert any("The indexer that chooses the keys is not in steps without a name of its own" in of for of in said)
+        said = [str(of) for of in step_document.document(cells(records[:2]), model, 1).facts]
+        assert any("The indexer that chooses the keys is not in these steps; attnbench run" in of for of in said)
+
+
 def test_the_layers_of_a_hybrid_in_training_have_one_length() -> None:
     hybrid = find("kimi-linear-48b-a3b")
     which = cases(models=hybrid.name, phase="train", axes={"seqlen": "4k,8k", "batch": "1"})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,6 +54,11 @@ CASES = {
     "kda": Case(SQUARE, "bf16", "fwd", True, kind="kda", scale=0.2),
     "gdn-token": Case(replace(SQUARE, seqlen_q=1, seqlen_k=1), "bf16", "fwd", True, kind="gdn"),
     "kda-token": Case(replace(SQUARE, seqlen_q=1, seqlen_k=1), "bf16", "fwd", True, kind="kda"),
+    "indexer": Case(replace(OTHER, nheads_k=1), "bf16", "fwd", True, kind="indexer", mask="topk:32"),
+    "indexer-fp8": Case(replace(OTHER, nheads_k=1), "fp8", "fwd", True, kind="indexer", mask="topk:32"),
+    "indexer-of-32": Case(
+        replace(OTHER, batch=1, nheads=32, nheads_k=1), "fp8", "fwd", True, kind="indexer", mask="topk:32"
+    ),
 }
 STAND_INS: dict[str, dict[str, Any]] = {
     "fa1": flash_attn.version_1(),
@@ -174,6 +180,38 @@ def test_the_code_of_a_delta_rule_in_torch(name: str) -> None:
     exec(compile(code, name, "exec"), names)
     accuracy = judge.make_check(case, given, 0).check_first({"out": names["out"], "state": names["state"]})
     assert accuracy.ok, accuracy.problem()
+
+
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [
+        ("indexer-torch", CASES["indexer"]),
+        ("indexer-torch", CASES["indexer-fp8"]),
+        ("indexer-triton", replace(CASES["indexer"], dtype="fp32")),
+        ("indexer-deepgemm", CASES["indexer-of-32"]),
+    ],
+)
+def test_the_code_of_an_indexer(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code and the backend choose right keys, DeepGEMM's with a stand-in for its function."""
+    if name == "indexer-triton":
+        monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setitem(sys.modules, "deep_gemm", ModuleType("deep_gemm"))
+    sys.modules["deep_gemm"].fp8_mqa_logits = _fp8_mqa_logits  # type: ignore[attr-defined]
+    given = inputs.make(case, "cpu", seed=0)
+    names: dict[str, Any] = {**given.values, "torch": torch}
+    exec(compile(paste(name, case), name, "exec"), names)
+    prepared = backend(name).prepare(case, given)
+    for results in ({"indices": names["indices"]}, prepared.canonical(prepared.launch())):
+        accuracy = judge.make_check(case, given, 0).check_first(results)
+        assert accuracy.ok, accuracy.problem()
+
+
+def _fp8_mqa_logits(q: Tensor, kv: tuple[Tensor, Tensor], weights: Tensor, first: Tensor, end: Tensor) -> Tensor:
+    """Return the scores (queries, keys) of the keys from `first` to before `end` of each query, -inf for others."""
+    k = kv[0].float() * kv[1][:, None]
+    scores = torch.einsum("sht,sh->st", torch.einsum("shd,td->sht", q.float(), k).relu(), weights)
+    keys = torch.arange(len(k))
+    return scores.masked_fill((keys < first[:, None]) | (keys >= end[:, None]), float("-inf"))
 
 
 def _compute(name: str, case: Case) -> None:

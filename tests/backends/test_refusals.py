@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from attnbench.backends import BACKENDS, DELTA
+from attnbench.backends import BACKENDS, OF_KIND, OTHER_KINDS
 from attnbench.core.backend import refusal
 from attnbench.core.case import Case, Shape, sizes_of
 from attnbench.core.machine import Device
@@ -222,10 +223,19 @@ def test_what_a_build_of_fa3_leaves_out(
 
 
 def test_each_backend_computes_one_kind_of_attention() -> None:
-    """A backend of softmax refuses a delta rule, whatever its limits, and the other way round."""
+    """A backend of softmax refuses a delta rule and an indexer, whatever its limits, and the other way round."""
     softmax, rule = case(causal=True), case(causal=True, kind="gdn")
-    for name in {*BACKENDS} - {"fake", *DELTA}:
+    indexer = case(causal=True, kind="indexer", mask="topk:16", heads="many")
+    for name in {*BACKENDS} - {"fake", *OTHER_KINDS}:
         assert refusal(backend(name), rule, HOPPER) == "it computes softmax, not gdn"
-    for name in DELTA:
+        assert refusal(backend(name), indexer, HOPPER) == "it computes softmax, not indexer"
+    for name in OF_KIND["gdn"]:
         assert refusal(backend(name), softmax, HOPPER) == "it computes gdn and kda, not softmax"
         assert refusal(backend(name), rule, HOPPER) is None
+    for name in OF_KIND["indexer"]:
+        assert refusal(backend(name), softmax, HOPPER) == "it computes indexer, not softmax"
+        assert refusal(backend(name), replace(indexer, dtype="fp8"), HOPPER) is None
+    several = case(causal=True, kind="indexer", mask="topk:16", heads="one key head")
+    assert refusal(backend("indexer-deepgemm"), several, HOPPER) == (
+        "one sequence a call, of 32 or 64 heads with headdim 32, 64 or 128"
+    )

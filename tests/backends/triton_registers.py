@@ -2,13 +2,14 @@
 
     python tests/backends/triton_registers.py KERNEL,ARCH,HEADDIM,DTYPE[,FEATURE...] ...
 
-KERNEL is fwd, dkdv, dq, decode, or paged (with pages of 16 tokens); ARCH a compute capability (80, 90, 100) or an AMD
-one (gfx942); HEADDIM a number, or two such as 192x128, of which the second is that of v; DTYPE as Triton writes it
-(bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, ALIBI, SINK, FP8, TMA, RESIDENT and AHEAD, of dkdv
-also SPLIT, of paged LATENT (HEADDIM is then that of v, with 64 more in k) and CACHE8, an e4m3 cache; PADDED pads each
-headdim to a power of two in one tile. Block sizes are the first row of the table whose shared memory fits (with TMA the
-row measured on Hopper, with its options), or the sizes of a FEATURE such as 64x128x4x3 (BLOCK_M, BLOCK_N, num_warps,
-num_stages). The script prints one JSON line for each kernel; on AMD it has only Triton's own report.
+KERNEL is fwd, dkdv, dq, decode, paged (with pages of 16 tokens), or indexer (64 heads; it needs sizes of blocks); ARCH
+a compute capability (80, 90, 100) or an AMD one (gfx942); HEADDIM a number, or two such as 192x128, of which the second
+is that of v; DTYPE as Triton writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, ALIBI, SINK,
+FP8, TMA, RESIDENT and AHEAD, of dkdv also SPLIT, of paged LATENT (HEADDIM is then that of v, with 64 more in k) and
+CACHE8, an e4m3 cache; PADDED pads each headdim to a power of two in one tile. Block sizes are the first row of the
+table whose shared memory fits (with TMA the row measured on Hopper, with its options), or the sizes of a FEATURE such
+as 64x128x4x3 (BLOCK_M, BLOCK_N, num_warps, num_stages). The script prints one JSON line for each kernel; on AMD it has
+only Triton's own report.
 
 "overwritten" has registers that a loop's matmul reads with their value from the loop's start, but that the loop
 overwrites, so that the next round reads another value: wrong code (docs/dev/triton-kernel.md).
@@ -40,9 +41,10 @@ from attnbench.backends.triton.decode import _decode
 from attnbench.backends.triton.dkdv import _dk_dv
 from attnbench.backends.triton.dq import _dq
 from attnbench.backends.triton.forward import _forward
+from attnbench.backends.triton.indexer import _scores
 from attnbench.backends.triton.paged import _paged
 
-KERNELS = {"fwd": _forward, "dkdv": _dk_dv, "dq": _dq, "decode": _decode, "paged": _paged}
+KERNELS = {"fwd": _forward, "dkdv": _dk_dv, "dq": _dq, "decode": _decode, "paged": _paged, "indexer": _scores}
 FEATURES = ("LEFT", "RIGHT", "SOFTCAP", "VARLEN", "ALIBI", "SINK", "FP8", "TMA", "RESIDENT", "AHEAD")
 DESCRIPTOR_ROWS = {"Q": "BLOCK_M", "K": "BLOCK_N", "V": "BLOCK_N", "DOut": "BLOCK_M"}  # with TMA
 OWN_BLOCKS = {"fwd": ("Q",), "dkdv": ("K", "V"), "dq": ("Q", "DOut")}
@@ -57,7 +59,7 @@ def build(kernel: str, arch: str, headdims: str, dtype: str, features: set[str])
     in_parts = kernel in OWN_BLOCKS and "PADDED" not in features and config.column_parts(headdim)[0]
     width, parts = config.column_parts(headdim) if in_parts else (triton.next_power_of_2(headdim), 1)
     tables = config._SINGLE_PRECISION if itemsize == 4 else config._HALF_PRECISION
-    of_table = "decode" if kernel == "paged" else kernel
+    of_table = "decode" if kernel in ("paged", "indexer") else kernel
     widths = {"block_d": width * parts, "block_dv": width_v}
     memory = functools.partial(config.shared_memory, of_table, **widths, itemsize=itemsize)
     if "LATENT" in features:
@@ -81,6 +83,8 @@ def build(kernel: str, arch: str, headdims: str, dtype: str, features: set[str])
     constants |= {name: name in features for name in FEATURES if name in fn.arg_names}
     if kernel == "paged":
         constants |= {"PAGE": 16, "LATENT": "LATENT" in features, "REST": 64, "BLOCK_R": 64}
+    if kernel == "indexer":
+        constants |= {"BLOCK_H": 64, "SCALED": "FP8" in features}
     if kernel in OWN_BLOCKS:
         constants |= {"PARTS": parts}
     absent = (
@@ -95,8 +99,10 @@ def build(kernel: str, arch: str, headdims: str, dtype: str, features: set[str])
     kind, number = map(int, kinds[0].removeprefix("KIND").split("x")) if kinds else (0, 0)
     if kernel in ("fwd", "dkdv", "dq"):
         constants |= {"KIND": kind, "NUMBER": number}
+    absent += ["Scale"] if "FP8" not in features else []
     absent += ["Listed"] * (not kind) + ["Kept"] * (kind != 5)
-    constants |= {name: None for name in absent if name in fn.arg_names}
+    constants |= dict.fromkeys(absent)
+    constants = {name: value for name, value in constants.items() if name in fn.arg_names}
 
     signature, attributes = {}, {}
     for i, name in enumerate(fn.arg_names):
@@ -129,7 +135,7 @@ def build(kernel: str, arch: str, headdims: str, dtype: str, features: set[str])
 
 
 def _type(name: str, dtype: str) -> str:
-    if name in ("Lse", "Delta", "Sink", "Slopes") or name.startswith("Descale"):
+    if name in ("Lse", "Delta", "Sink", "Slopes", "Weights", "Scale", "Scores") or name.startswith("Descale"):
         return "*fp32"
     if name == "Kept":
         return "*i8"

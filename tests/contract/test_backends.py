@@ -248,7 +248,7 @@ for name in ("alibi-square-fp32-fwd_bwd-causal", "alibi-paged"):
     ONE_OF_EACH[name] = ALIBI[name]
 for name in ("mask-prefix:32-square-fp32-fwd_bwd-causal", "mask-sink_tokens"):
     ONE_OF_EACH[name] = MASKED[name]
-DELTA = {
+OTHER_KINDS = {
     f"{kind}-{name}-{dtype}-{direction}": Case(shape, dtype, direction, True, kind=kind)
     for kind, name, shape, dtype, direction in (
         ("gdn", "prompt", Shape(2, 150, 150, 4, 2, 64, 64), "fp32", "fwd"),
@@ -266,7 +266,23 @@ DELTA = {
         ("kda", "token", Shape(3, 1, 1, 4, 4, 128, 128), "bf16", "fwd"),
     )
 }
-DELTA["gdn-scale"] = replace(DELTA["gdn-prompt-bf16-fwd"], scale=0.5)
+OTHER_KINDS["gdn-scale"] = replace(OTHER_KINDS["gdn-prompt-bf16-fwd"], scale=0.5)
+OTHER_KINDS |= {
+    f"indexer-{name}-{dtype}": Case(shape, dtype, "fwd", True, mask="topk:16", kind="indexer")
+    for name, shape, dtype in (
+        ("prompt", Shape(2, 50, 50, 8, 1, 64, 64), "bf16"),
+        ("prompt", Shape(2, 50, 50, 8, 1, 64, 64), "fp16"),
+        ("prompt", Shape(2, 50, 50, 8, 1, 64, 64), "fp8"),
+        ("whole", Shape(1, 256, 256, 64, 1, 128, 128), "bf16"),
+        ("whole", Shape(1, 256, 256, 64, 1, 128, 128), "fp8"),
+        ("more-keys", Shape(2, 9, 70, 3, 1, 20, 20), "fp32"),
+        ("more-keys", Shape(2, 9, 70, 32, 1, 128, 128), "bf16"),
+        ("decode", Shape(3, 1, 90, 8, 1, 32, 32), "fp32"),
+        ("decode", Shape(3, 1, 300, 32, 1, 128, 128), "fp8"),
+        ("decode", Shape(3, 1, 300, 64, 1, 128, 128), "bf16"),
+        ("few-keys", Shape(2, 3, 7, 4, 1, 16, 16), "fp16"),
+    )
+}
 DROPOUT = {
     f"dropout-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
         SHAPES[name], dtype, direction, causal, dropout_p=p
@@ -358,7 +374,7 @@ def _find_why_not(backend: Backend) -> str | None:
         probe = backend.probe()
     if not probe.usable:
         return probe.reason
-    reasons = [refusal(backend, case, DEVICE) for case in (*CASES.values(), *DELTA.values())]
+    reasons = [refusal(backend, case, DEVICE) for case in (*CASES.values(), *OTHER_KINDS.values())]
     return None if None in reasons else reasons[0]
 
 
@@ -458,7 +474,7 @@ def taken(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
             if not getattr(backend, "simulated", False)
             for key, case in chosen({k: c for k, c in cases.items() if not refusal(backend, c, DEVICE)}).items()
         ]
-        softmax = {key: case for key, case in cases.items() if not case.is_delta}
+        softmax = {key: case for key, case in cases.items() if case.is_softmax}
     pairs += [pytest.param(OWN, case, id=f"{OWN}-{key}") for key, case in chosen(softmax).items()]
     return pytest.mark.parametrize(("name", "case"), pairs)
 
@@ -506,7 +522,7 @@ def test_inputs_that_are_not_views_of_one_tensor_are_packed_and_named() -> None:
 
 
 @pytest.mark.usefixtures("able")
-@taken(ONE_OF_EACH | DELTA)
+@taken(ONE_OF_EACH | OTHER_KINDS)
 def test_declared_kernels_run_and_results_follow_the_inputs(backend: Backend, case: Case) -> None:
     signature, ran = backend.signature(case, DEVICE), operators_of_launches(backend, case)
     if DEVICE.kind == "cpu" and signature != Signature() and ran:
@@ -570,7 +586,7 @@ def test_dropout(backend: Backend, case: Case) -> None:
 
 
 @pytest.mark.usefixtures("able")
-@taken(CASES | DELTA)
+@taken(CASES | OTHER_KINDS)
 def test_results(backend: Backend, case: Case) -> None:
     """Results of every accepted case have the right names, shapes, dtypes and values, and no input changes."""
     given = inputs.make(case, DEVICE.kind, seed=0)

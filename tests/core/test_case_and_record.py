@@ -68,6 +68,7 @@ def test_every_field_is_in_the_key() -> None:
         {"scale": 0.1},
         {"ranks": 2},
         {"causal": True, "kind": "gdn"},
+        {"causal": True, "kind": "indexer", "mask": "topk:16", "shape": replace(PLAIN.shape, nheads_k=1)},
         {"causal": True, "step": "prefill tiny 2/2 arch=llama hidden=128 intermediate=256 vocab=512"},
         {"lengths": ((PLAIN.shape.batch - 1, 1, 1), (1, PLAIN.shape.seqlen_q, PLAIN.shape.seqlen_k))},
         *({"shape": replace(PLAIN.shape, **{f.name: 32})} for f in dataclasses.fields(Shape) if f.name != "nheads_k"),

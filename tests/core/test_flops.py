@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnbench.core.case import Case, Shape
-from attnbench.core.flops import Roofline, exps, flops, ideal_bytes, visible_pairs
+from attnbench.core.flops import Roofline, exps, flops, ideal_bytes, input_bytes, pairs, visible_pairs
 
 lengths = st.integers(1, 24)
 side = st.none() | st.integers(0, 30)
@@ -144,3 +144,17 @@ def test_a_token_with_a_state_is_decoding():
     assert not replace(token, direction="bwd").is_decode
     assert not case(100, 100, causal=True, kind="gdn").is_decode
     assert not case(1, 1, causal=True).is_decode
+
+
+def test_an_indexer_has_one_product_over_all_keys_that_causal_leaves():
+    c = case(100, 400, batch=2, nheads=64, headdim=128, headdim_v=128, causal=True, kind="indexer", mask="topk:16")
+    seen = 2 * sum(300 + i for i in range(1, 101))
+    assert pairs(c) == seen
+    assert flops(c) == flops(c, "fa") == 2 * 64 * 128 * seen
+    assert exps(c) == 0
+    q, k, weights, indices = 2 * 100 * 64 * 128, 2 * 400 * 128, 2 * 100 * 64, 2 * 100 * 16
+    assert input_bytes(c) == 2 * (q + k) + 4 * weights
+    assert ideal_bytes(c) == input_bytes(c) + 4 * indices
+    of_fp8 = replace(c, dtype="fp8")
+    assert ideal_bytes(of_fp8) == q + k + 4 * (2 * 400 + weights + indices)
+    assert case(1, 400, causal=True, kind="indexer", mask="topk:16").is_decode

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnbench import judge
-from attnbench.backends import BACKENDS, load
+from attnbench.backends import BACKENDS, OF_KIND, load
 from attnbench.backends.triton.backend import Triton
 from attnbench.core import fp8
 from attnbench.core.backend import Inputs, Prepared
@@ -102,7 +102,7 @@ def test_an_e4m3_result_needs_its_scale(given: Inputs) -> None:
         judge.compare(answer, {"out": out, "descale_out": descale})
 
 
-@pytest.mark.parametrize("name", sorted(set(BACKENDS) - TAKE_IT))
+@pytest.mark.parametrize("name", sorted({*BACKENDS} - {*TAKE_IT, *OF_KIND["indexer"]}))
 def test_other_backends_refuse_fp8(name: str) -> None:
     """Other backends refuse fp8; none computes an fp8 case in bf16."""
     reason = load(name, BACKENDS[name]).unsupported(replace(CASE, causal=False), HOPPER)

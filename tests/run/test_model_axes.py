@@ -91,7 +91,7 @@ def test_every_model_resolves_in_every_phase_it_has(name: str) -> None:
             found = cases(**given)
             assert {case.direction for case in found} == ({"fwd", "bwd"} if phase == "train" else {"fwd"})
             kinds = {(case.window_size, case.kind) for case in found}
-            assert len(kinds) == len(model.layers)
+            assert len(kinds) == len((*model.layers, *model.indexers))
 
 
 @pytest.mark.parametrize(

@@ -475,9 +475,41 @@ def test_delta_rules_are_causal_and_have_backends_of_their_own() -> None:
     assert resolve({"axes": {"seqlen": "1k", "kind": "kda"}}).backends == ("delta-torch", "fla")
     assert resolve({"axes": {"seqlen": "1k", "kind": "kda"}}).cases[0].causal
     assert resolve({"axes": {"seqlen": "1k"}}).backends == ("*",)
-    with pytest.raises(UserError, match="--kind: a delta rule is causal; leave out --full"):
+    with pytest.raises(UserError, match="--kind: gdn is causal; leave out --full"):
         suite.parse_options({"axes": {"kind": "gdn", "causal": False}})
     with pytest.raises(UserError, match="softcap 30 with a delta rule cannot be measured"):
         cases({"axes": {"seqlen": "1k", "kind": "gdn", "softcap": 30}})
     with pytest.raises(UserError, match="in place of earlier keys; leave out --seqlen-q"):
         cases({"axes": {"seqlen": "1k", "kind": "gdn", "seqlen_q": 1}})
+
+
+def test_an_indexer_chooses_2k_keys_unless_a_mask_says_otherwise() -> None:
+    """It is causal and forward only, and has one key head and backends of its own."""
+    found = resolve({"axes": {"seqlen": "8k", "kind": ["softmax", "indexer"], "pass": ["fwd", "bwd"], "causal": True}})
+    *_, own = found.cases
+    assert [case.direction for case in found.cases if case.is_indexer] == ["fwd"]
+    assert (own.kind, own.mask, own.causal, own.shape.nheads_k) == ("indexer", "topk:2k", True, 1)
+    assert found.only == {own: ("indexer-torch", "indexer-triton", "indexer-deepgemm")}
+    (own,) = cases({"axes": {"seqlen": "8k", "kind": "indexer", "mask": "topk:512", "seqlen_q": 1, "dtype": "fp8"}})
+    assert (own.mask, own.is_decode, own.dtype) == ("topk:512", True, "fp8")
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"mask": "topk_recent:1k"}, "kind: an indexer chooses a number of keys; give --mask topk:2k, or leave it out"),
+        ({"mask": "strided:64"}, "kind: mask strided:64 with an indexer cannot be measured; leave out one of them"),
+        ({"nheads_k": 2}, "kind: all heads of an indexer share one key; leave out --nheads-k 2"),
+        ({"headdim": "128-64"}, "kind: an indexer has no values; give --headdim 128"),
+        ({"softmax_scale": 0.5}, "kind: the scale of an indexer is in its weights; leave out --softmax-scale"),
+        ({"page_size": 64}, "kind: page-size 64 with an indexer cannot be measured; leave out one of them"),
+        ({"softcap": 30}, "kind: softcap 30 with an indexer cannot be measured; leave out one of them"),
+        ({"seqlen_q": "2k"}, "mask: topk:2k takes at most as many queries as keys; give a smaller --seqlen-q"),
+        ({"pass": "bwd"}, "kind: gdn, kda and indexer are causal, and indexer is forward only"),
+    ],
+)
+def test_what_an_indexer_cannot_have_is_said_in_a_line(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError) as told:
+        cases({"axes": {"seqlen": "1k", "nheads": 4, "kind": "indexer", **given}})
+    assert said in str(told.value)
+    assert "\n" not in str(told.value)

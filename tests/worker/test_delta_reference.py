@@ -82,7 +82,7 @@ def test_gates_and_beta_are_as_models_make_them(kind: Any) -> None:
     sizes = delta.shapes(case)
     for name, t in given.values.items():
         assert tuple(t.shape) == sizes[name]
-        assert t.dtype == (torch.float32 if name in delta.FLOAT32 else torch.bfloat16)
+        assert t.dtype == (torch.float32 if name in delta.DTYPES else torch.bfloat16)
     assert given.gate.max() < 0
     assert 0 <= given.beta.min() <= given.beta.max() <= 1
     memory = 1 / -given.gate.mean((0, 1)).flatten()  # tokens

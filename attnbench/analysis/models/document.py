@@ -48,6 +48,8 @@ def in_full(model: Model) -> Document:
     ]
     if model.latent:
         facts.append(("cache", " + ".join(map(str, model.latent)), "values of a token, for all heads (MLA)"))
+    if model.indexer:
+        facts.append(("indexer", "{} heads of {}".format(*model.indexer), "of each layer; it chooses the keys"))
     if model.context:
         facts.append(("context", format_size(model.context), f"{model.context} tokens"))
     if model.seqlen:
@@ -110,6 +112,7 @@ def _data(model: Model) -> dict[str, Any]:
         "softmax_scale": model.scale.value if model.scale else model.headdim**-0.5,
         "sink": model.sink,
         "latent": list(model.latent) if model.latent else None,
+        "indexer": list(model.indexer) if model.indexer else None,
         "context": model.context,
         "seqlen": model.seqlen,
         "tp": list(model.shares),

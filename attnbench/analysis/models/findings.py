@@ -5,7 +5,8 @@ latency of the local case plus 10 times the latency of the global case. Both mus
 length and batch.
 
 A hybrid's layers of a delta rule are on a backend of their own: such a step has two, "fa3 + fla". In a step of decoding
-these layers take the same time in any context.
+these layers take the same time in any context. The indexer of sparse attention is added in the same way, where it was
+measured at the length of the step; where it was not, the step is without it.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
     for cell in cells:
         if cell.value("latency") is None or not cell.is_ranked:
             continue
-        for layers in model.layers:
+        for layers in (*model.layers, *model.indexers):
             if is_of(layers, model, tp, cell.case):
                 key = cell.device, cell.backend_name, _without_differences(cell.case, layers, model, tp)
                 found.setdefault(key, {})[layers] = cell
@@ -67,7 +68,9 @@ def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
 
 def _without_differences(case: Case, layers: Layers, model: Model, tp: int) -> Case:
     """Return the case of a kind of layers without what tells it from a model's other layers of softmax attention."""
-    if layers.heads and layers.kind == "softmax":
+    if layers.kind != "softmax":
+        return case
+    if layers.heads:
         nheads, nheads_k = model.heads(tp)
         *_, headdim, headdim_v = model.sizes()
         sizes = {"nheads": nheads, "nheads_k": nheads_k, "headdim": headdim, "headdim_v": headdim_v}
@@ -76,23 +79,32 @@ def _without_differences(case: Case, layers: Layers, model: Model, tp: int) -> C
 
 
 def _whole(found: Mapping[_Key, dict[Layers, Cell]], model: Model) -> dict[_Key, dict[Layers, Cell]]:
-    """Return the cells of all kinds of layers by device, backend and case; of a hybrid by each pair of backends."""
+    """Return the cells of all kinds of layers by device, backend and case; of a hybrid by each pair of backends.
+
+    Steps have the cells of an indexer too, where it was measured.
+    """
     rules = {layers for layers in model.layers if layers.kind != "softmax"}
     others = {*model.layers} - rules
     whole = {key: of for key, of in found.items() if {*of} == others}
-    for kind in rules:
-        whole = {
-            (device, f"{backend} + {other}", case): {**of, **its}
-            for (device, backend, case), of in whole.items()
-            for (on, other, rule), its in found.items()
-            if {*its} == {kind} and on == device and _is_beside(rule, case)
-        }
+    for kind in (*rules, *model.indexers):
+        joined: dict[_Key, dict[Layers, Cell]] = {}
+        for (device, backend, case), of in whole.items():
+            its = {
+                (device, f"{backend} + {other}", case): {**of, **cells}
+                for (on, other, beside), cells in found.items()
+                if {*cells} == {kind} and on == device and _is_beside(beside, case)
+            }
+            joined |= {(device, backend, case): of} if not its and kind.kind == "indexer" else its
+        whole = joined
     return whole
 
 
 def _is_beside(rule: Case, case: Case) -> bool:
-    """Return whether a case of a delta rule is in the same step as a case of softmax attention."""
+    """Return whether a case of a delta rule or an indexer is in the same step as a case of softmax attention."""
     ours, its = ((c.dtype, c.direction, c.shape.batch, c.is_decode) for c in (rule, case))
+    if rule.is_indexer:
+        lengths, others = ((c.shape.seqlen_q, c.shape.seqlen_k) for c in (rule, case))
+        return ours == its and lengths == others
     return ours == its and (case.is_decode or rule.shape.seqlen_k == case.shape.seqlen_k == case.shape.seqlen_q)
 
 

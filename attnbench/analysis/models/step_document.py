@@ -43,7 +43,8 @@ def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
         missing = unmeasured(cells, model, tp)
         what = "; ".join(_layers(of) for of in missing) or "all kinds of layers on one backend"
         raise UserError(f"report: --model {model.name}: not measured here: {what}; {measure} measures it")
-    of_model = [cell for cell in cells if any(is_of(layers, model, tp, cell.case) for layers in model.layers)]
+    layers = (*model.layers, *model.indexers)
+    of_model = [cell for cell in cells if any(is_of(of, model, tp, cell.case) for of in layers)]
     depth = ", ".join(_layers(of) for of in model.layers)
     one = f", one of {tp} devices" if tp > 1 else ""
     crossed = crossovers(times, model)
@@ -54,7 +55,7 @@ def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
         answer=(*disturbed.doubt(runs_of(of_model)), *_answer(times, model), *(f"{of}." for of in crossed)),
         blocks=(*_blocks(times, heading), *(_crossover(of, number) for number, of in enumerate(crossed, 1))),
         reasons=tuple(reasons(of_model)),
-        facts=(SUM, *((PLANS,) if any(time.plan for time in times) else ())),
+        facts=(SUM, *((PLANS,) if any(time.plan for time in times) else ()), *_without_indexer(times, model, measure)),
         data=(rows := [_row(time, model, tp) for time in times]),
         rows=rows,
     )
@@ -62,6 +63,15 @@ def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
 
 def _layers(layers: Layers) -> str:
     return f"{count(layers.count, 'layer')}{layers.sees}"
+
+
+def _without_indexer(times: Sequence[StepTime], model: Model, measure: str) -> list[Caution]:
+    """Return the caution on steps in which the time of the model's indexer is missing; [] where none is."""
+    having = [any(cell.case.is_indexer for _, cell in time.parts) for time in times]
+    if not model.indexer or all(having):
+        return []
+    which = "the step" if len(times) == 1 else "these steps" if not any(having) else "steps without a name of its own"
+    return [Caution(f"The indexer that chooses the keys is not in {which}; {measure} measures it too.")]
 
 
 def _answer(times: Sequence[StepTime], model: Model) -> list[str]:

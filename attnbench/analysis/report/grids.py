@@ -79,7 +79,8 @@ def grids(
         }
         wanted = [(name, chosen) for name, chosen in of_each.items() if chosen]
         names = [name for name, _ in wanted]
-    narrow, masked = [c for c in cells if c.case.dtype == "fp8"], [c for c in cells if c.case.mask]
+    narrow = [c for c in cells if c.case.dtype == "fp8" and c.case.is_softmax]
+    masked = [c for c in cells if c.case.mask and c.case.is_softmax]
     near = [c for c in cells if not c.is_exact]
     beside = {"relative_error": narrow, **dict.fromkeys(("approximation_error", "mass_kept"), near)}
     beside |= dict.fromkeys(("tflops_computed", "block_efficiency", "plan"), masked)
@@ -126,7 +127,7 @@ def heading(metric: Metric, cells: Sequence[Cell], own_units: bool = False) -> s
     if metric.name not in ("tflops", "utilization", "gbps") or not cells:
         return metric.heading
     if metric.name == "gbps":
-        read = "inputs and results" if any(c.case.is_delta for c in cells) else "q, k, v and out"
+        read = "inputs and results" if any(not c.case.is_softmax for c in cells) else "q, k, v and out"
         return f"{metric.heading} of {read}{_share_of_bandwidth([c for c in cells if c.status == 'ok'])}"
     counted = f"{metric.heading} ({CONVENTIONS[cells[0].source.convention]})"
     measured = [c for c in cells if c.status == "ok"]

@@ -85,8 +85,8 @@ class Triton(OwnKernels):
     )
 
     def unsupported(self, case: Case, device: Device) -> str | None:
-        reason = _interpreter_refusal(case, device) or _latent_refusal(case) or super().unsupported(case, device)
-        return _fp8_refusal(case, device) if reason is None and "fp8" in (case.dtype, case.cache_dtype) else reason
+        reason = interpreter_refusal(case, device) or _latent_refusal(case) or super().unsupported(case, device)
+        return fp8_refusal(case, device) if reason is None and "fp8" in (case.dtype, case.cache_dtype) else reason
 
     def workspace(self, case: Case) -> Workspace:
         s = case.extent
@@ -191,7 +191,7 @@ def _by_keys(v: Tensor) -> Tensor:
     return v.transpose(1, 3).contiguous().transpose(1, 3)
 
 
-def _interpreter_refusal(case: Case, device: Device) -> str | None:
+def interpreter_refusal(case: Case, device: Device) -> str | None:
     """Return why the device excludes the case, with or without TRITON_INTERPRET=1 (Triton on a CPU, in Python)."""
     if device.kind != "cpu":
         return refusal_of_interpreter(device)
@@ -210,7 +210,7 @@ def _latent_refusal(case: Case) -> str | None:
     return None
 
 
-def _fp8_refusal(case: Case, device: Device) -> str | None:
+def fp8_refusal(case: Case, device: Device) -> str | None:
     if case.dtype == "fp8" and (case.is_ragged or case.is_paged):
         return f"fp8 of {'pages' if case.is_paged else 'ragged batches'} is not wired up"
     if device.kind == "cpu":

@@ -25,7 +25,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attnbench.core import delta
+from attnbench.core import kinds
 from attnbench.core.backend import torch_dtype
 from attnbench.core.case import Case
 from attnbench.worker.measure.profiler_session import recorded_events, session
@@ -69,8 +69,8 @@ class CudaMemory:
         shapes = rows + keys if case.has_backward else rows[:1]
         nan, dtype = float("nan"), torch_dtype(case)
         blocks = [torch.full(shape, nan, dtype=dtype, device=self.device) for shape in shapes for _ in range(2)]
-        if case.is_delta:
-            sizes = (size for name, size in delta.result_shapes(case).items() if name in delta.FLOAT32)
+        if not case.is_softmax:  # NaN of float32, as an integer, is out of range of every index
+            sizes = (size for name, size in kinds.result_shapes(case).items() if kinds.own_dtype(case, name))
             blocks += [torch.full(size, nan, device=self.device) for size in sizes for _ in range(2)]
         del blocks
 

@@ -1,0 +1,56 @@
+"""`indexer-deepgemm`: the scores of an indexer by DeepGEMM's fp8_mqa_logits, then torch.topk (core/indexer.py).
+
+Checked against the source of DeepGEMM 00b1d2d, and never run. A call has one sequence; its call for several sequences
+decodes from pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
+
+from attnbench.backends.limits import Limits
+from attnbench.backends.paste import Paste
+from attnbench.backends.shared.indexer import CHOICE, SHAPES, Indexer
+from attnbench.backends.shared.libraries import Library
+from attnbench.core.case import Case
+from attnbench.core.machine import Device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnbench.core.backend import Inputs
+
+CODE = """\
+last = torch.arange(k.size(1) - q.size(1) + 1, k.size(1) + 1, dtype=torch.int32, device=k.device)  # keys of each query
+scores = fp8_mqa_logits(q[0], (k[0], k_scale[0]), weights[0], torch.zeros_like(last), last)[None]
+"""
+
+
+class IndexerDeepGemm(Indexer, Library):
+    name = "indexer-deepgemm"
+    module = "deep_gemm"
+    required_name = forward_kernels = "fp8_mqa_logits"
+    distributions: ClassVar = ("deep-gemm", "deep_gemm")
+    install = "pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepGEMM"
+    limits: ClassVar = Limits(("fp8",), (9, 0), amd=False, headdim=(32, 128), chosen=True, backward=False)
+    starts_compiler = True
+    paste = Paste(("import torch", "from deep_gemm import fp8_mqa_logits"), {"indexer fp8": SHAPES + CODE + CHOICE})
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        s = case.shape
+        if s.batch > 1 or s.nheads not in (32, 64) or s.headdim not in (32, 64, 128):
+            return "one sequence a call, of 32 or 64 heads with headdim 32, 64 or 128"
+        return super().unsupported(case, device)
+
+    def scores(self, case: Case, inputs: Inputs) -> Callable[..., Tensor]:
+        import torch
+        from deep_gemm import fp8_mqa_logits
+
+        @cache  # made by the first launch, which is not timed
+        def seen(queries: int, keys: int) -> tuple[Tensor, Tensor]:
+            last = torch.arange(keys - queries + 1, keys + 1, dtype=torch.int32, device=inputs.q.device)
+            return torch.zeros_like(last), last
+
+        return lambda q, k, w, scale: fp8_mqa_logits(q[0], (k[0], scale[0]), w[0], *seen(q.shape[1], len(k[0])))[None]
