@@ -71,6 +71,8 @@ class InputRenewal:
 
     def __init__(self, case: Case, given: Inputs, prepared: Prepared, seed: int) -> None:
         self._tensors = {name: prepared.reads.get(name, given.values[name]) for name in renewed(case, given)}
+        # v of latent rows is a part of k: a launch that reads a copy of it must see the changes of k
+        self._v_of_k = None if "v" in given.values else prepared.whole_copy("v")
         self._seed = seed
         self._count = 0
         self.now: Renewal | None = None
@@ -80,13 +82,19 @@ class InputRenewal:
         self.restore()
         self._count += 1
         self.now = Renewal(self._seed, self._count)
-        self.now.flip(self._tensors)
+        self._flip(self.now)
 
     def restore(self) -> None:
         """Write the original values again."""
         if self.now:
-            self.now.flip(self._tensors)
+            self._flip(self.now)
         self.now = None
+
+    def _flip(self, renewal: Renewal) -> None:
+        renewal.flip(self._tensors)
+        if self._v_of_k is not None and "k" in self._tensors:
+            (k,) = parts_of(self._tensors["k"])
+            self._v_of_k.data.copy_(k.data[..., : self._v_of_k.shape[-1]])
 
     def apply_to(self, original: Inputs) -> Inputs:
         """Return the inputs that the launch reads now, written over `original`, which holds the original values."""

@@ -503,6 +503,20 @@ def test_fp8_copies_are_renewed_exactly() -> None:
     assert all(torch.equal(t.float(), before[name]) for name, t in reads.items())
 
 
+def test_a_copy_of_values_that_are_a_part_of_keys_is_renewed_with_them() -> None:
+    """Latent rows have one head, so eager's k is in its order as it is, and its v is a copy."""
+    c = Case(Shape(2, 1, 96, 4, 1, 24, 16), "fp32", "fwd", True, latent=True, scale=0.2)
+    given = inputs.make(c, "cpu", 0)
+    prepared = Eager().prepare(c, given)
+    renewal = InputRenewal(c, given, prepared, seed=0)
+    before = prepared.canonical(prepared.launch())["out"]
+    renewal.renew()
+    check = judge.make_check(c, renewal.apply_to(inputs.make(c, "cpu", 0)), 0)
+    assert check.check_first(prepared.canonical(prepared.launch())).ok
+    renewal.restore()
+    assert torch.equal(prepared.canonical(prepared.launch())["out"], before)
+
+
 @pytest.mark.parametrize(
     "n", [7, exact_attention.SUM_SECTION, 3 * exact_attention.SUM_SECTION, 3 * exact_attention.SUM_SECTION + 1]
 )
