@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 
 from attnbench.backends import BACKENDS
+from attnbench.core.errors import UserError
 from attnbench.core.own_files import INSTALLED
 from attnbench.core.sizes import format_bytes
 from attnbench.core.text import one_line, printable
@@ -67,11 +68,11 @@ def _reason(error: BaseException, spec: str) -> str:
     text = re.sub(r"(Tried to allocate [\d.]+ \w+\.).*?of which ([\d.]+ \w+) is free.*", r"\1 \2 free", text)
     text = STABLE_ALLOCATION.sub("an allocation by torch's stable interface failed", text)
     text = re.sub(r".*DefaultCPUAllocator: .*?tried to allocate (\d+) bytes.*", _no_memory, text)
-    kind = type(error).__name__
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     if isinstance(error, SyntaxError) and isinstance(error.text, str) and isinstance(error.offset, int):
         indented = len(error.text) - len(error.text.lstrip())
         text += f", at column {max(1, error.offset - indented)} of: {one_line(error.text)}"
-    what = (f"{kind}: {text}"[:LONGEST] if text else kind) + place(error, spec)
+    what = (f"{kind}{text}"[:LONGEST] if text else type(error).__name__) + place(error, spec)
     asks = isinstance(error, EOFError | bdb.BdbQuit)
     todo = NOBODY if asks else WITHOUT_GPU if NO_GPU_OF_TRITON.search(text) else vars(error).get(TODO)
     todo = todo or (REENTRANT if text.startswith("When use_reentrant=True") else None)

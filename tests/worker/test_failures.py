@@ -10,6 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from attnbench import backends
+from attnbench.core.errors import UserError
 from attnbench.worker import failures
 
 MINE = """
@@ -154,6 +155,7 @@ def test_an_exception_that_is_not_as_python_makes_it() -> None:
             raise ValueError
 
     assert failures.reason(Nameless(), "no_such_module_of_ours:f") == "Nameless, whose text cannot be read"
+    assert failures.reason(UserError("torch.py is in the way; rename it"), "") == "torch.py is in the way; rename it"
     assert failures.reason(SyntaxError("x", ("f", 1, 5, b"abc")), "") == "SyntaxError: x (f, line 1)"  # type: ignore[arg-type]
 
 
