@@ -382,6 +382,6 @@ def test_an_object_that_has_any_attribute_is_no_backend_by_that(tmp_path: Path) 
 
 def test_an_object_that_wraps_objects_without_end_has_a_version(tmp_path: Path) -> None:
     """An object whose __getattr__ makes a new object for any name ends the search for what it wraps."""
-    text = "class Any:\n    def __getattr__(self, name):\n        return Any()\n\n    def __call__(self): ...\n\nf = Any()\n"
-    (tmp_path / "mine.py").write_text(text)
-    assert hash_of_source(backends.load("own", f"{tmp_path}/mine.py:f").fn)  # type: ignore[attr-defined]
+    file = tmp_path / "any.py"
+    file.write_text("class Any:\n def __getattr__(self, name): return Any()\n def __call__(self): ...\nf = Any()")
+    assert hash_of_source(backends.load("f", f"{file}:f").fn)  # type: ignore[attr-defined]
