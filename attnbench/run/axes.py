@@ -133,7 +133,7 @@ def expand_all(blocks: Iterable[Axes], tokens: Item | None, hidden: Item | None)
     for axes in blocks:
         values = {name: (axis.usual,) for name, axis in AXES.items()} | parsed(axes)
         if axes.seqlen is None and not all(of and of.fixed for of in values["lengths"]):
-            raise UserError("axes: seqlen is missing")
+            raise UserError("axes: seqlen is missing; give it there, as in seqlen: 1k,4k, or by --seqlen 1k,4k")
         if axes.causal is None and "softmax" not in values["kind"]:
             values["causal"] = (True,)
         bands = (_band(causal, window) for causal in values["causal"] for window in values["window"])

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 
 from attnbench.backends import BACKENDS
+from attnbench.core.errors import UserError
 from attnbench.core.own_files import INSTALLED
 from attnbench.core.sizes import format_bytes
 from attnbench.core.text import one_line, printable
@@ -22,6 +23,7 @@ WITHOUT_GPU = (
     "results in fp32 and fp16"
 )
 NOBODY = "input cannot be given during a measurement; use input() or a debugger in a script of your own"
+ENDS = 'code that ends its process cannot be measured; in a script, put it under if __name__ == "__main__":'
 REENTRANT = "gradients are taken by torch.autograd.grad here: give its checkpoint use_reentrant=False"
 TODO = "_attnbench_todo"  # attribute of an exception with a remedy for a person
 STABLE_ALLOCATION = re.compile(r"aoti_torch_(aten_)?(new_)?(empty|zeros)\w*\(.*API call failed.*", re.DOTALL)
@@ -67,13 +69,13 @@ def _reason(error: BaseException, spec: str) -> str:
     text = re.sub(r"(Tried to allocate [\d.]+ \w+\.).*?of which ([\d.]+ \w+) is free.*", r"\1 \2 free", text)
     text = STABLE_ALLOCATION.sub("an allocation by torch's stable interface failed", text)
     text = re.sub(r".*DefaultCPUAllocator: .*?tried to allocate (\d+) bytes.*", _no_memory, text)
-    kind = type(error).__name__
+    kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
     if isinstance(error, SyntaxError) and isinstance(error.text, str) and isinstance(error.offset, int):
         indented = len(error.text) - len(error.text.lstrip())
         text += f", at column {max(1, error.offset - indented)} of: {one_line(error.text)}"
-    what = (f"{kind}: {text}"[:LONGEST] if text else kind) + place(error, spec)
-    asks = isinstance(error, EOFError | bdb.BdbQuit)
-    todo = NOBODY if asks else WITHOUT_GPU if NO_GPU_OF_TRITON.search(text) else vars(error).get(TODO)
+    what = (f"{kind}{text}"[:LONGEST] if text else type(error).__name__) + place(error, spec)
+    known = ENDS if isinstance(error, SystemExit) else NOBODY if isinstance(error, EOFError | bdb.BdbQuit) else None
+    todo = known or (WITHOUT_GPU if NO_GPU_OF_TRITON.search(text) else vars(error).get(TODO))
     todo = todo or (REENTRANT if text.startswith("When use_reentrant=True") else None)
     return f"{what}; {todo}" if todo else what
 

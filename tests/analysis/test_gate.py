@@ -252,7 +252,7 @@ def test_cells_beside_are_said_and_not_judged() -> None:
 def test_nothing_in_common_is_bad_input() -> None:
     with pytest.raises(UserError, match="no cell in common"):
         gate(rounds(seqlens=(1024,)), rounds(seqlens=(2048,)))
-    with pytest.raises(UserError, match="can be compared by joules"):
+    with pytest.raises(UserError, match="compared by joules; attnbench report -m joules shows"):
         gate(rounds(), rounds(), "joules")
 
 

@@ -22,6 +22,7 @@ import torch
 from attnbench import backends
 from attnbench.backends.shared.function import Function
 from attnbench.backends.shared.own_signature import objection
+from attnbench.backends.shared.own_source import hash_of_source
 from attnbench.core.case import Case, Shape
 from attnbench.core.machine import Device
 from attnbench.judge import inputs
@@ -377,3 +378,10 @@ def test_an_object_that_has_any_attribute_is_no_backend_by_that(tmp_path: Path) 
     file = tmp_path / "any.py"
     file.write_text("class Any:\n def __getattr__(self, name): return 3\n def __call__(self, q, k, v): ...\nf = Any()")
     assert backends.load("f", f"{file}:f").probe().reason == "f.order is 3, neither bshd nor bhsd"
+
+
+def test_an_object_that_wraps_objects_without_end_has_a_version(tmp_path: Path) -> None:
+    """An object whose __getattr__ makes a new object for any name ends the search for what it wraps."""
+    file = tmp_path / "any.py"
+    file.write_text("class Any:\n def __getattr__(self, name): return Any()\n def __call__(self): ...\nf = Any()")
+    assert hash_of_source(backends.load("f", f"{file}:f").fn)  # type: ignore[attr-defined]

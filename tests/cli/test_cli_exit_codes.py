@@ -69,7 +69,7 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     ("claims --paper nope", "", 2, "no claims of 'nope'"),
     ("step tiny --device fake --phase prefill,train", "", 0, "docs/step.md."),
     ("step tiny --device fake", "missing", 1, "No run file was written: there was nothing to measure."),
-    ("step ok.jsonl", "", 1, "No step of a model was measured"),
+    ("step ok.jsonl", "", 1, "No step of a model was measured: attnbench report shows"),
     ("step nothing", "", 2, "no model 'nothing'"),
     ("step tiny --device fake", "wrong@4k", 5, "Results: "),
     ("step tiny --device fake --allow-wrong", "wrong@4k", 1, "Results: "),

@@ -109,6 +109,7 @@ def test_in_a_github_workflow_it_annotates_by_itself(runs: Tool, tmp_path: Path)
         (["a.jsonl", "same.jsonl", "-m", "latencx"], 'did you mean "latency"'),
         (["a.jsonl", "same.jsonl", "-m", "tflops"], "--metric: unknown 'tflops'; known: latency, "),
         (["a.jsonl", "same.jsonl", "--margin", "3"], "300 %"),
+        (["a.jsonl", "same.jsonl", "--margin", "latency=3%,memory_peak=2%"], "give the option once for each"),
         (["a.jsonl", "same.jsonl", "--margins", "none.yaml"], "cannot read none.yaml"),
         (["a.jsonl", "same.jsonl", "--expect", "torhc"], 'did you mean "torch"'),
         (["a.jsonl", "same.jsonl", "--inconclusive", "maybe"], "--inconclusive: unknown 'maybe'; known: pass, fail"),

@@ -30,7 +30,7 @@ MARGINS = """
 latency: 4%
 memory_peak: 0.02
 cells:
-  "fake 1k *": {latency: 6%, error: 20%}
+  "fake 1k *": {latency: 6%, relative_error: 20%}
   "*": {first_call: 100%}
 """
 SUITE = """

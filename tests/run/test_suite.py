@@ -285,7 +285,7 @@ def test_of_what_a_cpu_cannot_do_only_what_was_asked_for_is_said(name: str) -> N
         ({"axes": {**AXES, "dtype": "bf61"}}, "dtype: unknown dtype 'bf61'; did you mean \"bf16\"?"),
         ({"axes": {**AXES, "pass": "forward"}}, "pass: unknown pass 'forward'"),
         ({"axes": {**AXES, "seqlen": "8x"}}, "seqlen: '8x' is not a size"),
-        ({"axes": {"headdim": 64}}, "seqlen is missing"),
+        ({"axes": {"headdim": 64}}, "seqlen is missing; give it there, as in seqlen: 1k,4k, or by"),
         ({"tokens": 0}, "tokens: 0 is not at least 1"),
         ({"exclude": [{"pass": "backward"}]}, "pass: unknown pass 'backward'"),
         ({"exclude": [{"dtype": "bf16, fp61"}]}, "dtype: unknown dtype 'fp61'"),

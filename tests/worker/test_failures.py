@@ -10,6 +10,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from attnbench import backends
+from attnbench.core.errors import UserError
 from attnbench.worker import failures
 
 MINE = """
@@ -74,8 +75,8 @@ def raised_by(name: str, folder: Path) -> str:
         ),
         ("escapes", "ValueError: red bold next line (mine.py:15 in escapes)"),
         ("long", f"ValueError: {'x' * 388} (mine.py:18 in long)"),
-        ("leaves", "SystemExit: a last word (mine.py:21 in leaves)"),
-        ("leaves_with_a_number", "SystemExit: 3 (mine.py:24 in leaves_with_a_number)"),
+        ("leaves", f"SystemExit: a last word (mine.py:21 in leaves); {failures.ENDS}"),
+        ("leaves_with_a_number", f"SystemExit: 3 (mine.py:24 in leaves_with_a_number); {failures.ENDS}"),
         ("interrupts", "KeyboardInterrupt (mine.py:27 in interrupts)"),
         ("silent", "Silent: its text cannot be read (mine.py:34 in silent)"),
     ],
@@ -113,7 +114,7 @@ def test_a_neighbour_is_own_code_and_a_virtual_environment_is_not(helper: str, p
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("import sys\nsys.exit('not here')\n", "SystemExit: not here (mine.py:2)"),
+        ("import sys\nsys.exit('not here')\n", f"SystemExit: not here (mine.py:2); {failures.ENDS}"),
         ("def f():\n  import no_such_module_of_ours\nf()\n", "(mine.py:2 in f)"),
         ("def f(:\n", "(mine.py, line 1), at column 7 of: def f(:"),  # Python's message, and the line
     ],
@@ -154,6 +155,7 @@ def test_an_exception_that_is_not_as_python_makes_it() -> None:
             raise ValueError
 
     assert failures.reason(Nameless(), "no_such_module_of_ours:f") == "Nameless, whose text cannot be read"
+    assert failures.reason(UserError("torch.py is in the way; rename it"), "") == "torch.py is in the way; rename it"
     assert failures.reason(SyntaxError("x", ("f", 1, 5, b"abc")), "") == "SyntaxError: x (f, line 1)"  # type: ignore[arg-type]
 
 

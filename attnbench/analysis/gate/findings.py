@@ -141,8 +141,9 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
         raise UserError("cycles: no cell has a reading of the held clock in both runs; compare --metric latency")
     if not findings:
         why = worked_in_neither(before, after) or "; ".join(not_compared[:1])
-        by = ", ".join(request.metrics)
-        raise UserError(f"nothing in the two runs can be compared by {by}" + (f" ({why})" if why else ""))
+        by = ",".join(request.metrics)
+        why = f" ({why})" if why else f"; attnbench report -m {by} shows the cells that have it"
+        raise UserError(f"nothing in the two runs can be compared by {by}{why}")
     names = (full_name(backend, case) for side in (before, after) for case, backend in side)
     said = [
         *(f"--expect {name}: the runs do not differ in it; are these the runs that were meant?" for name in idle),

@@ -107,6 +107,8 @@ def margins(options: Sequence[str], file: Path | None = None) -> Margins:
     found = _read(file) if file else Margins()
     own = dict(found.metrics)
     for option in options:
+        if option.count("=") > 1:
+            raise UserError(f"--margin: {option!r} is more than one margin; give the option once for each")
         metric, _, amount = option.rpartition("=")
         if metric:
             own[gated(metric.strip(), "--margin")] = parse(amount, f"--margin {metric.strip()}")

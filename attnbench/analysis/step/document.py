@@ -46,7 +46,8 @@ def document(runs: Sequence[Run]) -> Document:
     rows = [_row(cell, steps.get((cell.device, cell.case), [])) for cell in cells]
     devices = dict.fromkeys(cell.device for cell in cells)
     answer = tuple(_answer(device, case, own, several=len(devices) > 1) for (device, case), own in steps.items())
-    answer = (*disturbed.doubt(runs), *(answer or ("No step of a model was measured.",)))
+    nothing = "No step of a model was measured" + ("." if cells else ": attnbench report shows what was measured.")
+    answer = (*disturbed.doubt(runs), *(answer or (nothing,)))
     return Document(
         command="step",
         title=f"Steps of models on {some(devices)}",

@@ -22,15 +22,19 @@ _named_folders: set[Path] = set()  # folders of files that a person named: every
 
 
 def layers(own: Any) -> list[Any]:
-    """Return a callable and the callables that it wraps by functools.partial, functools.wraps and torch.compile."""
+    """Return a callable and the callables that it wraps by functools.partial, functools.wraps and torch.compile.
+
+    There are at most 100: an object whose __getattr__ answers any name wraps another one without end.
+    """
     found = [own]
-    while True:
+    while len(found) < 100:
         last = found[-1]
         inner = last.func if isinstance(last, functools.partial) else getattr(last, "__wrapped__", None)
         inner = inner or getattr(last, "_orig_mod", None)  # a compiled nn.Module
         if not callable(inner) or any(inner is f for f in found):
-            return found
+            break
         found.append(inner)
+    return found
 
 
 def hash_of_source(own: Any, file: str = "") -> str | None:
