@@ -24,6 +24,9 @@ WITHOUT_GPU = (
 NOBODY = "input cannot be given during a measurement; use input() or a debugger in a script of your own"
 REENTRANT = "gradients are taken by torch.autograd.grad here: give its checkpoint use_reentrant=False"
 TODO = "_attnbench_todo"  # attribute of an exception with a remedy for a person
+EXCERPT = re.compile(r"\A(at \d+:\d+:)\n(?:.*\n)*?(.*)\n *\^\n?")  # Triton's: source, then the cause
+RELATIVE = "attempted relative import with no known parent"
+PACKAGE = "name it by its package, as in package.module:function, in the folder that has the package"
 STABLE_ALLOCATION = re.compile(r"aoti_torch_(aten_)?(new_)?(empty|zeros)\w*\(.*API call failed.*", re.DOTALL)
 
 
@@ -63,7 +66,10 @@ def reason(error: BaseException, spec: str) -> str:
 
 
 def _reason(error: BaseException, spec: str) -> str:
-    text = one_line(_text(error)[:READ].split("\n\n")[0])
+    cause = error
+    while cause.__cause__ and EXCERPT.fullmatch(_text(cause)[:READ]):  # the kernel's call of a function that fails
+        cause = cause.__cause__
+    text = one_line(EXCERPT.sub(r"\1 \2: ", _text(cause)[:READ]).split("\n\n")[0])
     text = re.sub(r"(Tried to allocate [\d.]+ \w+\.).*?of which ([\d.]+ \w+) is free.*", r"\1 \2 free", text)
     text = STABLE_ALLOCATION.sub("an allocation by torch's stable interface failed", text)
     text = re.sub(r".*DefaultCPUAllocator: .*?tried to allocate (\d+) bytes.*", _no_memory, text)
@@ -75,6 +81,7 @@ def _reason(error: BaseException, spec: str) -> str:
     asks = isinstance(error, EOFError | bdb.BdbQuit)
     todo = NOBODY if asks else WITHOUT_GPU if NO_GPU_OF_TRITON.search(text) else vars(error).get(TODO)
     todo = todo or (REENTRANT if text.startswith("When use_reentrant=True") else None)
+    todo = todo or (PACKAGE if text.startswith(RELATIVE) else None)
     return f"{what}; {todo}" if todo else what
 
 

@@ -49,6 +49,12 @@ def silent():
 
 def without_a_gpu():
     raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+def does_not_compile():
+    try:
+        raise RuntimeError("at 4:5:\\ndef inner(q):\\n\\n    dot(q, k)\\n    ^\\nunequal dimensions")
+    except RuntimeError as error:
+        raise RuntimeError("at 9:5:\\ndef kernel(q):\\n    # the loop\\n\\n    inner(q)\\n    ^") from error
 """
 
 
@@ -78,6 +84,7 @@ def raised_by(name: str, folder: Path) -> str:
         ("leaves_with_a_number", "SystemExit: 3 (mine.py:24 in leaves_with_a_number)"),
         ("interrupts", "KeyboardInterrupt (mine.py:27 in interrupts)"),
         ("silent", "Silent: its text cannot be read (mine.py:34 in silent)"),
+        ("does_not_compile", "RuntimeError: at 4:5: dot(q, k): unequal dimensions (mine.py:43 in does_not_compile)"),
     ],
 )
 def test_the_place_is_the_last_in_the_persons_file(name: str, said: str, tmp_path: Path) -> None:
@@ -115,6 +122,10 @@ def test_a_neighbour_is_own_code_and_a_virtual_environment_is_not(helper: str, p
     [
         ("import sys\nsys.exit('not here')\n", "SystemExit: not here (mine.py:2)"),
         ("def f():\n  import no_such_module_of_ours\nf()\n", "(mine.py:2 in f)"),
+        (
+            "from .util import f\n",
+            "(mine.py:1); name it by its package, as in package.module:function, in the folder that has the package",
+        ),
         ("def f(:\n", "(mine.py, line 1), at column 7 of: def f(:"),  # Python's message, and the line
     ],
 )
