@@ -66,10 +66,7 @@ def reason(error: BaseException, spec: str) -> str:
 
 
 def _reason(error: BaseException, spec: str) -> str:
-    cause = error
-    while cause.__cause__ and EXCERPT.fullmatch(_text(cause)[:READ]):  # the kernel's call of a function that fails
-        cause = cause.__cause__
-    text = one_line(EXCERPT.sub(r"\1 \2: ", _text(cause)[:READ]).split("\n\n")[0])
+    text = one_line(_cause(error)[:READ].split("\n\n")[0])
     text = re.sub(r"(Tried to allocate [\d.]+ \w+\.).*?of which ([\d.]+ \w+) is free.*", r"\1 \2 free", text)
     text = STABLE_ALLOCATION.sub("an allocation by torch's stable interface failed", text)
     text = re.sub(r".*DefaultCPUAllocator: .*?tried to allocate (\d+) bytes.*", _no_memory, text)
@@ -83,6 +80,17 @@ def _reason(error: BaseException, spec: str) -> str:
     todo = todo or (REENTRANT if text.startswith("When use_reentrant=True") else None)
     todo = todo or (PACKAGE if text.startswith(RELATIVE) else None)
     return f"{what}; {todo}" if todo else what
+
+
+def _cause(error: BaseException) -> str:
+    """Return an exception's text; of a compiler's, its error without the commands or the source code before it."""
+    while error.__cause__ and EXCERPT.fullmatch(_text(error)[:READ]):  # the kernel's call of a function that fails
+        error = error.__cause__
+    text = _text(error)
+    found = next((line for line in text.splitlines() if ": error: " in line or ": fatal error: " in line), "")
+    if text.find(found) + len(found) > LONGEST:
+        text = f"{text.partition(': ')[0]}: {found}"
+    return EXCERPT.sub(r"\1 \2: ", text[:READ])
 
 
 def place(error: BaseException, spec: str) -> str:

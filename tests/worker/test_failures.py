@@ -55,6 +55,10 @@ def does_not_compile():
         raise RuntimeError("at 4:5:\\ndef inner(q):\\n\\n    dot(q, k)\\n    ^\\nunequal dimensions")
     except RuntimeError as error:
         raise RuntimeError("at 9:5:\\ndef kernel(q):\\n    # the loop\\n\\n    inner(q)\\n    ^") from error
+
+def does_not_build():
+    command = f"[1/2] c++ {'-isystem /include ' * 500}\\nFAILED: m.o"
+    raise RuntimeError(f"Error building extension 'ext': {command}\\nm.cpp: In f:\\nm.cpp:3:9: error: no x")
 """
 
 
@@ -85,6 +89,10 @@ def raised_by(name: str, folder: Path) -> str:
         ("interrupts", "KeyboardInterrupt (mine.py:27 in interrupts)"),
         ("silent", "Silent: its text cannot be read (mine.py:34 in silent)"),
         ("does_not_compile", "RuntimeError: at 4:5: dot(q, k): unequal dimensions (mine.py:43 in does_not_compile)"),
+        (
+            "does_not_build",
+            "RuntimeError: Error building extension 'ext': m.cpp:3:9: error: no x (mine.py:47 in does_not_build)",
+        ),
     ],
 )
 def test_the_place_is_the_last_in_the_persons_file(name: str, said: str, tmp_path: Path) -> None:
