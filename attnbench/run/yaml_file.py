@@ -80,7 +80,9 @@ def first_mistake(
         wanted = [WANTED[kind] for found in alike if (kind := found["type"].partition("_")[0]) in WANTED]
         if first["type"].partition("_")[0] not in WANTED:
             return f"{place}: {first['msg'].removeprefix('Value error, ')}"
-        return f"{place}: {reprlib.repr(first['input'])} is not {' or '.join(dict.fromkeys(wanted))}"
+        is_plain = {*wanted} == {"text"} and not isinstance(first["input"], list | dict)  # a date, or no
+        todo = "; put it in quotes" if is_plain else ""
+        return f"{place}: {reprlib.repr(first['input'])} is not {' or '.join(dict.fromkeys(wanted))}{todo}"
     *_, within = ("", *(part for part in first["loc"][:-1] if isinstance(part, str)))
     keys = {key: keys_of(model) for key, model in models.items()}
     own, word = keys.get(within, keys[""]), str(first["loc"][-1])

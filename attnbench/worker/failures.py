@@ -26,6 +26,9 @@ NOBODY = "input cannot be given during a measurement; use input() or a debugger 
 ENDS = 'code that ends its process cannot be measured; in a script, put it under if __name__ == "__main__":'
 REENTRANT = "gradients are taken by torch.autograd.grad here: give its checkpoint use_reentrant=False"
 TODO = "_attnbench_todo"  # attribute of an exception with a remedy for a person
+EXCERPT = re.compile(r"\A(at \d+:\d+:)\n(?:.*\n)*?(.*)\n *\^\n?")  # Triton's: source, then the cause
+RELATIVE = "attempted relative import with no known parent"
+PACKAGE = "name it by its package, as in package.module:function, in the folder that has the package"
 STABLE_ALLOCATION = re.compile(r"aoti_torch_(aten_)?(new_)?(empty|zeros)\w*\(.*API call failed.*", re.DOTALL)
 
 
@@ -65,7 +68,7 @@ def reason(error: BaseException, spec: str) -> str:
 
 
 def _reason(error: BaseException, spec: str) -> str:
-    text = one_line(_text(error)[:READ].split("\n\n")[0])
+    text = one_line(_cause(error)[:READ].split("\n\n")[0])
     text = re.sub(r"(Tried to allocate [\d.]+ \w+\.).*?of which ([\d.]+ \w+) is free.*", r"\1 \2 free", text)
     text = STABLE_ALLOCATION.sub("an allocation by torch's stable interface failed", text)
     text = re.sub(r".*DefaultCPUAllocator: .*?tried to allocate (\d+) bytes.*", _no_memory, text)
@@ -77,7 +80,19 @@ def _reason(error: BaseException, spec: str) -> str:
     known = ENDS if isinstance(error, SystemExit) else NOBODY if isinstance(error, EOFError | bdb.BdbQuit) else None
     todo = known or (WITHOUT_GPU if NO_GPU_OF_TRITON.search(text) else vars(error).get(TODO))
     todo = todo or (REENTRANT if text.startswith("When use_reentrant=True") else None)
+    todo = todo or (PACKAGE if text.startswith(RELATIVE) else None)
     return f"{what}; {todo}" if todo else what
+
+
+def _cause(error: BaseException) -> str:
+    """Return an exception's text; of a compiler's, its error without the commands or the source code before it."""
+    while error.__cause__ and EXCERPT.fullmatch(_text(error)[:READ]):  # the kernel's call of a function that fails
+        error = error.__cause__
+    text = _text(error)
+    found = next((line for line in text.splitlines() if ": error: " in line or ": fatal error: " in line), "")
+    if text.find(found) + len(found) > LONGEST:
+        text = f"{text.partition(': ')[0]}: {found}"
+    return EXCERPT.sub(r"\1 \2: ", text[:READ])
 
 
 def place(error: BaseException, spec: str) -> str:

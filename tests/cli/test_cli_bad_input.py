@@ -155,7 +155,7 @@ BAD_SUITES = {
     "axes: {seqlen: 1k}\npolicy: {seed: [1]}": "policy.seed: [1] is not true or false or a whole number or",
     "axes: {seqlen: 1k}\ncases: [5]": "cases.0: 5 is not a mapping (name: value)",
     "axes: {seqlen: 1k}\ntokens: [1]": "tokens: [1] is not text or a whole number",
-    "axes: {seqlen: 1k}\ninterpreters: {1: 2}": "interpreters.1: 1 is not text",
+    "axes: {seqlen: 1k}\ninterpreters: {1: 2}": "interpreters.1: 1 is not text; put it in quotes",
     "axes: {seqlen: 12:30}": "seqlen: '12:30' is not a size; write 4k",
     "axes: {seqlen: 0x10}": "seqlen: '0x10' is not a size; write 4",
     "axes: {seqlen: 1k}\npolicy: {timeout_s: 1:30}": "policy: timeout_s: '1:30' is not a number",

@@ -50,6 +50,16 @@ def silent():
 
 def without_a_gpu():
     raise RuntimeError("0 active drivers ([]). There should only be one.")
+
+def does_not_compile():
+    try:
+        raise RuntimeError("at 4:5:\\ndef inner(q):\\n\\n    dot(q, k)\\n    ^\\nunequal dimensions")
+    except RuntimeError as error:
+        raise RuntimeError("at 9:5:\\ndef kernel(q):\\n    # the loop\\n\\n    inner(q)\\n    ^") from error
+
+def does_not_build():
+    command = f"[1/2] c++ {'-isystem /include ' * 500}\\nFAILED: m.o"
+    raise RuntimeError(f"Error building extension 'ext': {command}\\nm.cpp: In f:\\nm.cpp:3:9: error: no x")
 """
 
 
@@ -79,6 +89,11 @@ def raised_by(name: str, folder: Path) -> str:
         ("leaves_with_a_number", f"SystemExit: 3 (mine.py:24 in leaves_with_a_number); {failures.ENDS}"),
         ("interrupts", "KeyboardInterrupt (mine.py:27 in interrupts)"),
         ("silent", "Silent: its text cannot be read (mine.py:34 in silent)"),
+        ("does_not_compile", "RuntimeError: at 4:5: dot(q, k): unequal dimensions (mine.py:43 in does_not_compile)"),
+        (
+            "does_not_build",
+            "RuntimeError: Error building extension 'ext': m.cpp:3:9: error: no x (mine.py:47 in does_not_build)",
+        ),
     ],
 )
 def test_the_place_is_the_last_in_the_persons_file(name: str, said: str, tmp_path: Path) -> None:
@@ -116,6 +131,10 @@ def test_a_neighbour_is_own_code_and_a_virtual_environment_is_not(helper: str, p
     [
         ("import sys\nsys.exit('not here')\n", f"SystemExit: not here (mine.py:2); {failures.ENDS}"),
         ("def f():\n  import no_such_module_of_ours\nf()\n", "(mine.py:2 in f)"),
+        (
+            "from .util import f\n",
+            "(mine.py:1); name it by its package, as in package.module:function, in the folder that has the package",
+        ),
         ("def f(:\n", "(mine.py, line 1), at column 7 of: def f(:"),  # Python's message, and the line
     ],
 )
