@@ -384,6 +384,8 @@ def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
     load = np.array([reading.load for _, reading in pairs])
     cell = np.repeat(np.arange(len(told)), [len(reading.rounds) for reading in told])
     loads = _loads_of([card for card, _ in pairs], load, np.array([reading.by_memory for _, reading in pairs]))
+    used = loads.any(axis=0)  # most cards have no cell of a kind
+    kinds, loads = np.repeat(np.arange(len(KINDS)), len(used) // len(KINDS))[used], loads[:, used]
     y -= (np.bincount(cell, y) / np.bincount(cell))[cell]  # changes only the rounding
 
     def unlikely(logs: Floats) -> float:
@@ -391,7 +393,7 @@ def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
         process, *rest = np.exp(logs)
         known = Cards(*rest)
         precision = 1 / (known.of_cell(load) ** 2 + process**2 * noise)
-        effects = loads * _of_effects(known, loads.shape[1] // len(KINDS))
+        effects = loads * _of_effects(known, 1)[kinds]
         absorbed, system = _mixed_model(cell, effects, precision)
         totals = np.bincount(cell, precision)
         means = np.bincount(cell, precision * y) / totals
