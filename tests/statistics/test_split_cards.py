@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -94,6 +95,7 @@ def test_pairs_of_an_h200_and_an_h100_agree_with_the_pool(models: list[Cards], m
     Compared are kinds of work, over common cells, and single cells.
     """
     pools = [split_cards.machine(of.values()) for of in models]
+    pooled_ratio = functools.cache(lambda *keys: ratio_of(*pools, keys))
     agree: dict[str, list[float]] = {"kind of work": [], "cell": []}
     seen = []
     for one, other, keys in of_unlike_models(machines):
@@ -101,7 +103,7 @@ def test_pairs_of_an_h200_and_an_h100_agree_with_the_pool(models: list[Cards], m
         works = kinds_of_work(dict.fromkeys(case for case, _ in keys))
         asked = [[key for key in keys if key[0] in cases] for cases in works.values()]
         for name, each in (("kind of work", asked), ("cell", [[key] for key in keys])):
-            found = [(ratio_of(one, other, of), ratio_of(*pools, of)) for of in each]
+            found = [(ratio_of(one, other, of), pooled_ratio(*of)) for of in each]
             known = [(pair, pool) for pair, pool in found if pair.low and pair.high]
             if known:
                 agree[name].append(sum(pair.low <= pool.value <= pair.high for pair, pool in known) / len(known))  # type: ignore[operator]
