@@ -134,7 +134,10 @@ class Pool(Generic[K]):
         for key, weight in weights.items():
             at = self._at[key]
             found[at] = weight * self._mean[at]
-        return found if self._unconnected else found - self._cards_of @ (found @ self._loads)
+        if self._unconnected:
+            return found
+        at = [i for key in weights for i in self._at[key]]  # few of many, mostly of one cell
+        return found - self._cards_of @ (found[at] @ self._loads[at])
 
     def of_processes(self, weights: Mapping[K, float]) -> float:
         """Return half the 95 % interval of a weighted sum of cells for other processes on these cards.
@@ -384,8 +387,8 @@ def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
     load = np.array([reading.load for _, reading in pairs])
     cell = np.repeat(np.arange(len(told)), [len(reading.rounds) for reading in told])
     loads = _loads_of([card for card, _ in pairs], load, np.array([reading.by_memory for _, reading in pairs]))
-    used = loads.any(axis=0)  # most cards have no cell of a kind
-    kinds, loads = np.repeat(np.arange(len(KINDS)), len(used) // len(KINDS))[used], loads[:, used]
+    used = np.flatnonzero(loads.any(axis=0))  # most cards have no cell of a kind
+    kinds, loads = used // (loads.shape[1] // len(KINDS)), loads[:, used]
     y -= (np.bincount(cell, y) / np.bincount(cell))[cell]  # changes only the rounding
 
     def unlikely(logs: Floats) -> float:
