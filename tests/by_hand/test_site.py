@@ -117,3 +117,8 @@ def test_only_a_folder_of_its_own_is_written(tmp_path: Path) -> None:
     left = {path.name for path in again.iterdir()}
     assert f"run-{NAMES[3]}.html" not in left
     assert {"mine.txt", "index.html", f"run-{NAMES[4]}.html"} <= left
+
+
+def test_the_page_of_a_backend_says_how_to_profile_it(made: Path) -> None:
+    page = (made / "backend-fa3.html").read_text()
+    assert re.search(r"attnbench profile -b fa3 --dtype \w+ --seqlen \w+ --batch \d+ --nheads \d+ --headdim \d+", page)

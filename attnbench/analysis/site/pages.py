@@ -31,6 +31,7 @@ from attnbench.core.text import count, listed
 from attnbench.render.document import Block, Column, Document, Entry, Paragraphs, Section, Span, Table
 from attnbench.results.case_names import NOTHING
 from attnbench.results.cells import cells as cells_of
+from attnbench.run.run_command import run_command
 
 INDEX = "index.html"
 RUNS = "runs.html"
@@ -240,8 +241,21 @@ def _backend(site: Findings, name: str, given: Sequence[str]) -> Document:
         title=name,
         answer=tuple(said),
         blocks=tuple(backend_table(site, name, work, own) for work in works),
-        appendix=_by_command(site, given),
+        appendix=(*_by_command(site, given), *(_profile(name, own) if name in site.backends else ())),
     )
+
+
+def _profile(name: str, machines: Sequence[Machine]) -> tuple[Section, ...]:
+    """Return the section with the command that profiles a backend in the case of its highest TFLOP/s; () without one.
+
+    A profile has no run file, so no page has its figures.
+    """
+    found = {key[0]: machine.tflops(key) or 0.0 for machine in machines for key in machine.log_rounds if key[1] == name}
+    cases = [case for case in found if case.ranks == 1 and not case.step]
+    if not cases:
+        return ()
+    code = run_command([max(cases, key=found.__getitem__)]).replace("attnbench run", f"attnbench profile -b {name}", 1)
+    return (Section("profile", "Where the time of its fastest case goes", code=code),)
 
 
 def _pair(site: Findings, pair: Pair, given: Sequence[str]) -> Document:
