@@ -1,7 +1,7 @@
 """`indexer-deepgemm`: the scores of an indexer by DeepGEMM's fp8_mqa_logits, then torch.topk (core/indexer.py).
 
-Checked against the source of DeepGEMM 00b1d2d, and never run. A call has one sequence; its call for several sequences
-decodes from pages.
+Checked against the source of DeepGEMM 00b1d2d. A call has one sequence; its call for several sequences decodes from
+pages.
 """
 
 from __future__ import annotations

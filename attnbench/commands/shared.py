@@ -134,7 +134,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]], dict[Path,
                 run, damage[path] = read_with_damage(path)
                 given.append((path, run))
         gc.freeze()  # the cyclic garbage collector need not visit records
-        gc.set_threshold(100_000)  # nor often the many objects made of them, which are in few cycles
+        gc.set_threshold(100_000)  # reports make many objects, few of them in cycles
     found = without_copies(given)
     if again := len(given) - len(found):
         tell(f"attnbench: left out: {count(again, 'file')} of a run that was given already")

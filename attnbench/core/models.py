@@ -124,6 +124,11 @@ class Model:
         return tuple(replace(of, kind="indexer", heads=(nheads, 1, headdim, headdim)) for of in chosen)
 
     @property
+    def parts(self) -> tuple[Layers, ...]:
+        """Its attention layers, and their indexers: what a step of its attention consists of."""
+        return (*self.layers, *self.indexers)
+
+    @property
     def is_hybrid(self) -> bool:
         """Whether some of its layers are gated delta rules."""
         return any(layers.kind != "softmax" for layers in self.layers)

@@ -72,7 +72,7 @@ class InputRenewal:
     def __init__(self, case: Case, given: Inputs, prepared: Prepared, seed: int) -> None:
         self._tensors = {name: prepared.reads.get(name, given.values[name]) for name in renewed(case, given)}
         # v of latent rows is a part of k: a launch that reads a copy of it must see the changes of k
-        self._v_of_k = None if "v" in given.values else prepared.whole_copy("v")
+        self._v_of_k = None if "v" in given.values else prepared.reads.get("v")
         self._seed = seed
         self._count = 0
         self.now: Renewal | None = None
@@ -92,9 +92,10 @@ class InputRenewal:
 
     def _flip(self, renewal: Renewal) -> None:
         renewal.flip(self._tensors)
-        if self._v_of_k is not None and "k" in self._tensors:
-            (k,) = parts_of(self._tensors["k"])
-            self._v_of_k.data.copy_(k.data[..., : self._v_of_k.shape[-1]])
+        k, v = self._tensors.get("k"), self._v_of_k
+        if k is not None and v is not None:  # a backend with such a copy has each in one tensor
+            (whole_k,), (whole_v,) = parts_of(k), parts_of(v)
+            whole_v.data.copy_(whole_k.data[..., : whole_v.shape[-1]])
 
     def apply_to(self, original: Inputs) -> Inputs:
         """Return the inputs that the launch reads now, written over `original`, which holds the original values."""

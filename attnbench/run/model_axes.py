@@ -50,8 +50,7 @@ def model_axes(names: Sequence[str], tp: int | None, phase: str | None, below: A
         if lacking := model.lacks(step):
             raise UserError(_refusal(model, step, lacking))
         own = Axes(seqlen=str(model.seqlen)) if model.seqlen and given.seqlen is None else Axes()
-        layers = (*model.layers, *model.indexers)
-        found += [_of_phase(overlay(below, own), layer_axes(model, of, tp or 1, step), step) for of in layers]
+        found += [_of_phase(overlay(below, own), layer_axes(model, of, tp or 1, step), step) for of in model.parts]
     return found
 
 

@@ -196,6 +196,10 @@ def test_a_hybrid_and_chosen_keys_are_summed() -> None:
     chosen = compared("4k in, 100 out, deepseek-v3.2, batch 16", found, found).workload
     assert chosen
     assert all(case.mask == "topk:2k" for part in chosen.parts for case in part.cases)
+    indexer = {part.name.partition(":")[0]: part.calls for part in chosen.parts if "indexer" in part.name}
+    assert indexer == {"prefill, 61 layers of indexer": 61 * 16, "decode, 61 layers of indexer": 6100}
+    own = requests.parse("4k in, 4k out, deepseek-v3.2, batch 1").cache
+    assert own == 2 * 8192 * 61 * (512 + 64 + 128), "with the keys of the indexer"
 
 
 @pytest.mark.parametrize(

@@ -177,8 +177,8 @@ def test_the_length_from_which_a_delta_rule_pays() -> None:
     records += [measured(case, "eager", 9.0) for case in which if not case.is_delta]  # slower, so of no weight
     made = step_document.document(cells(records), hybrid, 1)
     assert made.answer[-1] == (
-        "In bf16, fwd, batch 1 a layer of gdn takes less time than a layer of softmax attention from a length between "
-        "4k and 8k on: 36% of its time at 16k."
+        "In bf16, fwd, batch 1 on NVIDIA H200 a layer of gdn takes less time than a layer of softmax attention from a "
+        "length between 4k and 8k on: 36% of its time at 16k."
     )
     table = made.blocks[-1]
     assert isinstance(table, Table)

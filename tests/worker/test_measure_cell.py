@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from attnbench.backends.base import BackendBase, autograd_prepared
 from attnbench.backends.pytorch.eager import Eager
@@ -86,7 +86,7 @@ def _sum(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return q + k + v
 
 
-forward_only = torch.library.custom_op("measured::forward_only", _sum, mutates_args=())
+forward_only = library.custom_op("measured::forward_only", _sum, mutates_args=())
 
 
 @pytest.mark.parametrize(

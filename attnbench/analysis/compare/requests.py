@@ -92,7 +92,7 @@ class Requests:
         notes = (f"{self.too_large(full)}: no figure of it there.",) if full else ()
         machines = [machine for machine in machines if machine not in full]
         cells = {*shared_cells(machines)} if shared else None
-        found = [_part(self, layers, phase, machines, cells) for layers in self.model.layers for phase in SERVED]
+        found = [_part(self, layers, phase, machines, cells) for layers in self.model.parts for phase in SERVED]
         parts = tuple(shares_of_time(found, reference))
         tokens = self.batch * self.seqlen_out
         return MeasuredWorkload(self.name, "calls", 1, tokens, reference, parts, notes, "generated tokens")
@@ -101,17 +101,19 @@ class Requests:
     def cache(self) -> int:
         """The bytes of keys and values of all layers on one device, in 16 bits, at the end of the output.
 
-        A layer of a delta rule keeps a state of 32 bits in their place.
+        A layer of a delta rule keeps a state of 32 bits in their place; an indexer has keys of its own.
         """
-        return self.batch * sum(layers.count * self._cache_of(layers) for layers in self.model.layers)
+        return self.batch * sum(layers.count * self._cache_of(layers) for layers in self.model.parts)
 
     def _cache_of(self, layers: Layers) -> int:
         """Return the bytes that one layer keeps of one sequence."""
         nheads, nheads_k = self.model.heads(self.tp, layers)
         *_, headdim, headdim_v = self.model.sizes(layers)
-        if layers.kind != "softmax":
+        if layers.kind in ("gdn", "kda"):
             return 4 * nheads * headdim * headdim_v
         tokens = min(self.seqlen_in + self.seqlen_out, layers.window or sys.maxsize)
+        if layers.kind == "indexer":
+            return 2 * tokens * headdim
         return 2 * tokens * sum(self.model.latent or (nheads_k * (headdim + headdim_v),))
 
     @property
@@ -232,7 +234,7 @@ def _part(
     of_layers = f"{phase}, {_kind(layers)}"
     pages = AXES["page_size"].label(total.case)
     name = f"{of_layers}: {case_names.lengths(total.case)} b{asked.batch} {total.case.dtype} {pages}".strip()
-    said = stands_in(asked, phase if len(asked.model.layers) == 1 else of_layers, total)
+    said = stands_in(asked, phase if len(asked.model.parts) == 1 else of_layers, total)
     calls = layers.count * asked.calls[phase]
     return MeasuredPart(name, 0.0, calls, (total.case,), 0, on_each, total.doubt, said, asked.tp)
 
@@ -241,7 +243,7 @@ def families(asked: Requests, layers: Layers, phase: Phase, cases: Iterable[Case
     """Return the measured cases of a phase of a kind of layers, in lists that differ only in length and batch.
 
     They may have other heads than the model, except for latent rows, whose decode time is not given by bytes, and for
-    delta rules.
+    other kinds of attention than softmax.
     """
     axes = layer_axes(asked.model, layers, asked.tp, phase).model_copy(update={"seqlen_q": None})
     if not axes.latent and layers.kind == "softmax":
@@ -293,8 +295,8 @@ def _heads(case: Case) -> tuple[int, int]:
 
 
 def _with_heads(case: Case, asked: Requests) -> Case:
-    """Return a case with the heads of the model on one device; latent rows and delta rules have the model's already."""
-    if case.latent or case.is_delta:
+    """Return a case with the heads of the model on one device; latent rows and other kinds have them already."""
+    if case.latent or not case.is_softmax:
         return case
     nheads, nheads_k = asked.model.heads(asked.tp)
     return replace(case, shape=replace(case.shape, nheads=nheads, nheads_k=nheads_k))

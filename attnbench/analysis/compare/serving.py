@@ -246,8 +246,8 @@ def _phase_time(
 ) -> PhaseTime | None:
     """Return the time of a phase; None if all measured cases are too far from it."""
     model, sequences = asked.model, asked.batch if phase == "decode" else 1
-    best = [best_sum(asked, layers, phase, [machine]) for layers in model.layers]
-    found = [(layers, one[0], one[1][machine]) for layers, one in zip(model.layers, best, strict=True) if one]
+    best = [best_sum(asked, layers, phase, [machine]) for layers in model.parts]
+    found = [(layers, one[0], one[1][machine]) for layers, one in zip(model.parts, best, strict=True) if one]
     if len(found) < len(best):
         return None
     tokens = sequences if phase == "decode" else asked.seqlen_in
@@ -268,7 +268,7 @@ def _phase_time(
     of_attention = {key: seconds / attention for key, seconds in times.items()}
     doubts[phase, "cells", machine.label] = uncertainty(machine, of_attention) * attention / whole
     doubts[phase, "interpolation", machine.label] = math.hypot(*far) / whole
-    several = len(model.layers) > 1
+    several = len(model.parts) > 1
     names = (f"{phase} of {layers.count} layers" if several else phase for layers, _, _ in found)
     said = (stands_in(asked, name, total) for name, (_, total, _) in zip(names, found, strict=True))
     return PhaseTime(

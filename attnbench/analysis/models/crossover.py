@@ -37,12 +37,13 @@ class Crossover:
     def since(self) -> int | None:
         """The index of the first length from which on the delta rule takes less time at every length, beyond doubt."""
         sure = [math.log(ratio) > half for ratio, half in zip(self.ratios, self.halves, strict=True)]
-        at = len(sure) - next((i for i, one in enumerate(reversed(sure)) if not one), len(sure))
-        return at if at < len(sure) else None
+        after_last_doubt = max((i + 1 for i, one in enumerate(sure) if not one), default=0)
+        return after_last_doubt if after_last_doubt < len(sure) else None
 
     def __str__(self) -> str:
         step, lengths, at = self.steps[-1], [*map(format_size, self.lengths)], self.since
-        layer = f"In {step.case.dtype}, {step.direction}, batch {step.case.shape.batch} a layer of {self.kind} takes"
+        kind = f"{step.case.dtype}, {step.direction}, batch {step.case.shape.batch}"
+        layer = f"In {kind} on {step.device} a layer of {self.kind} takes"
         if at is None:
             longer = "longer than" if math.log(self.ratios[-1]) < -self.halves[-1] else "about as long as"
             return f"{layer} {longer} a layer of softmax attention at {lengths[-1]}, the longest measured"

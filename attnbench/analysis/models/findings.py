@@ -52,7 +52,7 @@ def step_times(cells: Iterable[Cell], model: Model, tp: int) -> list[StepTime]:
     for cell in cells:
         if cell.value("latency") is None or not cell.is_ranked:
             continue
-        for layers in (*model.layers, *model.indexers):
+        for layers in model.parts:
             if is_of(layers, model, tp, cell.case):
                 key = cell.device, cell.backend_name, _without_differences(cell.case, layers, model, tp)
                 found.setdefault(key, {})[layers] = cell

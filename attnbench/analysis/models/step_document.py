@@ -43,8 +43,7 @@ def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
         missing = unmeasured(cells, model, tp)
         what = "; ".join(_layers(of) for of in missing) or "all kinds of layers on one backend"
         raise UserError(f"report: --model {model.name}: not measured here: {what}; {measure} measures it")
-    layers = (*model.layers, *model.indexers)
-    of_model = [cell for cell in cells if any(is_of(of, model, tp, cell.case) for of in layers)]
+    of_model = [cell for cell in cells if any(is_of(layers, model, tp, cell.case) for layers in model.parts)]
     depth = ", ".join(_layers(of) for of in model.layers)
     one = f", one of {tp} devices" if tp > 1 else ""
     crossed = crossovers(times, model)

