@@ -85,6 +85,7 @@ _OF_ONE: Mapping[str, str] = {  # backends of one device
     "flashinfer-fa2": "attnbench.backends.flashinfer.dense:Fa2",
     "flashinfer-fa3": "attnbench.backends.flashinfer.dense:Fa3",
     "flashinfer-decode": "attnbench.backends.flashinfer.dense:Decode",
+    "flashinfer-cascade": "attnbench.backends.flashinfer.dense:Cascade",
     "flashinfer-cudnn": "attnbench.backends.flashinfer.dense:Cudnn",
     "flashinfer-trtllm": "attnbench.backends.flashinfer.dense:TrtLlm",
     "cudnn": "attnbench.backends.cudnn.graphs:Cudnn",

@@ -34,8 +34,9 @@ class Paste:
     "ragged" (with cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k), "paged" (with page_table and seqlens_k),
     "latent" and "fp8"; and, where the call differs, "single" for one dense sequence and "unlike" for unlike numbers of
     queries over pages. A delta rule has its kind, "gdn", or "gdn token" for one token with a state. An indexer has
-    "indexer" or "indexer fp8", and `{chosen}` marks its number of keys. `{options}` marks the place of the case's
-    options; a call without it takes none. The other fields are these options, "" where the implementation lacks one.
+    "indexer" or "indexer fp8", and `{chosen}` marks its number of keys. `{prefix}` marks the tokens of a
+    shared prefix, and `{options}` the place of the case's options; a call without it takes none. The other fields are
+    these options, "" where the implementation lacks one.
     """
 
     imports: tuple[str, ...]  # each is "from MODULE import NAME"; the text has only the imports that the call uses
@@ -61,6 +62,7 @@ class Paste:
         lines = [_filled(line, options) for line in call.splitlines()]
         used = [line for line in self.imports if re.search(rf"\b{line.split()[-1]}\b", call + "".join(options))]
         text = "\n".join((*_merged(used), "", *lines) if used else lines)
+        text = text.replace("{prefix}", str(case.shared_prefix))
         return text.replace("{chosen}", str(masks.chosen(case.mask))) if case.is_indexer else text
 
     def _kind(self, case: Case) -> str:

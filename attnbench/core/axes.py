@@ -410,6 +410,20 @@ _TABLE = (  # in the order of options and columns
         needs_limit=False,
     ),
     _field(
+        "shared_prefix",
+        "Tokens at the beginning of all sequences of a batch, such as a system prompt, whose pages they share: 0,8k. "
+        "With --page-size; the queries come after them.",
+        "Tokens at the beginning of all sequences, whose pages they share.",
+        metavar="SIZES",
+        parser=partial(parse_page_sizes, none=("none", "0")),
+        text=lambda tokens: format_size(tokens) if tokens else "none",
+        label=lambda c: f"shared_prefix {format_size(c.shared_prefix)}" if c.shared_prefix else "",
+        is_extra=True,
+        examples=("64",),
+        kind="shared prefixes",
+        needs_limit=False,
+    ),
+    _field(
         "softmax_scale",
         "The factor on the scores before the softmax; none is 1 / sqrt(headdim).",
         "The factor on the scores; 1 / sqrt(headdim) by default.",

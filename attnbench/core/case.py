@@ -106,6 +106,9 @@ class Case:
     of each sequence. With a `cache_dtype` the cache has values of that dtype, and one factor for k and one for v by
     which they must be multiplied; the exact answer is computed from these values, and q and results have the `dtype`.
 
+    With a `shared_prefix` all sequences begin with the same tokens and share the pages of these: their rows of the page
+    table begin alike. The queries come after these tokens.
+
     With a `sink` each query head has a learnt logit, which joins the softmax of each of its queries and has no value:
     probabilities add up to less than 1 (gpt-oss, arXiv 2508.10925, section 2.3).
 
@@ -151,6 +154,7 @@ class Case:
     ranks: int = 1  # devices over which the sequence is split
     step: str = ""  # a step of a whole model: phase, layers and sizes, as core/step.py spells them
     kind: Kind = "softmax"  # softmax attention, or a gated delta rule or an indexer: core/delta.py, core/indexer.py
+    shared_prefix: int = 0  # tokens at the beginning of all sequences, whose pages of a cache they share
 
     def __post_init__(self) -> None:
         rules.check(self)
@@ -254,8 +258,13 @@ class Case:
 
     @property
     def used_pages(self) -> int:
-        """The number of pages that all sequences of a paged case take together."""
-        return sum(number * pages for number, pages in self._pages)
+        """The number of pages that all sequences of a paged case take together, with those of a shared prefix once."""
+        return sum(number * pages for number, pages in self._pages) - (self.shape.batch - 1) * self.shared_pages
+
+    @property
+    def shared_pages(self) -> int:
+        """The number of pages of the shared prefix of a paged case."""
+        return self.shared_prefix // self.page_size
 
     @property
     def _pages(self) -> list[tuple[int, int]]:

@@ -144,7 +144,7 @@ def ideal_bytes(case: Case) -> int:
     have one byte per element, out and gradients two. v of a latent case is a part of k; a page table is not counted.
     Rows appended to a cache count twice: they are read as operands and written to the cache. Where a mask keeps some
     keys of the band, the keys of a single query are counted exactly; for more queries, all keys of the band are
-    counted.
+    counted. Keys of a shared prefix count one time for all sequences.
     """
     if case.model_step:
         return _step_bytes(case, case.model_step)
@@ -154,17 +154,19 @@ def ideal_bytes(case: Case) -> int:
         written = (name for name in kinds.result_shapes(case) if name != "out" or case.has_forward)
         return kinds.nbytes(case, (*given, *again, *written))
     s = case.extent
-    seen_q = seen_k = 0
+    seen_q = seen_k = of_prefix = 0
     for count, seqlen_q, seqlen_k in case.sequences:
         lo, hi = diagonals(seqlen_q, seqlen_k, case.causal, case.window_size)
         seen_q += count * s.nheads * _columns_touched(-hi, -lo, seqlen_k, seqlen_q)  # queries that see a key
         touched = _columns_touched(lo, hi, seqlen_q, seqlen_k)
         if case.mask:
             touched = masks.count_keys(case.mask, seqlen_q, seqlen_k, case.causal, case.window_size, touched)
-        seen_k += count * s.nheads_k * touched  # keys that a query sees
+        shared = max(0, case.shared_prefix - max(0, lo))  # its last keys, if any, are seen
+        seen_k += count * s.nheads_k * (touched - shared)  # keys that a query sees
+        of_prefix = max(of_prefix, s.nheads_k * shared)
     rows_q, rows_k = s.batch * s.nheads * s.seqlen_q, s.batch * s.nheads_k * s.seqlen_k
     d, dv = s.headdim, s.headdim_v
-    of_q, of_k = seen_q * d, seen_k * (d if case.latent else d + dv)  # q, and k with v, in each pass
+    of_q, of_k = seen_q * d, (seen_k + of_prefix) * (d if case.latent else d + dv)  # q, and k with v, in each pass
     passes = case.has_forward + case.has_backward
     results = 0
     if case.has_forward:

@@ -9,6 +9,8 @@ page_size of page page_table[i, j // page_size]. Here, as in a server that has r
   hold numbers like all others, so that a kernel which reads them is wrong.
 - Entries of the table beyond a sequence's last page name pages of other sequences.
 
+With a `Case.shared_prefix` all rows of the table begin with the same pages, as a server keeps a system prompt once.
+
 torch is imported inside functions only.
 """
 
@@ -51,11 +53,13 @@ def make_page_table(case: Case, device: torch.device, seed: int) -> Tensor:
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    pages = torch.tensor(case.pages)
+    pages, shared = torch.tensor(case.pages), case.shared_pages
     shuffled = torch.randperm(count_pages(case), generator=generator, dtype=torch.int32)
     own = torch.arange(int(pages.max())) < pages[:, None]
     table = shuffled[torch.randint(len(shuffled), own.shape, generator=generator)]
-    table[own] = shuffled[: int(pages.sum())]
+    own[:, :shared] = False
+    table[:, :shared] = shuffled[:shared]
+    table[own] = shuffled[shared : case.used_pages]
     return table.to(device)
 
 

@@ -41,6 +41,9 @@ TRAITS: Mapping[str, Trait] = {
     ),
     "append": Trait(lambda c: c.append, "append", "appended keys and values"),
     "latent": Trait(lambda c: c.latent, "latent", "latent rows"),
+    "shared_prefix": Trait(
+        lambda c: c.shared_prefix, "shared-prefix", "a shared prefix", "shared-prefix {c.shared_prefix}"
+    ),
     "sink": Trait(lambda c: c.sink, "sink", "an attention sink"),
     "alibi": Trait(lambda c: c.alibi, "alibi", "ALiBi"),
     "mask": Trait(lambda c: c.mask and not c.is_indexer, "mask", "a mask by name", "mask {c.mask}"),
@@ -69,6 +72,7 @@ EXCLUDES: Mapping[str, tuple[str, ...]] = {
     "alibi": ("dropout", "softcap", "latent", "fp8"),
     "mask": ("dropout", "fp8", "lengths"),
     "other_mask": ("page_size", "latent"),
+    "shared_prefix": ("mask",),
     "ranks": ("dropout", "sink", "alibi", "page_size", "latent", "fp8", "lengths", "mask", "layout", "step"),
     "decaying": ("lengths", "page_size", "latent"),
     "step": ("dropout", "alibi", "page_size", "latent", "fp8", "lengths", "mask", "layout", "data"),
@@ -123,6 +127,16 @@ def _lengths(c: Case) -> str:
     return "" if found == (s.batch, s.seqlen_q, s.seqlen_k) else f"{found} is not batch, seqlen_q and seqlen_k of {s}"
 
 
+def _prefix(c: Case) -> str:
+    if c.shared_prefix < 0:
+        return f"{c.shared_prefix} is not at least 0"
+    if not c.is_paged:
+        return "sequences share pages of a cache; give --page-size too"
+    if c.shared_prefix % c.page_size:
+        return f"{c.shared_prefix} tokens are no whole pages of {c.page_size}; give a multiple of --page-size"
+    return ""
+
+
 def _split(c: Case) -> str:
     s = c.shape
     if c.ranks > MOST_RANKS:
@@ -174,6 +188,7 @@ RULES = (
         lambda c: c.append and not c.is_paged,
         "keys and values are appended to a cache of pages; give --page-size too",
     ),
+    Rule("shared-prefix", lambda c: c.shared_prefix and _prefix(c)),
     Rule(
         "latent",
         lambda c: c.latent and c.shape.nheads_k != 1,
@@ -208,3 +223,8 @@ def check(case: Case) -> None:
             raise NotOfCacheError(f"{option}: forward only; give --pass fwd")
         if any(of.seqlen_q > of.seqlen_k for of in case.sequences):
             raise NotOfCacheError(f"{option}: the queries are the last of their sequence; give at most as many as keys")
+        if case.shared_prefix and any(of.seqlen_k - of.seqlen_q < case.shared_prefix for of in case.sequences):
+            raise NotOfCacheError(
+                f"shared-prefix: the queries come after the {case.shared_prefix} tokens that all sequences share; give "
+                "a longer --seqlen, or --seqlen-q 1"
+            )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from attnbench.core.errors import UserError
 from attnbench.core.text import shortened
@@ -102,9 +102,9 @@ def parse_headdims(text: str, what: str = "headdim") -> tuple[tuple[int, int], .
     return tuple(dict.fromkeys(found))
 
 
-def parse_page_sizes(text: str, what: str = "page-size") -> tuple[int, ...]:
-    """Return the page sizes of text such as "none,16,64"; 0 for none. Raises UserError."""
-    each = ((0,) if part.strip() == "none" else parse_sizes(part, what) for part in str(text).split(","))
+def parse_page_sizes(text: str, what: str = "page-size", none: Collection[str] = ("none",)) -> tuple[int, ...]:
+    """Return the sizes of text such as "none,16,64"; 0 for a word of `none`. Raises UserError."""
+    each = ((0,) if part.strip() in none else parse_sizes(part, what) for part in str(text).split(","))
     return tuple(dict.fromkeys(size for sizes in each for size in sizes))
 
 

@@ -108,8 +108,9 @@ LATENT: Mapping[str, str] = {"headdim": "576-512", "nheads": "128", "nheads_k": 
 LATENT_SCALE = 192**-0.5
 CHOSEN = "topk:2k"  # the mask of an indexer for which none is given
 FORWARD_ONLY = (
-    "page-size, latent: they are forward only, and queries are the last of their sequence; give --pass fwd, and a "
-    "--seqlen-q that is not above --seqlen; kind: gdn, kda and indexer are causal, and indexer is forward only"
+    "page-size, latent: they are forward only, and queries are the last of their sequence, after a shared prefix; give "
+    "--pass fwd, and a --seqlen-q that is not above --seqlen less --shared-prefix; kind: gdn, kda and indexer are "
+    "causal, and indexer is forward only"
 )
 
 
@@ -118,8 +119,8 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
 
     Without a batch in the axes it is tokens / seqlen, and at least 2 for ragged lengths; without query heads there are
     hidden / headdim. For a ragged batch seqlen is the mean length, unless the lengths are a list. Cases with pages or
-    latent rows are left out where they would be a backward, or have more queries than keys, and so are cases of another
-    kind than softmax without a causal mask. Raises UserError.
+    latent rows are left out where they would be a backward, or have more queries than keys after a shared prefix, and
+    so are cases of another kind than softmax without a causal mask. Raises UserError.
     """
     (found,) = expand_all([axes], tokens, hidden)
     return found

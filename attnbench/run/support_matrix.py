@@ -117,6 +117,7 @@ FEATURES = (
     _paged("paged ragged q", seqlen_q=512, lengths=((1, 1, 1024), (1, 512, 1024))),
     _paged("paged append", append=True),
     _paged("paged fp8", cache_dtype="fp8"),
+    _paged("paged prefix", shared_prefix=512),
     _paged("MLA paged", **_LATENT),
     _paged("MLA topk", **_LATENT, mask="topk:256"),
     _paged("MLA topk fp8", **_LATENT, mask="topk:256", cache_dtype="fp8"),
@@ -127,8 +128,9 @@ LEGEND = (
     "causal, 256 to the left. decode: one query, 4 query heads a key head. ragged: one sequence of 512 and one of "
     "1024; ragged q<k: 512 and 1024 queries on 1024 keys each. paged: decode over pages of that many tokens, forward "
     "only; pages of the columns without a number have 64, or 256 for a backend without 64. paged ragged: 512 and 1024"
-    " keys; paged ragged q: 1 and 512 queries. MLA: with absorbed weights; topk: 256 keys chosen for each query. sink"
-    " window: causal, 128 to the left; ALiBi q<k: causal. A backend without any feature of a table is left out of it."
+    " keys; paged ragged q: 1 and 512 queries; paged prefix: 512 keys that all sequences share. MLA: with absorbed "
+    "weights; topk: 256 keys chosen for each query. sink window: causal, 128 to the left; ALiBi q<k: causal. A backend "
+    "without any feature of a table is left out of it."
 )
 
 

@@ -7,7 +7,8 @@ ragged batches only. `trtllm` is TensorRT-LLM's kernel for the GPU: FMHA v2 on H
 whose binaries FlashInfer downloads. nvcc compiles the other kernels on first use. The causal mask is aligned
 bottom-right; a window has a left side only.
 
-The wrappers of `paged.py` read caches of pages, the wrapper of `sparse.py` computes masks by name.
+The wrappers of `paged.py` read caches of pages, the one of `cascade` with a shared prefix once. The wrapper of
+`sparse.py` computes masks by name.
 
 An attention sink, in float32, needs a variant of the kernels. FlashInfer has one for its wrapper of pages, and compiles
 it for any wrapper (jit/attention/variants.py, jit_args); TensorRT-LLM's kernels take `sinks`. Only its fa2 kernels have
@@ -62,6 +63,23 @@ wrapper = {{wrapper}})
 wrapper.plan(  # once a step, for all layers
     {{queries}}indptr, indices, last_page_len, q.size(1), k_cache.size(2), q.size(2), k_cache.size(1),
     q_data_type=q.dtype, kv_data_type=k_cache.dtype{{{{options}}}}
+)
+out = wrapper.run(q, (k_cache, v_cache))"""
+
+
+CASCADE_CALL = f"""\
+{PAGES_THD}shared = {{prefix}} // k_cache.size(1)  # pages of the prefix, with which all rows of page_table begin
+own = (seqlens_k + k_cache.size(1) - 1) // k_cache.size(1) - shared  # seqlens_k and cu_seqlens_q are on the host
+indptr = torch.nn.functional.pad(own.cumsum(0, dtype=torch.int32), (1, 0))
+indices = torch.cat([row[shared : shared + used] for row, used in zip(page_table, own.tolist())])
+last_page_len = seqlens_k - (shared + own - 1) * k_cache.size(1)
+buffer = torch.zeros(128 * 2**20, dtype=torch.uint8, device=q.device)
+wrapper = MultiLevelCascadeAttentionWrapper(2, buffer)
+wrapper.plan(  # once a step, for all layers
+    [cu_seqlens_q[[0, -1]], cu_seqlens_q], [torch.tensor([0, shared], dtype=torch.int32), indptr],
+    [page_table[0, :shared], indices], [torch.tensor([k_cache.size(1)], dtype=torch.int32), last_page_len],
+    q.size(1), k_cache.size(2), q.size(2), k_cache.size(1),
+    q_data_type=q.dtype, kv_data_type=k_cache.dtype{{options}}
 )
 out = wrapper.run(q, (k_cache, v_cache))"""
 
@@ -266,6 +284,34 @@ class Decode(FlashInfer):
         if (group := case.shape.nheads // case.shape.nheads_k) not in DECODE_GROUPS:
             return f"no {group} query heads on a key head, only {', '.join(map(str, DECODE_GROUPS))}"
         return super().unsupported(case, device)
+
+
+class Cascade(FlashInfer):
+    """A shared prefix read once, for all queries together, then each sequence's own keys; both parts are merged."""
+
+    name = "flashinfer-cascade"
+    paste = Paste(
+        ("import torch", "from flashinfer import MultiLevelCascadeAttentionWrapper"),
+        {"paged": CASCADE_CALL},
+        causal="causal=True",
+        softcap="logits_soft_cap={softcap}",
+        scale="sm_scale={scale}",
+    )
+    limits: ClassVar = Limits(
+        headdim_pairs=PAGED_HEADDIMS, backward=False, softcap=True, ragged=True, page_sizes=(1,), append=True
+    )
+
+    def unsupported(self, case: Case, device: Device) -> str | None:
+        if not case.shared_prefix:
+            return "a cascade needs a prefix that the sequences share (--shared-prefix)"
+        return super().unsupported(case, device)
+
+    def signature(self, case: Case, device: Device) -> Signature:
+        found = super().signature(case, device)
+        return replace(found, runs=(*found.runs, "MergeStateInPlaceKernel"))
+
+    def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        return prepare_paged(case, inputs, self.backend, cascade=True)
 
 
 class Fa3(FlashInfer):

@@ -7,6 +7,11 @@ page. plan() gets offsets and numbers on the host, where a server has them.
 Cases of one query a sequence go to the decode wrapper, others to the prefill wrapper; the strides of k and v must
 agree. The factor of an fp8 k is part of the scale, and the wrapper multiplies the output by the factor of v. The MLA
 wrapper takes the strides of pages and rows (csrc/batch_mla_run.cu), so it gets views of the one cache.
+
+The cascade wrapper (cascade.py) has a prefill wrapper for each of its two levels. The first computes all queries over
+the shared prefix as one sequence, without a mask; the second each sequence over its own keys, causal or not. Their
+outputs, rounded to the dtype, are merged by their log-sum-exps. plan() takes queries for fp16 unless it gets their
+dtype. run() takes no factors of an fp8 cache, and a window or ALiBi would count distances within each level alone.
 """
 
 from __future__ import annotations
@@ -28,13 +33,17 @@ PAGED_HEADDIMS = ((64, 64), (128, 128), (256, 256))
 MLA_COLUMNS = (576, 512)  # columns of a row, and of its part v
 
 
-def prepare_paged(case: Case, inputs: Inputs, backend: str, *, tensor_cores: bool) -> Prepared:
+def prepare_paged(
+    case: Case, inputs: Inputs, backend: str, *, tensor_cores: bool = True, cascade: bool = False
+) -> Prepared:
     """Return the call of a paged case; `tensor_cores` is the option of the decode wrapper."""
     import torch
 
     buffer = torch.zeros(WORKSPACE, dtype=torch.uint8, device=inputs.q.device)
     reads: dict[str, Tensor] = {}
-    if case.latent:
+    if cascade:
+        call, plan = _cascade(case, inputs, buffer)
+    elif case.latent:
         call, plan = _latent(case, inputs, buffer, backend)
     elif case.shape.seqlen_q == 1 and not case.sink:
         call, plan = _decode(case, inputs, buffer, backend, tensor_cores)
@@ -99,6 +108,31 @@ def _prefill(case: Case, inputs: Inputs, buffer: Tensor, backend: str, sink: Ten
         wrapper.plan(queries, *_pages(case, inputs), head_dim_qk=d, causal=case.causal, **_options(case, inputs))
 
     return _run(wrapper, case, inputs, sink), plan
+
+
+def _cascade(case: Case, inputs: Inputs, buffer: Tensor) -> Call:
+    import torch
+    from flashinfer import MultiLevelCascadeAttentionWrapper
+
+    wrapper = MultiLevelCascadeAttentionWrapper(2, buffer, "NHD")
+    shared = case.shared_pages
+    assert inputs.page_table is not None
+    prefix = inputs.page_table[0, :shared]
+
+    def plan() -> None:
+        queries = host_cu_seqlens(case)[0]
+        indptr, indices, last = _pages(case, inputs, shared)
+        wrapper.plan(
+            [queries[[0, -1]], queries],
+            [torch.tensor([0, shared], dtype=torch.int32), indptr],
+            [prefix, indices],
+            [torch.tensor([case.page_size], dtype=torch.int32), last],
+            head_dim=case.shape.headdim,
+            causal=case.causal,
+            **_options(case, inputs),
+        )
+
+    return _run(wrapper, case, inputs), plan
 
 
 def sink_variant(case: Case, inputs: Inputs, backend: str) -> dict[str, Any]:
@@ -187,8 +221,8 @@ def host_cu_seqlens(case: Case) -> tuple[Tensor, Tensor]:
     return cu_seqlens(case, torch.device("cpu"))
 
 
-def _pages(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (offsets, pages, keys in the last page) of the sequences, all int32.
+def _pages(case: Case, inputs: Inputs, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return (offsets, pages, keys in the last page) of the sequences, from their page `first`, all int32.
 
     `offsets` (sequences + 1,) are the indices in `pages` at which sequences begin. The pages are on the device, the
     others on the host.
@@ -197,11 +231,11 @@ def _pages(case: Case, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
 
     table = inputs.page_table
     assert table is not None
-    counts = torch.tensor(case.pages, dtype=torch.int32)
-    own = torch.arange(table.shape[1]) < counts[:, None]
-    indices = table.flatten()[own.flatten().nonzero().flatten().to(table.device)]
+    counts = torch.tensor(case.pages, dtype=torch.int32) - first
+    own = torch.arange(table.shape[1] - first) < counts[:, None]
+    indices = table[:, first:].flatten()[own.flatten().nonzero().flatten().to(table.device)]
     indptr = torch.cat([torch.zeros(1, dtype=torch.int32), counts.cumsum(0, dtype=torch.int32)])
-    last = host_cu_seqlens(case)[1].diff() - (counts - 1) * case.page_size
+    last = host_cu_seqlens(case)[1].diff() - (counts + first - 1) * case.page_size
     return indptr, indices, last
 
 
