@@ -338,7 +338,7 @@ class Worker:
             measurer, s = self.measurer(device), case.shape
             small = replace(s, batch=1, seqlen_q=min(s.seqlen_q, SMALL), seqlen_k=min(s.seqlen_k, SMALL))
             with contextlib.suppress(BaseException):  # each rank alone, so that none waits for another
-                measurer.fit(self.backend, replace(case, shape=small, ranks=1), policy, None)
+                measurer.fit(self.backend, replace(case, shape=small, ranks=1, shared_prefix=0), policy, None)
             measurer.recover()
         return memory_cap.held_bytes()
 

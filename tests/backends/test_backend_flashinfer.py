@@ -36,7 +36,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("stand_in")
-@cases(NAMES[:3], *NAMES[3:], "flashinfer-decode")
+@cases(NAMES[:3], *NAMES[3:], "flashinfer-decode", "flashinfer-cascade")
 def test_contract(name: str, case: Case) -> None:
     check(backend(name), case)
 

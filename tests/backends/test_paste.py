@@ -46,6 +46,7 @@ CASES = {
     "paged": Case(SQUARE, "bf16", "fwd", True, page_size=16),
     "paged-256": Case(replace(SQUARE, nheads=4, seqlen_q=1, seqlen_k=600), "bf16", "fwd", True, page_size=256),
     "latent": Case(Shape(2, 1, 90, 16, 1, 576, 512), "bf16", "fwd", True, page_size=64, latent=True, scale=0.07),
+    "prefix": Case(replace(SQUARE, seqlen_k=500), "bf16", "fwd", True, page_size=16, shared_prefix=304),
     "paged-unlike": Case(
         replace(SQUARE, seqlen_k=600), "bf16", "fwd", True, lengths=((1, 48, 600), (1, 1, 300)), page_size=256
     ),

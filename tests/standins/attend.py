@@ -90,19 +90,25 @@ def attend_paged(
     seqlens_k: Tensor,
     *,
     starts_q: Tensor | None = None,
+    lse: list[Tensor] | None = None,
     **options: Any,
 ) -> Tensor:
     """Return out for caches (pages, page_size, nheads_k, headdim), sequence by sequence, in the shape of q.
 
-    q is (sequences, seqlen_q, nheads, headdim), or (total_q, nheads, headdim) between `starts_q`.
+    q is (sequences, seqlen_q, nheads, headdim), or (total_q, nheads, headdim) between `starts_q`. The log-sum-exps,
+    (total_q, nheads), are appended to `lse`.
     """
     check(page_table.dtype == torch.int32 == seqlens_k.dtype, "page table and lengths must be int32")
     queries = q if starts_q is None else q.split(starts_q.diff().tolist())
-    outs = []
+    outs, of_queries = [], []
     for mine, pages, length in zip(queries, page_table.long(), seqlens_k.tolist(), strict=True):
         used = pages[: -(-length // k.shape[1])]
         keys, values = (cache[used].flatten(0, 1)[None, :length] for cache in (k, v))
-        outs.append(attend(mine[None], keys, values, **options)[0])
+        out, sums = attend(mine[None], keys, values, **options)
+        outs.append(out)
+        of_queries.append(sums[0].T)
+    if lse is not None:
+        lse.append(torch.cat(of_queries))
     return torch.cat(outs) if starts_q is None else torch.cat(outs, dim=1)[0]
 
 

@@ -125,6 +125,11 @@ PAGED = {
         ("beside", (), (4, 2, 64, 64), BESIDE),
     )
 }
+PREFIX = {
+    f"{name}-prefix": replace(case, shared_prefix=256)
+    for name, case in PAGED.items()
+    if "unlike" in name or not case.lengths
+}
 PAGED |= {f"{name}-append": replace(case, append=True) for name, case in PAGED.items()}
 PAGED |= {f"{name}-fp8": replace(case, cache_dtype="fp8") for name, case in PAGED.items() if not case.append}
 for page in (64, 256):
@@ -149,7 +154,8 @@ for page in (64, 256):
             scale=0.07,
         ),
     }
-CASES |= PAGED
+PREFIX |= {f"{name}-append": replace(case, append=True) for name, case in PREFIX.items()}
+CASES |= PAGED | PREFIX
 for feature in ("sink", "alibi"):
     CASES |= {
         f"{name}-{feature}": replace(CASES[name], **{feature: True})  # type: ignore[arg-type]
@@ -186,6 +192,7 @@ SOME = [
         "pages-256-beside",
         "pages-256-chunk-append",
         "pages-64-mla",
+        "pages-16-unlike-prefix",
     )
 ]
 

@@ -136,12 +136,18 @@ class _Paged(_Wrapper):
         self._plan(of, ((of.num_qo_heads, d), *[(of.num_kv_heads, d)] * 2), causal)
 
     def run(
-        self, q: Tensor, caches: tuple[Tensor, Tensor], *args: Any, k_scale: float = 1, v_scale: float = 1
+        self,
+        q: Tensor,
+        caches: tuple[Tensor, Tensor],
+        *args: Any,
+        k_scale: float = 1,
+        v_scale: float = 1,
+        lse: list[Tensor] | None = None,  # gets the log-sum-exps of the queries, (total, nheads)
     ) -> Tensor:
         check(caches[0].stride() == caches[1].stride() and caches[0].shape[1] == self.page_size, "k/v strides differs")
         options = self._given(q, *caches, args)
         options["scale"] *= k_scale
-        return attend_paged(q, *caches, self.table, self.lengths, starts_q=self.starts, **options) * v_scale
+        return attend_paged(q, *caches, self.table, self.lengths, starts_q=self.starts, lse=lse, **options) * v_scale
 
 
 def _make_decode(of: Any) -> None:
@@ -190,6 +196,44 @@ class BatchPrefillWithPagedKVCacheWrapper(_Paged):
         f"{ROPE}, {DTYPES}",
         _plan_prefill,
     )
+
+
+class MultiLevelCascadeAttentionWrapper:
+    """A prefill wrapper for each level; the results are merged by their log-sum-exps. Only the last level is causal."""
+
+    def __init__(self, num_levels: int, float_workspace_buffer: Tensor, kv_layout: str = "NHD") -> None:
+        made = (BatchPrefillWithPagedKVCacheWrapper(float_workspace_buffer, kv_layout) for _ in range(num_levels))
+        self.levels = [*made]
+
+    def _plan(of: Any) -> None:  # noqa: N805
+        check(of.window_left < 0 and of.pos_encoding_mode == "NONE", "positions are counted within a level")
+        levels = zip(
+            *(of.self.levels, of.qo_indptr_arr, of.paged_kv_indptr_arr),
+            *(of.paged_kv_indices_arr, of.paged_kv_last_page_len),
+            strict=True,
+        )
+        for level, *arrays in levels:
+            level.plan(
+                *(*arrays, of.num_qo_heads, of.num_kv_heads, of.head_dim, of.page_size),
+                causal=of.causal and level is of.self.levels[-1],
+                sm_scale=of.sm_scale,
+                logits_soft_cap=of.logits_soft_cap,
+                q_data_type=of.q_data_type,
+                kv_data_type=of.kv_data_type,
+            )
+
+    plan = function(
+        "self, qo_indptr_arr, paged_kv_indptr_arr, paged_kv_indices_arr, paged_kv_last_page_len, num_qo_heads, "
+        'num_kv_heads, head_dim, page_size, causal=False, pos_encoding_mode="NONE", use_fp16_qk_reduction=False, '
+        f"sm_scale=None, window_left=-1, logits_soft_cap=None, {ROPE}, {DTYPES}",
+        _plan,
+    )
+
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+        of_levels: list[Tensor] = []
+        outs = [level.run(q, paged_kv_cache, lse=of_levels) for level in self.levels]
+        weights = torch.softmax(torch.stack(of_levels), 0)[..., None]
+        return (weights * torch.stack(outs).float()).sum(0).to(q.dtype)
 
 
 class BatchMLAPagedAttentionWrapper:
@@ -294,6 +338,7 @@ def version_0_6_13() -> dict[str, ModuleType]:
         BatchPrefillWithRaggedKVCacheWrapper,
         BatchPrefillWithPagedKVCacheWrapper,
         BatchDecodeWithPagedKVCacheWrapper,
+        MultiLevelCascadeAttentionWrapper,
     )
     functions = {
         "trtllm_fmha_v2_prefill": function(

@@ -175,6 +175,7 @@ def _row(time: StepTime, model: Model, tp: int) -> dict[str, Any]:
         **shape,
         "page_size": time.case.page_size,
         "cache_dtype": time.case.cache_dtype,
+        "shared_prefix": time.case.shared_prefix,
         "seconds": time.seconds,
         "uncertainty": time.uncertainty,
         "plan": time.plan,

@@ -151,7 +151,7 @@ def _packed_attention(case: Case, device: torch.device) -> Callable[[Tensor, Ten
 def _dense(case: Case, of: Sequences) -> Case:
     """Return the dense case of sequences of one length, without pages."""
     shape = replace(case.shape, batch=of.number, seqlen_q=of.seqlen_q, seqlen_k=of.seqlen_k)
-    return replace(case, shape=shape, lengths=(), page_size=0, append=False, cache_dtype="same")
+    return replace(case, shape=shape, lengths=(), page_size=0, shared_prefix=0, append=False, cache_dtype="same")
 
 
 def _attention(case: Case, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
