@@ -168,6 +168,27 @@ PAGED["paged-fp8-served"] = replace(PAGED["paged-ragged-64-served-bf16"], cache_
 PAGED["paged-append"] = replace(PAGED["paged-16-more-keys-fp16-causal"], append=True)
 PAGED["paged-append-decode"] = replace(PAGED["paged-256-decode-fp16-causal"], append=True)
 PAGED["paged-append-served"] = replace(PAGED["paged-ragged-16-served-fp32"], append=True)
+PREFIX = {
+    f"prefix-{name}": Case(shape, dtype, "fwd", True, page_size=page, shared_prefix=prefix, lengths=lengths)
+    for name, shape, dtype, page, prefix, lengths in (
+        ("decode-fp32", Shape(3, 1, 77, 2, 1, 32, 32), "fp32", 16, 48, ()),
+        ("decode-bf16", Shape(8, 1, 1159, 16, 4, 128, 128), "bf16", 16, 1024, ()),
+        ("decode-fp16", Shape(2, 1, 400, 4, 4, 64, 64), "fp16", 64, 128, ()),
+        ("decode-256", Shape(3, 1, 700, 4, 2, 128, 128), "fp16", 256, 512, ()),
+        ("speculative", Shape(4, 3, 300, 8, 1, 128, 128), "bf16", 64, 192, ()),
+        ("chunk", Shape(2, 40, 200, 4, 2, 64, 64), "fp16", 16, 160, ()),
+        ("served", Shape(4, 48, 160, 4, 2, 64, 64), "bf16", 16, 64, ((1, 48, 160), (2, 1, 77), (1, 16, 100))),
+    )
+}
+PREFIX["prefix-full"] = replace(PREFIX["prefix-chunk"], causal=False)
+PREFIX["prefix-append"] = replace(PREFIX["prefix-served"], append=True)
+PREFIX["prefix-softcap"] = replace(PREFIX["prefix-speculative"], softcap=2.0)
+PREFIX["prefix-window"] = replace(PREFIX["prefix-decode-bf16"], window_size=(500, 0))
+PREFIX["prefix-fp8"] = replace(PREFIX["prefix-decode-bf16"], cache_dtype="fp8")
+PREFIX["prefix-latent"] = Case(
+    Shape(3, 1, 300, 16, 1, 576, 512), "bf16", "fwd", True, page_size=64, latent=True, scale=0.1, shared_prefix=256
+)
+PAGED |= PREFIX
 PAGED["scale"] = Case(SHAPES["gqa"], "fp32", "fwd_bwd", True, scale=0.3)
 SINK = {
     f"sink-{name}-{dtype}-{direction}{'-causal' if causal else ''}": Case(
@@ -242,6 +263,7 @@ CHOSEN["chosen-contiguous"] = Case(Shape(1, 40, 200, 4, 2, 32, 32), "fp32", "fwd
 CASES |= PAGED | LATENT | SINK | ALIBI | MASKED | CHOSEN
 for name in ("paged-append-served", "paged-16-decode-bf16-causal", "paged-ragged-16-served-fp32", "paged-fp8"):
     ONE_OF_EACH[name] = PAGED[name]
+ONE_OF_EACH["prefix-served"] = PREFIX["prefix-served"]
 for name in ("sink-square-fp32-fwd_bwd-causal", "sink-gqa-bf16-bwd-causal", "sink-paged"):
     ONE_OF_EACH[name] = SINK[name]
 for name in ("alibi-square-fp32-fwd_bwd-causal", "alibi-paged"):
