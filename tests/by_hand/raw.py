@@ -34,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     "ranks": 1,
     "step": "",
     "kind": "softmax",
+    "shared_prefix": 0,
 }
 # Where rounds ended differently, a wrong result counts before a figure, and a figure before an untried job.
 HEAVIEST_FIRST = ("wrong", "wrong-kernel", "ok", "failed", "timeout", "oom", "skipped")

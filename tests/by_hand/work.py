@@ -37,10 +37,13 @@ def flops(case: Case) -> float:
 def ideal_bytes(case: Case) -> int:
     """Return the least bytes of a call: in each pass once every operand that a visible pair needs."""
     of_q = of_k = rows_q = rows_k = 0
+    of_prefix = 0  # keys of a shared prefix that some sequence needs: those that the longest reach needs
     for number, q, k in case.sequences:
-        _, queries, keys = seen(case, q, k)
-        of_q, of_k = of_q + number * queries * case.nheads, of_k + number * keys * case.nheads_k
+        _, queries, keys, shared = seen(case, q, k)
+        of_q, of_k = of_q + number * queries * case.nheads, of_k + number * (keys - shared) * case.nheads_k
+        of_prefix = max(of_prefix, shared * case.nheads_k)
         rows_q, rows_k = rows_q + number * q * case.nheads, rows_k + number * k * case.nheads_k
+    of_k += of_prefix
     d, dv, size = case.headdim, case.headdim_v, ITEMSIZE[case.dtype]
     of_cache = ITEMSIZE[case.dtype if case.cache_dtype == "same" else case.cache_dtype]
     of_result = 2 if case.dtype == "fp8" else size
@@ -65,14 +68,17 @@ def limit(case: Case, top: float | None, rate: float | None) -> str:
     return "memory" if moving > computing else "compute"
 
 
-def seen(case: Case, seqlen_q: int, seqlen_k: int) -> tuple[int, int, int]:
-    """Return the visible pairs of one sequence, its queries that see a key, and its keys that a query sees."""
+def seen(case: Case, seqlen_q: int, seqlen_k: int) -> tuple[int, int, int, int]:
+    """Return the visible pairs of one sequence, its queries that see a key, and its keys that a query sees.
+
+    The last number are the visible keys of the shared prefix.
+    """
     left, right = case.window_size
-    return _seen(seqlen_q, seqlen_k, left, 0 if case.causal else right)
+    return _seen(seqlen_q, seqlen_k, left, 0 if case.causal else right, case.shared_prefix)
 
 
 @cache
-def _seen(seqlen_q: int, seqlen_k: int, left: int | None, right: int | None) -> tuple[int, int, int]:
+def _seen(seqlen_q: int, seqlen_k: int, left: int | None, right: int | None, prefix: int) -> tuple[int, int, int, int]:
     place, key = np.arange(seqlen_k - seqlen_q, seqlen_k), np.arange(seqlen_k)
     first = np.zeros_like(place) if left is None else np.clip(place - left, 0, None)
     last = np.full_like(place, seqlen_k - 1) if right is None else np.clip(place + right, None, seqlen_k - 1)
@@ -80,4 +86,4 @@ def _seen(seqlen_q: int, seqlen_k: int, left: int | None, right: int | None) -> 
     behind = place[0] if right is None else np.clip(key - right, place[0], None)  # the first query that sees the key
     before = place[-1] if left is None else np.clip(key + left, None, place[-1])
     columns = np.broadcast_to(before - behind + 1, key.shape)
-    return int(rows.sum()), int((rows > 0).sum()), int((columns > 0).sum())
+    return int(rows.sum()), int((rows > 0).sum()), int((columns > 0).sum()), int((columns[:prefix] > 0).sum())

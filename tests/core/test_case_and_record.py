@@ -61,6 +61,7 @@ def test_every_field_is_in_the_key() -> None:
         {"page_size": 16},
         {"page_size": 16, "cache_dtype": "fp8"},
         {"page_size": 16, "append": True},
+        {"page_size": 16, "shared_prefix": 16, "shape": replace(PLAIN.shape, seqlen_q=1)},
         {"sink": True},
         {"alibi": True},
         {"mask": "strided:16"},

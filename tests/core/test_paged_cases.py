@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -40,6 +41,36 @@ def test_every_key_has_a_place_of_its_own(lengths: list[int], page_size: int, se
     assert 0 <= int(table.min()) <= int(table.max()) < pages.count_pages(case)
     assert pages.count_pages(case) > sum(case.pages), "no page belongs to no sequence"
     assert pages.seqlens_k(case, torch.device("cpu")).tolist() == lengths
+
+
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=8), st.sampled_from([1, 3, 16]), st.integers(0, 4))
+def test_sequences_share_the_pages_of_their_prefix_alone(own: list[int], page_size: int, shared: int) -> None:
+    """The first pages of all rows are the same, and no other page belongs to two sequences."""
+    case = case_of([shared * page_size + n for n in own], page_size)
+    case = replace(case, shared_prefix=shared * page_size)
+    table = pages.make_page_table(case, torch.device("cpu"), 0)
+    assert (table[:, :shared] == table[0, :shared]).all()
+    of_sequences = [row[shared:used].tolist() for row, used in zip(table, case.pages, strict=True)]
+    used = [*table[0, :shared].tolist(), *itertools.chain(*of_sequences)]
+    assert len({*used}) == len(used) == case.used_pages
+    assert max(used) < pages.count_pages(case)
+    assert pages.count_pages(case) > case.used_pages
+
+
+def test_a_shared_prefix_is_read_one_time() -> None:
+    """The least bytes have the keys and values of a prefix once, or those in a window; the FLOPs stay the same."""
+    plain, case = DECODE, replace(DECODE, shared_prefix=64)
+    row = 2 * 2 * 128  # bytes of the keys and values of a token
+    assert flops.ideal_bytes(plain) - flops.ideal_bytes(case) == 2 * 64 * row
+    assert flops.flops(plain) == flops.flops(case)
+    windowed = replace(plain, window_size=(59, 0))  # keys 40 to 99
+    assert flops.ideal_bytes(windowed) - flops.ideal_bytes(replace(windowed, shared_prefix=64)) == 2 * 24 * row
+    assert flops.input_bytes(plain) - flops.input_bytes(case) == 2 * 64 * row
+    lengths = run_lengths([(3, 80), (1, 70), (1, 100)])
+    ragged = Case(Shape(*sizes_of(lengths), 8, 2, 64, 64), "bf16", "fwd", True, lengths=lengths, page_size=16)
+    windows = replace(ragged, window_size=(47, 0))  # of the prefix 14, 42 and 12 keys are seen, the last ones
+    for of, twice in ((ragged, 2 * 64), (windows, (34 + 42 + 12) - 42)):
+        assert flops.ideal_bytes(of) - flops.ideal_bytes(replace(of, shared_prefix=64)) == twice * row
 
 
 def test_bytes_of_a_batch_that_no_memory_holds_are_counted() -> None:
@@ -111,6 +142,16 @@ def test_what_is_appended_is_apart_and_comes_to_its_place() -> None:
         (DECODE, {"shape": Shape(3, 101, 100, 8, 2, 64, 64)}, "at most as many as keys"),
         (DECODE, {"page_size": 0, "cache_dtype": "fp8"}, "cache of pages"),
         (DECODE, {"dtype": "fp8", "cache_dtype": "fp8"}, "fp8 with a cache of another dtype"),
+        (DECODE, {"page_size": 0, "shared_prefix": 16}, "shared-prefix: .* give --page-size too"),
+        (DECODE, {"shared_prefix": 24}, "24 tokens are no whole pages of 16"),
+        (DECODE, {"shared_prefix": -16}, "-16 is not at least 0"),
+        (DECODE, {"shared_prefix": 112}, "come after the 112 tokens .* give a longer --seqlen"),
+        (DECODE, {"shared_prefix": 96, "shape": Shape(3, 5, 100, 8, 2, 64, 64)}, "come after the 96 tokens"),
+        (
+            replace(LATENT, causal=True, page_size=16, mask="topk:16"),
+            {"shared_prefix": 16},
+            "mask topk:16 with a shared prefix cannot be measured",
+        ),
         (LATENT, {"append": True}, "latent with appended keys and values"),
         (LATENT, {"shape": Shape(3, 1, 100, 8, 2, 576, 512)}, "leave out --nheads-k 2"),
         (LATENT, {"direction": "fwd_bwd"}, "forward only"),

@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 import wrong_paged
-from measuring_device import ALL_ROWS, QUICK, MeasuringDevice
-from wrong_paged import Paged
+from measuring_device import ALL_ROWS, QUICK, MeasuringDevice, judged_device
+from wrong_paged import Cascade, Paged
 
 from attnbench.backends.pytorch.eager import Eager
 from attnbench.core.case import Case, Shape, sizes_of
+from attnbench.core.machine import Device
 from pairs import pairs
 
 BUDGETS = (ALL_ROWS, 60_000)
@@ -20,6 +22,8 @@ DECODE = Case(Shape(3, 1, 150, 8, 2, 32, 32), "bf16", "fwd", page_size=16)
 CHUNKS = Case(Shape(2, 24, 150, 4, 2, 32, 32), "fp16", "fwd", True, page_size=16)
 MIXED = Case(Shape(*sizes_of(SERVED), 4, 2, 32, 32), "bf16", "fwd", True, lengths=SERVED, page_size=16)
 MLA = Case(Shape(3, 1, 150, 16, 1, 144, 128), "bf16", "fwd", page_size=16, latent=True, scale=0.12)
+PREFIX = replace(DECODE, causal=True, shared_prefix=wrong_paged.PREFIX)
+PREFIX_CHUNKS = replace(CHUNKS, shared_prefix=wrong_paged.PREFIX)
 CASES = {
     "decode": DECODE,
     "chunks": CHUNKS,
@@ -55,6 +59,56 @@ def test_right_kernels_pass(steady_cpu: MeasuringDevice, case: Case, backend: An
 def test_other_pages_or_lengths(steady_cpu: MeasuringDevice, changes: Any, case: Case, budget: int) -> None:
     """Fault: pages in another order, one that is stale or a neighbour's, or a length that is off. Found: wrong."""
     steady_cpu.finds_wrong(Paged(changes), case, budget=budget)
+
+
+@pairs(case=[PREFIX, PREFIX_CHUNKS], backend=[Cascade(), Paged(), Eager()], budget=BUDGETS)
+def test_right_kernels_of_a_shared_prefix_pass(
+    steady_cpu: MeasuringDevice, case: Case, backend: Any, budget: int
+) -> None:
+    """No fault, also where the outputs of two parts are rounded before they are merged."""
+    steady_cpu.passes(backend, case, QUICK, budget)
+
+
+@pairs(
+    case=[PREFIX, PREFIX_CHUNKS],
+    backend=[
+        Paged(wrong_paged.neighbours_own_page),
+        Paged(wrong_paged.another_page_of_the_prefix),
+        Paged(wrong_paged.prefix_left_out),
+        Paged(wrong_paged.prefix_twice),
+        Cascade(wrong_paged.by_another_base),
+        Cascade(wrong_paged.without_weights),
+        Cascade(wrong_paged.swapped),
+    ],
+    budget=BUDGETS,
+)
+def test_a_shared_prefix(steady_cpu: MeasuringDevice, backend: Any, case: Case, budget: int) -> None:
+    """Fault: a page of another sequence, a prefix left out or read twice, a wrong merge. Found: wrong."""
+    steady_cpu.finds_wrong(backend, case, budget=budget)
+
+
+def test_a_causal_mask_of_the_prefix(steady_cpu: MeasuringDevice) -> None:
+    """Fault: the causal mask applies to the prefix as if it ended with the queries. Found: wrong."""
+    steady_cpu.finds_wrong(Cascade(causal_prefix=True), PREFIX_CHUNKS)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("own", [128, 1024])
+@pytest.mark.parametrize(
+    "merge", [wrong_paged.by_weights, wrong_paged.by_another_base, wrong_paged.without_weights, wrong_paged.swapped]
+)
+def test_a_served_prefix(merge: Any, own: int) -> None:
+    """Fault: as above, after a prefix of 8k tokens. Found: wrong; the right kernel passes."""
+    properties = torch.cuda.get_device_properties(0)
+    memory = properties.total_memory
+    gpu = judged_device(Device("cuda", 0, properties.name, memory, memory, torch.cuda.get_device_capability()), QUICK)
+    shape = Shape(8, 1, 8192 + own, 32, 8, 128, 128)
+    case = Case(shape, "bf16", "fwd", True, page_size=16, shared_prefix=8192)
+    if merge is wrong_paged.by_weights:
+        gpu.passes(Cascade(), case, QUICK)
+    else:
+        gpu.finds_wrong(Cascade(merge), case, QUICK)
 
 
 @pairs(
