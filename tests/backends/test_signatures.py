@@ -94,6 +94,10 @@ def test_signatures_of_caches() -> None:
         for of, kernel in OF_LATENT.items():
             assert bool(re.search(pattern, kernel)) == (name == of)
             assert re.search(either, kernel)
+    attends, merges = backend("flashinfer-cascade").signature(CASES["pages-16-decode-prefix"], HOPPER).runs
+    for name in ("flashinfer-fa2", "flashinfer-fa3"):
+        assert re.search(attends, FLASHINFER[name][-1])
+    assert re.search(merges, "void flashinfer::MergeStateInPlaceKernel<8, 16, __nv_bfloat16>")
     (pattern,) = backend("fa2").signature(CASES["pages-256-decode"], HOPPER).runs
     assert re.search(pattern, FA2_SPLIT)
     assert not re.search(pattern, FA2)

@@ -53,7 +53,7 @@ class Crossover:
 
 
 def crossovers(times: Sequence[StepTime], model: Model) -> list[Crossover]:
-    """Return the crossovers of a hybrid's steps, one for each kind of steps without a shared prefix; [] for another model."""
+    """Return the crossovers of a hybrid, one for each kind of steps without a shared prefix; [] for another model."""
     if not model.is_hybrid:
         return []
     of_passes = [time for time in times if time.direction != BOTH and not time.case.shared_prefix]
