@@ -420,7 +420,6 @@ _TABLE = (  # in the order of options and columns
         label=lambda c: f"shared_prefix {format_size(c.shared_prefix)}" if c.shared_prefix else "",
         is_extra=True,
         examples=("64",),
-        kind="shared prefixes",
         needs_limit=False,
     ),
     _field(
