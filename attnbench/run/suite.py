@@ -266,8 +266,7 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     backends = _backends(merged.backends or ["*"], laid)
     if kind == "fake" and not given.backends:
         backends = ["fake"]
-    of_kind = {kind: names for kind, names in OF_KIND.items() if {*names} <= {*backends}}
-    only = {case: names for case in laid if (names := cases[case] or of_kind.get(case.kind, ()))}
+    only = {case: names for case in laid if (names := cases[case])}
     return Resolved(suite.name, laid, tuple(backends), policy, limit, notes, only)
 
 
