@@ -55,7 +55,8 @@ class IndexerDeepGemm(Indexer, Library):
             return torch.zeros_like(last), last
 
         def scores(q: Tensor, k: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
-            of = seen(q.shape[1], k.shape[1])
-            return fp8_mqa_logits(q[0], (k[0], scale[0]), weights[0], *of, clean_logits=True)[None]  # -inf beside `of`
+            of = seen(q.shape[1], k.shape[1])  # a score of another key is -inf
+            found: Tensor = fp8_mqa_logits(q[0], (k[0], scale[0]), weights[0], *of, clean_logits=True)
+            return found[None]
 
         return scores

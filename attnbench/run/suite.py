@@ -52,7 +52,7 @@ from attnbench.core.sizes import format_size, parse_duration, parse_size
 from attnbench.core.text import count, shortened
 from attnbench.results.bounds import check_cases
 from attnbench.run import yaml_file
-from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand_all, matches, overlay, parsed
+from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand_all, matching, overlay, parsed
 from attnbench.run.model_axes import FIXED, check_not_both, model_axes, parse_phases
 from attnbench.run.select import possible_kinds
 from attnbench.run.shipped_suites import shipped_suites
@@ -247,8 +247,8 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
             cases[case] = tuple(dict.fromkeys((*before, *names))) if before and names else ()
     if not cases:
         raise UserError(FORWARD_ONLY)
-    exclude = () if given.models else suite.exclude
-    kept = tuple(c for c in cases if not any(matches(e, c) for e in exclude))
+    excluded = [matching(axes) for axes in (() if given.models else suite.exclude)]
+    kept = tuple(case for case in cases if not any(matches(case) for matches in excluded))
     if not kept:
         raise UserError("nothing to measure: no case is left; give --seqlen, or loosen the suite's exclude")
     laid = tuple(c for c in kept if c.layout != "packed" or packable(c.shape))

@@ -11,7 +11,7 @@ from attnbench.core.models import Phase, find
 from attnbench.core.text import fits
 from attnbench.results.case_names import backend_rank
 from attnbench.results.cells import Cell
-from attnbench.run.axes import matches
+from attnbench.run.axes import matching
 from attnbench.run.model_axes import check_not_both, parse_phases
 from attnbench.run.suite import Settings, check_has_model
 
@@ -21,8 +21,8 @@ def asked_for(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
 
     Raises UserError where no cell is left, and for models and axes that do not go together.
     """
-    of_models = _of_models(settings)
-    found = [cell for cell in cells if matches(settings.axes, cell.case) and of_models(cell.case)]
+    matches, of_models = matching(settings.axes), _of_models(settings)
+    found = [cell for cell in cells if matches(cell.case) and of_models(cell.case)]
     if cells and not found:
         raise UserError(
             "no case of these run files has the shapes that were asked for; attnbench report shows the measured shapes"
