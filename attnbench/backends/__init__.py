@@ -14,10 +14,11 @@ import importlib.metadata
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from attnbench.core.case import KINDS
 from attnbench.core.files import working_folder
 from attnbench.core.own_code import functions_of, load_file, parameters_of
 
@@ -151,6 +152,12 @@ def available() -> dict[str, str]:
 def _installed(_: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Return the name and "module:object" of each backend that an installed package registers."""
     return tuple((point.name, point.value) for point in importlib.metadata.entry_points(group="attnbench.backends"))
+
+
+def kinds_of(name: str) -> Collection[str]:
+    """Return the kinds of attention that a backend computes, by its name: all for a backend that does not ship."""
+    own = [kind for kind, names in OF_KIND.items() if name in names]
+    return own or (("softmax",) if name in BACKENDS and name != "fake" else KINDS)
 
 
 def present_spec(name: str, spec: str) -> str:

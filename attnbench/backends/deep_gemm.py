@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 CODE = """\
 last = torch.arange(k.size(1) - q.size(1) + 1, k.size(1) + 1, dtype=torch.int32, device=k.device)  # keys of each query
-scores = fp8_mqa_logits(q[0], (k[0], k_scale[0]), weights[0], torch.zeros_like(last), last)[None]
+kv = k[0], k_scale[0]
+scores = fp8_mqa_logits(q[0], kv, weights[0], torch.zeros_like(last), last, clean_logits=True)[None]
 """
 
 
@@ -32,7 +33,7 @@ class IndexerDeepGemm(Indexer, Library):
     name = "indexer-deepgemm"
     module = "deep_gemm"
     required_name = forward_kernels = "fp8_mqa_logits"
-    distributions: ClassVar = ("deep-gemm", "deep_gemm")
+    distributions: ClassVar = ("deep-gemm", "deep_gemm", "sgl-deep-gemm")
     install = "pip install --no-build-isolation git+https://github.com/deepseek-ai/DeepGEMM"
     limits: ClassVar = Limits(("fp8",), (9, 0), amd=False, headdim=(32, 128), chosen=True, backward=False)
     starts_compiler = True
@@ -53,4 +54,9 @@ class IndexerDeepGemm(Indexer, Library):
             last = torch.arange(keys - queries + 1, keys + 1, dtype=torch.int32, device=inputs.q.device)
             return torch.zeros_like(last), last
 
-        return lambda q, k, w, scale: fp8_mqa_logits(q[0], (k[0], scale[0]), w[0], *seen(q.shape[1], len(k[0])))[None]
+        def scores(q: Tensor, k: Tensor, weights: Tensor, scale: Tensor) -> Tensor:
+            of = seen(q.shape[1], k.shape[1])  # a score of another key is -inf
+            found: Tensor = fp8_mqa_logits(q[0], (k[0], scale[0]), weights[0], *of, clean_logits=True)
+            return found[None]
+
+        return scores

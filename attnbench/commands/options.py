@@ -262,10 +262,10 @@ class WhichModel:
     )
     tp: int | None = shape("N", "With --model: the heads of one of N devices (tensor parallel).")
     phase: str | None = shape(
-        "NAME",
+        "NAMES",
         "With --model: prefill (default: as many queries as keys, forward), decode (one query, batch 1 unless --batch "
         "is given), mixed (a chunk of 2k of one sequence beside decoding), train (forward and backward).",
-        autocompletion=complete.one(PHASES),
+        autocompletion=complete.several(PHASES),
     )
 
 

@@ -172,7 +172,7 @@ class Pool(Generic[K]):
         """Return whether the value of a cell is a single card's own, uncorrected by other cells."""
         import numpy as np
 
-        return bool(np.count_nonzero(self.weights({key: 1.0})) == 1)
+        return len(self._at[key]) == 1 and bool(np.count_nonzero(self.weights({key: 1.0})) == 1)
 
     @cached_property
     def variances(self) -> Variances:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -191,12 +191,16 @@ def _band(causal: bool, window: Window | None) -> tuple[bool, Window]:
     return False, (left, right)
 
 
-def matches(axes: Axes, case: Case) -> bool:
-    """Return whether a case has one of the values of every axis that is given."""
+def matching(axes: Axes) -> Callable[[Case], bool]:
+    """Return whether a case has one of the values of every axis that is given, as a function. Raises UserError."""
     wanted = parsed(axes)
-    if "window" in wanted:
-        wanted["window"] = [_band(case.causal, window)[1] for window in wanted["window"]]
-    if "lengths" in wanted:
-        ours = any(of.matches(case) if of else not case.is_ragged for of in wanted["lengths"])
-        wanted["lengths"] = [case.lengths] if ours else []
-    return all(AXES[name].of(case) in values for name, values in wanted.items())
+    windows, lengths = wanted.pop("window", None), wanted.pop("lengths", None)
+
+    def matches(case: Case) -> bool:
+        return (
+            all(AXES[name].of(case) in values for name, values in wanted.items())
+            and (windows is None or AXES["window"].of(case) in [_band(case.causal, window)[1] for window in windows])
+            and (lengths is None or any(of.matches(case) if of else not case.is_ragged for of in lengths))
+        )
+
+    return matches

@@ -15,7 +15,7 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Run
 from attnbench.results import run_file
 from attnbench.results.exit_codes import wrong_records
-from attnbench.run.axes import Axes, matches
+from attnbench.run.axes import Axes, matching
 from attnbench.run.plan import CaseSupport, skipped_record
 from attnbench.run.select import choose, parse_device, refuse_code
 from attnbench.run.session import Recording, Session
@@ -127,7 +127,8 @@ def _wrong_cases(file: Path, axes: Axes, trust: bool) -> tuple[Case, ...]:
             f"be read and measure it again: {run_file.resume_command(run, file)}"
         )
     found = dict.fromkeys(record.case for record in wrong_records(run))
-    cases = tuple(case for case in found if case.ranks == 1 and matches(axes, case))
+    asked = matching(axes)
+    cases = tuple(case for case in found if case.ranks == 1 and asked(case))
     if not cases:
         raise UserError(f"--wrong: {file} has no wrong result" + (" of these cases on one device" if found else ""))
     if not trust:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 from attnbench.core.axes import AXES
@@ -20,12 +21,12 @@ CHUNK = 2048  # queries of the prefill in a mixed step, near the default of serv
 MIXED_BATCH = 32  # sequences of a mixed step without --batch: one in prefill, the others in decode
 
 
-def parse_phase(text: str | None) -> Phase:
-    """Return the phase of a text, prefill for None. Raises UserError."""
-    for phase in PHASES:
-        if phase == (text or "prefill"):
-            return phase
-    raise UserError(f"--phase: unknown phase {text!r}{did_you_mean(str(text), PHASES)}")
+def parse_phases(text: str | None) -> list[Phase]:
+    """Return the phases of a text such as "prefill,decode", prefill for None. Raises UserError."""
+    names = list(dict.fromkeys(name.strip() for name in (text or "prefill").split(",")))
+    if unknown := [name for name in names if name not in PHASES]:
+        raise UserError(f"--phase: unknown phase {unknown[0]!r}{did_you_mean(unknown[0], PHASES)}")
+    return [phase for phase in PHASES if phase in names]
 
 
 def check_not_both(given: Axes) -> None:
@@ -37,16 +38,15 @@ def check_not_both(given: Axes) -> None:
 
 
 def model_axes(names: Sequence[str], tp: int | None, phase: str | None, below: Axes, given: Axes) -> list[Axes]:
-    """Return the axes of each kind of layer of some models, over the axes `below`, which have the lengths.
+    """Return the axes of each kind of layer of some models and phase, over the axes `below`, which have the lengths.
 
     A model with a fixed length uses it, unless `given` has another. Without a batch size, decode has one sequence, and
     a mixed step has MIXED_BATCH. Raises UserError, also for a model whose phase attnbench cannot measure.
     """
-    step = parse_phase(phase)
     if tp is not None and tp < 1:
         raise UserError(f"--tp: {tp} is not at least 1")
     found = []
-    for model in dict.fromkeys(map(find, names)):
+    for model, step in product(dict.fromkeys(map(find, names)), parse_phases(phase)):
         if lacking := model.lacks(step):
             raise UserError(_refusal(model, step, lacking))
         own = Axes(seqlen=str(model.seqlen)) if model.seqlen and given.seqlen is None else Axes()

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from attnbench.backends import kinds_of
 from attnbench.core.backend import MASK_LAUNCHES, Workspace
 from attnbench.core.case import DIRECTIONS, RESULT_ITEMSIZE, Case
 from attnbench.core.flops import flops, ideal_bytes, input_bytes
@@ -66,17 +67,19 @@ def make_plan(
 ) -> tuple[Job, ...]:
     """Return a job for every case, backend and round; `answers` has one answer of each backend for each case.
 
-    A case in `only` has jobs of only the backends with one of its names or patterns. In each round the cases, and the
-    backends of each case, are in another random order. But the first round begins with the cases of `headline`, the
-    cheapest first, so that a waiting person sees them soon; and the backends of `last` come after all others. Jobs
-    whose memory does not fit, or with more ranks than `devices`, are skipped. `within` chooses among the jobs for a
-    time limit.
+    A case in `only` has jobs of only the backends with one of its names or patterns; a backend that computes another
+    kind of attention, of other cases, has no job where a backend of the case's kind has one. In each round the cases,
+    and the backends of each case, are in another random order. But the first round begins with the cases of
+    `headline`, the cheapest first, so that a waiting person sees them soon; and the backends of `last` come after all
+    others. Jobs whose memory does not fit, or with more ranks than `devices`, are skipped. `within` chooses among the
+    jobs for a time limit.
     """
     jobs: list[Job] = []
     opening = sum(any(answer.reason is None for answer in of_cases) for of_cases in answers.values())
     workers = 1 + opening * len({case.ranks for case in cases})  # 1 is the judge
     beside = CONTEXT * workers + (SHARED if opening > 1 else 0)
     free = device.free - beside if device.kind == "cuda" else device.free
+    kinds, computed = {case.kind for case in cases}, {name: kinds_of(name) for name in answers}
     for round_ in range(rounds):
         order = random.Random(f"{policy.seed}/{round_}")
         shuffled = list(enumerate(cases))
@@ -87,6 +90,8 @@ def make_plan(
         for index, case in shuffled:
             patterns = (only or {}).get(case, ("*",))
             names = [name for name in answers if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
+            if any(case.kind in computed[name] for name in names):
+                names = [name for name in names if case.kind in computed[name] or kinds.isdisjoint(computed[name])]
             order.shuffle(names)
             for name in names:
                 answer = answers[name][index]

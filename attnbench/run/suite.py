@@ -25,7 +25,7 @@ policy: {max_seconds: 1.0}
 time_limit: 8m
 models: [llama-3.1-8b, gemma-2-9b]                # in place of nheads, headdim, window, ...: `attnbench models`
 tp: 8                       # with models: the heads of one of 8 devices
-phase: decode               # with models: prefill, decode, mixed or train
+phase: decode               # with models: prefill, decode, mixed, train, or several
 interpreters: {fa4: ~/envs/fa4/bin/python}        # the Python of a backend, or of several: "flashinfer-*"
 on_cpu: {tokens: 2k}        # replaces the settings above if there is no GPU
 """
@@ -52,8 +52,8 @@ from attnbench.core.sizes import format_size, parse_duration, parse_size
 from attnbench.core.text import count, shortened
 from attnbench.results.bounds import check_cases
 from attnbench.run import yaml_file
-from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand_all, matches, overlay, parsed
-from attnbench.run.model_axes import FIXED, check_not_both, model_axes
+from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand_all, matching, overlay, parsed
+from attnbench.run.model_axes import FIXED, check_not_both, model_axes, parse_phases
 from attnbench.run.select import possible_kinds
 from attnbench.run.shipped_suites import shipped_suites
 
@@ -222,8 +222,9 @@ def _check_together(given: Settings) -> None:
     lengths = values.get("lengths", ())
     if others and lengths and all(of and of.fixed for of in lengths):
         raise UserError(f"--lengths: a list has all lengths of the batch; leave out {' and '.join(others)}")
-    if given.phase in ("decode", "mixed") and given.tokens is not None:
-        raise UserError(f"--tokens: --phase {given.phase} has a number of sequences; give --batch")
+    counted = {"decode", "mixed"} & {*parse_phases(given.phase)}
+    if counted and given.tokens is not None:
+        raise UserError(f"--tokens: --phase {min(counted)} has a number of sequences; give --batch")
 
 
 def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
@@ -246,8 +247,8 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
             cases[case] = tuple(dict.fromkeys((*before, *names))) if before and names else ()
     if not cases:
         raise UserError(FORWARD_ONLY)
-    exclude = () if given.models else suite.exclude
-    kept = tuple(c for c in cases if not any(matches(e, c) for e in exclude))
+    excluded = [matching(axes) for axes in (() if given.models else suite.exclude)]
+    kept = tuple(case for case in cases if not any(matches(case) for matches in excluded))
     if not kept:
         raise UserError("nothing to measure: no case is left; give --seqlen, or loosen the suite's exclude")
     laid = tuple(c for c in kept if c.layout != "packed" or packable(c.shape))
@@ -265,8 +266,7 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     backends = _backends(merged.backends or ["*"], laid)
     if kind == "fake" and not given.backends:
         backends = ["fake"]
-    of_kind = {kind: names for kind, names in OF_KIND.items() if {*names} <= {*backends}}
-    only = {case: names for case in laid if (names := cases[case] or of_kind.get(case.kind, ()))}
+    only = {case: names for case in laid if (names := cases[case])}
     return Resolved(suite.name, laid, tuple(backends), policy, limit, notes, only)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import sys
 import warnings
 from dataclasses import replace
@@ -207,12 +208,17 @@ def test_the_code_of_an_indexer(name: str, case: Case, monkeypatch: pytest.Monke
         assert accuracy.ok, accuracy.problem()
 
 
-def _fp8_mqa_logits(q: Tensor, kv: tuple[Tensor, Tensor], weights: Tensor, first: Tensor, end: Tensor) -> Tensor:
-    """Return the scores (queries, keys) of the keys from `first` to before `end` of each query, -inf for others."""
+def _fp8_mqa_logits(
+    q: Tensor, kv: tuple[Tensor, Tensor], weights: Tensor, first: Tensor, end: Tensor, clean_logits: bool = False
+) -> Tensor:
+    """Return the scores (queries, keys) of the keys from `first` to before `end` of each query, -inf for others.
+
+    As in the packages of SGLang, scores of other keys are left as they are unless `clean_logits` is given.
+    """
     k = kv[0].float() * kv[1][:, None]
     scores = torch.einsum("sht,sh->st", torch.einsum("shd,td->sht", q.float(), k).relu(), weights)
     keys = torch.arange(len(k))
-    return scores.masked_fill((keys < first[:, None]) | (keys >= end[:, None]), float("-inf"))
+    return scores.masked_fill((keys < first[:, None]) | (keys >= end[:, None]), -math.inf if clean_logits else math.inf)
 
 
 def _compute(name: str, case: Case) -> None:

@@ -109,6 +109,14 @@ def test_the_exponentials_of_the_softmax_are_a_roof(headdim: int, direction: str
     assert ends[0][0] < min(intensities) < max(intensities) < ends[1][0]
 
 
+@pytest.mark.parametrize(("kind", "mask"), [("indexer", "topk:2k"), ("gdn", "")])
+def test_attention_without_a_softmax_has_no_roof_of_exponentials(kind: str, mask: str) -> None:
+    record = ok(replace(case(4096, nheads_k=1, causal=True), kind=kind, mask=mask), "triton", 400)
+    ceilings = measurements(ceiling_matmul=8e14, ceiling_copy=4e12, ceiling_exp=4e12)
+    found = charts(cells([run([replace(record, measurements={**record.measurements, **ceilings})])]))
+    assert {line["which"] for line in found.lines if line["kind"] == "roof"} == {"datasheet", "measured"}
+
+
 def test_backends_differ_in_two_of_colour_dash_and_shape() -> None:
     """Backends differ in two of colour, dash and shape: all of attnbench's, 24 unknown ones, and a mixture."""
     known = palette.case_names.BACKEND_ORDER

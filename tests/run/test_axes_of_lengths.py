@@ -8,7 +8,7 @@ import pytest
 
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
-from attnbench.run.axes import Axes, expand, matches
+from attnbench.run.axes import Axes, expand, matching
 from attnbench.run.suite import load_suite, parse_options, resolve
 
 
@@ -19,7 +19,7 @@ def cases(**axes: Any) -> list[Case]:
 def test_pages_multiply_and_leave_out_the_backward() -> None:
     found = cases(page_size="none,16", direction="fwd,bwd", seqlen_q="1")
     assert [(case.page_size, case.direction) for case in found] == [(0, "fwd"), (0, "bwd"), (16, "fwd")]
-    assert [case.page_size for case in found if matches(Axes(page_size="16"), case)] == [16]
+    assert [case.page_size for case in found if matching(Axes(page_size="16"))(case)] == [16]
 
 
 def test_chunks_longer_than_the_sequence_are_left_out() -> None:
@@ -31,8 +31,8 @@ def test_patterns_of_lengths_with_one_query_each() -> None:
     (case,) = cases(page_size="16", lengths="longtail", seqlen_q="1", batch="16")
     assert {of[1] for of in case.lengths} == {1}
     assert case.shape.batch == 16
-    assert matches(Axes(lengths="longtail"), case)
-    assert not matches(Axes(lengths="uniform"), case)
+    assert matching(Axes(lengths="longtail"))(case)
+    assert not matching(Axes(lengths="uniform"))(case)
 
 
 def test_latent_has_the_sizes_of_deepseek() -> None:
@@ -78,13 +78,13 @@ def test_a_list_needs_no_seqlen_and_ignores_one() -> None:
 def test_exclude_knows_ragged_cases() -> None:
     dense, uniform, listed = expand(Axes(seqlen="1k", lengths="none,uniform,1k+2*512"), "8k", None)
     for text, found in (("none", dense), ("uniform", uniform), ("1k+2*512", listed)):
-        assert [matches(Axes(lengths=text), case) for case in (dense, uniform, listed)] == [
+        assert [matching(Axes(lengths=text))(case) for case in (dense, uniform, listed)] == [
             case is found for case in (dense, uniform, listed)
         ]
     (alone,) = expand(Axes(seqlen="8k"), "8k", None)
-    assert not matches(Axes(lengths="uniform"), alone), "one sequence has no pattern"
-    assert matches(Axes(seqlen="1k"), uniform)
-    assert not matches(Axes(seqlen="1k", lengths="longtail"), uniform)
+    assert not matching(Axes(lengths="uniform"))(alone), "one sequence has no pattern"
+    assert matching(Axes(seqlen="1k"))(uniform)
+    assert not matching(Axes(seqlen="1k", lengths="longtail"))(uniform)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,13 @@ def test_mla_decodes_latent_rows_and_prefills_heads() -> None:
     assert prefill.softmax_scale == decode.softmax_scale == pytest.approx(192**-0.5 * 1.8738, rel=1e-4)
 
 
+def test_several_phases_have_the_cases_of_each() -> None:
+    of_each = [case for phase in ("prefill", "decode") for case in cases(models="deepseek-v3.2", phase=phase)]
+    assert {*cases(models="deepseek-v3.2", phase="decode, prefill")} == {*of_each}
+    train = cases(models="llama-3.1-8b", phase="prefill,train")
+    assert [case.direction for case in train] == ["fwd", "bwd"]
+
+
 def test_sinks_of_gpt_oss() -> None:
     found = cases(models="gpt-oss-20b", phase="decode")
     assert {case.window_size for case in found} == {(127, 0), (None, None)}

@@ -53,6 +53,24 @@ def test_a_case_may_be_of_some_backends_only() -> None:
     assert (of[CASES[0]], of[CASES[1]], of[CASES[2]]) == ({"sdpa-flash", "sdpa-cudnn"}, {"eager"}, {*answers})
 
 
+def test_a_backend_of_another_kind_of_attention_says_so_only_where_it_computes_nothing_else() -> None:
+    softmax, gdn, indexer = (
+        replace(case(4096, nheads_k=1), causal=True, kind=kind, mask=mask)
+        for kind, mask in (("softmax", ""), ("gdn", ""), ("indexer", "topk:2k"))
+    )
+    of_all = {name: CaseSupport() for name in ("triton", "fla", "mine")}
+
+    def planned(*cases: Case) -> set[tuple[str, str]]:
+        return {(job.case.kind, job.backend) for job in make(of_all, cases)}
+
+    own = {("softmax", "mine"), ("gdn", "mine")}
+    assert planned(softmax, gdn) == {("softmax", "triton"), ("gdn", "fla"), *own}
+    assert planned(gdn) == {("gdn", name) for name in of_all}  # why triton has no figure is said
+    assert planned(indexer, gdn) == {(kind, name) for kind in ("indexer", "gdn") for name in of_all} - {
+        ("indexer", "fla")  # `mine` may compute it
+    }
+
+
 def test_the_backends_of_a_case_follow_each_other() -> None:
     jobs = make({name: CaseSupport() for name in "abc"})
     for i in range(0, len(jobs), 3):

@@ -37,7 +37,7 @@ from attnbench.core.step import Step
 from attnbench.core.text import count, listed
 from attnbench.results import case_names
 from attnbench.results.cells import Key
-from attnbench.run.axes import matches
+from attnbench.run.axes import matching
 from attnbench.run.model_axes import FIXED, layer_axes
 from attnbench.run.step_axes import whole_step
 
@@ -249,7 +249,8 @@ def families(asked: Requests, layers: Layers, phase: Phase, cases: Iterable[Case
     if not axes.latent and layers.kind == "softmax":
         axes = axes.model_copy(update={"nheads": None, "nheads_k": None})
     of_phase = _is_decode if phase == "decode" else _is_prefill
-    plain = (case for case in cases if _is_plain(case, layers) and of_phase(case) and matches(axes, case))
+    matches = matching(axes)
+    plain = (case for case in cases if _is_plain(case, layers) and of_phase(case) and matches(case))
     return [*grouped(plain, lambda case: _with(case, 1, 1)).values()]
 
 

@@ -43,7 +43,7 @@ from attnbench.core.text import shortened
 from attnbench.results import case_names
 from attnbench.results.cells import Key
 from attnbench.run import yaml_file
-from attnbench.run.axes import Axes, matches, parsed
+from attnbench.run.axes import Axes, matching, parsed
 from attnbench.run.suite import Names
 
 MOST_LAYERS = 10_000
@@ -324,7 +324,7 @@ def _fastest_cells(
     cases = {case for machine in machines for case, _ in machine.log_rounds if not case.step}
     if not cases:
         raise UserError(f"workload: {part.name!r} fits no case that was measured: all cases are steps of whole models")
-    wanted = {case for case in cases if matches(part, case)}
+    wanted = {*filter(matching(part), cases)}
     if not wanted:
         raise UserError(f"workload: {part.name!r} fits no case that was measured{_unmeasured_axis(part, cases)}")
     names = sorted({backend for machine in machines for _, backend in machine.log_rounds})
@@ -349,7 +349,7 @@ def _unmeasured_axis(part: Part, cases: Iterable[Case]) -> str:
     """Return a clause that names the first axis of a part without any measured value, and the measured values."""
     for name, axis in AXES.items():
         value = getattr(part, name)
-        if value is not None and not any(matches(Axes().model_copy(update={name: value}), case) for case in cases):
+        if value is not None and not any(map(matching(Axes().model_copy(update={name: value})), cases)):
             values = sorted({axis.text(axis.of(case)) for case in cases}, key=lambda v: (len(v), v))
             said = axis.said or name
             return f": no file has {said} {value}, only {said} {', '.join(values)}"

@@ -34,6 +34,12 @@ class Crossover:
         return tuple(step.case.shape.seqlen_k for step in self.steps)
 
     @property
+    def work(self) -> str:
+        """The dtype, the pass and the batch of its steps, for a sentence."""
+        case = self.steps[0].case
+        return f"{case.dtype}, {'decode' if case.is_decode else self.steps[0].direction}, batch {case.shape.batch}"
+
+    @property
     def since(self) -> int | None:
         """The index of the first length from which on the delta rule takes less time at every length, beyond doubt."""
         sure = [math.log(ratio) > half for ratio, half in zip(self.ratios, self.halves, strict=True)]
@@ -42,8 +48,7 @@ class Crossover:
 
     def __str__(self) -> str:
         step, lengths, at = self.steps[-1], [*map(format_size, self.lengths)], self.since
-        kind = f"{step.case.dtype}, {step.direction}, batch {step.case.shape.batch}"
-        layer = f"In {kind} on {step.device} a layer of {self.kind} takes"
+        layer = f"In {self.work} on {step.device} a layer of {self.kind} takes"
         if at is None:
             longer = "longer than" if math.log(self.ratios[-1]) < -self.halves[-1] else "about as long as"
             return f"{layer} {longer} a layer of softmax attention at {lengths[-1]}, the longest measured"

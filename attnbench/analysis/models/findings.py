@@ -12,14 +12,15 @@ measured at the length of the step; where it was not, the step is without it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from attnbench.core.case import Case
-from attnbench.core.models import Layers, Model
+from attnbench.core.models import Layers, Model, Phase
 from attnbench.results.cells import Cell
 from attnbench.results.uncertainty import of_sum
-from attnbench.run.axes import matches
+from attnbench.run.axes import matching
 from attnbench.run.model_axes import layer_axes
 
 BOTH = "fwd + bwd"
@@ -116,10 +117,13 @@ def unmeasured(cells: Iterable[Cell], model: Model, tp: int) -> list[Layers]:
 
 def is_of(layers: Layers, model: Model, tp: int, case: Case) -> bool:
     """Return whether a case is of a kind of layers, of any length, batch and direction; a whole model's step is not."""
-    if case.step:
-        return False
-    axes = layer_axes(model, layers, tp, "decode" if case.is_decode else "prefill")
-    return matches(axes.model_copy(update={"direction": None, "seqlen_q": None}), case)
+    return not case.step and _matching(layers, model, tp, "decode" if case.is_decode else "prefill")(case)
+
+
+@cache
+def _matching(layers: Layers, model: Model, tp: int, phase: Phase) -> Callable[[Case], bool]:
+    axes = layer_axes(model, layers, tp, phase)
+    return matching(axes.model_copy(update={"direction": None, "seqlen_q": None}))
 
 
 def _sum(device: str, backend: str, case: Case, direction: str, passes: Sequence[Mapping[Layers, Cell]]) -> StepTime:

@@ -74,10 +74,10 @@ def _without_indexer(times: Sequence[StepTime], model: Model, measure: str) -> l
 
 
 def _answer(times: Sequence[StepTime], model: Model) -> list[str]:
-    """Return the fastest backend of the largest step of each device and direction."""
+    """Return the fastest backend of the largest step of each device and direction, and of decoding."""
     said = []
-    for device, direction in dict.fromkeys((time.device, time.direction) for time in times):
-        ours = [time for time in times if (time.device, time.direction) == (device, direction)]
+    of_work = grouped(times, lambda time: (time.device, time.direction, time.case.is_decode))
+    for (device, direction, _), ours in of_work.items():
         case = max((time.case for time in ours), key=lambda case: (case.extent.seqlen_k * case.extent.batch, case.key))
         found = contest_of_steps([time for time in ours if time.case == case])
         name = f"{case_names.lengths(case)}, batch {case.shape.batch}, {case.dtype}, {direction}"
@@ -108,9 +108,8 @@ def _crossover(of: Crossover, number: int) -> Table:
         told = [(formats.duration(cell.value("latency") or 0.0), cell.backend_name) for cell in (rule, full)]
         interval = "" if half == math.inf else f" ({ratio * math.exp(-half):.2f} to {ratio * math.exp(half):.2f})"
         rows.append((format_size(length), *told[0], *told[1], f"{ratio:.2f}x{interval}"))
-    step = of.steps[0]
-    kind = f"{step.case.dtype}, {step.direction}, batch {step.case.shape.batch}"
-    return Table(f"crossover-{number}", columns, tuple(rows), f"One layer of each kind, {kind} on {step.device}")
+    title = f"One layer of each kind, {of.work} on {of.steps[0].device}"
+    return Table(f"crossover-{number}", columns, tuple(rows), title)
 
 
 def _grids(times: Sequence[StepTime], compete: bool = True) -> list[Grid]:

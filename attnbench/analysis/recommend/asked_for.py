@@ -11,8 +11,8 @@ from attnbench.core.models import Phase, find
 from attnbench.core.text import fits
 from attnbench.results.case_names import backend_rank
 from attnbench.results.cells import Cell
-from attnbench.run.axes import matches
-from attnbench.run.model_axes import check_not_both, parse_phase
+from attnbench.run.axes import matching
+from attnbench.run.model_axes import check_not_both, parse_phases
 from attnbench.run.suite import Settings, check_has_model
 
 
@@ -21,8 +21,8 @@ def asked_for(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
 
     Raises UserError where no cell is left, and for models and axes that do not go together.
     """
-    of_models = _of_models(settings)
-    found = [cell for cell in cells if matches(settings.axes, cell.case) and of_models(cell.case)]
+    matches, of_models = matching(settings.axes), _of_models(settings)
+    found = [cell for cell in cells if matches(cell.case) and of_models(cell.case)]
     if cells and not found:
         raise UserError(
             "no case of these run files has the shapes that were asked for; attnbench report shows the measured shapes"
@@ -31,7 +31,7 @@ def asked_for(cells: Sequence[Cell], settings: Settings) -> list[Cell]:
 
 
 def _of_models(settings: Settings) -> Callable[[Case], bool]:
-    """Return whether a case is of a layer of the models, in their phase if one is named; True without models."""
+    """Return whether a case is of a layer of the models, in their phases if some are named; True without models."""
     if not settings.models:
         check_has_model(settings)
         return lambda _: True
@@ -39,9 +39,11 @@ def _of_models(settings: Settings) -> Callable[[Case], bool]:
     models, tp = [*map(find, settings.models)], settings.tp or 1
     for model in models:
         model.heads(tp)
-    phase = parse_phase(settings.phase) if settings.phase else None
+    phases = parse_phases(settings.phase) if settings.phase else [None]
     layers = [(of, model) for model in models for of in model.layers]
-    return lambda case: _in_phase(case, phase) and any(is_of(of, model, tp, case) for of, model in layers)
+    return lambda case: (
+        any(_in_phase(case, phase) for phase in phases) and any(is_of(of, model, tp, case) for of, model in layers)
+    )
 
 
 def _in_phase(case: Case, phase: Phase | None) -> bool:

@@ -286,7 +286,7 @@ def _roofs(by_roof: Mapping[str, Sequence[Cell]], rows: Sequence[Row]) -> Iterat
     for roof, cells in by_roof.items():
         known = cells[-1].rates
         found = [row["intensity"] for row in rows if row["roof"] == roof and row["intensity"]]
-        exact = next((c for c in cells if c.is_exact and not c.case.step), None)
+        exact = next((c for c in cells if c.is_exact and not c.case.step and c.case.kind == "softmax"), None)
         if found and known.exp and exact:
             y = known.exp * exact.flops / exps(exact.case) / 1e12
             for x in (min(found) / 2, max(found) * 2):

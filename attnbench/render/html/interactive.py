@@ -87,8 +87,10 @@ class Parts:
             item = {name: self.packed(one) for name, one in item.items()}
         elif isinstance(item, list | tuple):
             item = [self.packed(one) for one in item]
+        else:
+            return item
         text = json.dumps(item)
-        if not isinstance(item, dict | list) or len(text) < _WORTH_A_PART:
+        if len(text) < _WORTH_A_PART:
             return item
         if text not in self._places:
             self._places[text] = len(self.found)
