@@ -187,8 +187,6 @@ def _cases(request: Request, kind: str) -> tuple[Case, ...]:
     found = resolve(SUITE, kind, request.settings).cases
     if any(case.is_ragged or case.dropout_p for case in found):
         raise UserError("capacity takes neither ragged batches nor dropout")
-    if of == "seqlen" and any(case.shared_prefix for case in found):
-        raise UserError("shared-prefix: capacity finds the largest batch with one, not the length; give --of batch")
     if request.settings.phase == "train":
         found = tuple(replace(case, direction="fwd_bwd") for case in found)
     return tuple(dict.fromkeys(at_size(case, of, 1 if of == "batch" else BASE) for case in found))
