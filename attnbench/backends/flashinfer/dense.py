@@ -302,6 +302,8 @@ class Cascade(FlashInfer):
     )
 
     def unsupported(self, case: Case, device: Device) -> str | None:
+        if reason := self.limits.refusal(case, device):
+            return reason
         if not case.shared_prefix:
             return "a cascade needs a prefix that the sequences share (--shared-prefix)"
         return super().unsupported(case, device)
