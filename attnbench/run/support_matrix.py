@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, OTHER_KINDS, load
+from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, OF_KIND, OTHER_KINDS, load
 from attnbench.core import gpus
 from attnbench.core.axes import AXES, LIMITED, Axis
 from attnbench.core.backend import Backend, refusal
@@ -143,6 +143,9 @@ FEATURES = (
     _of_kind("indexer", "fp8 decode", dtype="fp8", seqlen_q=1),
     _of_kind("indexer", "fp8 batch", dtype="fp8", batch=2),
 )
+GROUPS = (*dict.fromkeys(f.group for f in FEATURES),)
+# The features of the kind of attention that a backend computes; all others compute softmax
+OWN_GROUP = {name: f.group for f in FEATURES for name in OF_KIND.get(f.change.get("kind", ""), ())}
 LEGEND = (
     "yes: forward and backward (forward, for a backend without backward); fwd, bwd: one pass. causal q<k: aligned "
     "bottom-right, 512 queries on 1024 keys; causal q>k: 1024 on 512, so that some queries see no key. window: "
@@ -231,8 +234,10 @@ def _row(backend: Backend, device: Device) -> Row:
     if None not in refusals:
         # The backend may support only caches of pages, or another kind
         no = Support("no", str(backend.unsupported(candidates[0], device) or refusals[0]))
-        asked = [bool({"page_size", "kind"} & {*f.change}) for f in FEATURES]
-        cells = (_cell(backend, device, f, candidates[0], False) if ask else no for ask, f in zip(asked, FEATURES))
+        cells = (
+            _cell(backend, device, f, candidates[0], False) if {"page_size", "kind"} & {*f.change} else no
+            for f in FEATURES
+        )
         return Row(backend.name, None, tuple(cells), checker)
     plain = candidates[refusals.index(None)]
     backward = refusal(backend, replace(plain, direction="bwd"), device) is None

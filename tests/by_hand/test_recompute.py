@@ -7,7 +7,6 @@ import pytest
 from by_hand import comparison, device, ranking, recompute
 from by_hand.audit import Audit
 
-
 DELTA_RULES = ("20261129-161458-default-nvidia-h200", "20261129-161832-default-nvidia-h200")  # prompts, tokens
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from attnbench.backends import OF_KIND
 from attnbench.core.errors import UserError
 from attnbench.core.text import listed
 from attnbench.render import markdown
@@ -19,7 +18,9 @@ from attnbench.results.where_tried import UNVERIFIED, Trial, features, right_on_
 from attnbench.run.shipped_backends import install_commands
 from attnbench.run.support_matrix import (
     FEATURES,
+    GROUPS,
     LEGEND,
+    OWN_GROUP,
     PLAIN,
     Answer,
     Row,
@@ -97,14 +98,12 @@ def by_feature(matrix: SupportMatrix) -> list[Table]:
     """
     tables: list[Table] = []
     footnotes: dict[str, int] = {}
-    groups = [*dict.fromkeys(f.group for f in FEATURES)]
-    kinds = {name: f.group for f in FEATURES for name in OF_KIND.get(f.change.get("kind", ""), ())}
-    for group in groups:
+    for group in GROUPS:
         columns = [i for i, f in enumerate(FEATURES) if f.group == group]
         rows = [
             (row.backend, _remark(row, group), [row.cells[i] for i in columns])
             for row in matrix.rows
-            if row.takes(group) or group == kinds.get(row.backend, groups[0])
+            if row.takes(group) or group == OWN_GROUP.get(row.backend, GROUPS[0])
         ]
         title = f"{matrix.device.name}, {group}"
         if rows:
