@@ -41,9 +41,11 @@ class IndexerDeepGemm(Indexer, Library):
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         s = case.shape
+        if reason := super().unsupported(case, device):
+            return reason
         if s.batch > 1 or s.nheads not in (32, 64) or s.headdim not in (32, 64, 128):
             return "one sequence a call, of 32 or 64 heads with headdim 32, 64 or 128"
-        return super().unsupported(case, device)
+        return None
 
     def scores(self, case: Case, inputs: Inputs) -> Callable[..., Tensor]:
         import torch

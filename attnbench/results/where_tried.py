@@ -30,7 +30,12 @@ class Trial:
 
 
 def features(case: Case) -> tuple[str, ...]:
-    """Return the features of a case beyond a plain dense one, else DENSE. Window, softcap and head dims are none."""
+    """Return the features of a case beyond a plain dense one, else DENSE. Window, softcap and head dims are none.
+
+    Another kind than softmax is its only feature.
+    """
+    if not case.is_softmax:
+        return (case.kind,)
     fp8 = ("fp8",) if case.dtype == "fp8" else ()
     return (*fp8, *(axis.kind for axis in AXES.values() if axis.kind and axis.label(case))) or (DENSE,)
 

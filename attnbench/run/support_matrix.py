@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, load
+from attnbench.backends import BACKENDS, NOT_BY_DEFAULT, OF_KIND, OTHER_KINDS, load
 from attnbench.core import gpus
 from attnbench.core.axes import AXES, LIMITED, Axis
-from attnbench.core.backend import Backend
+from attnbench.core.backend import Backend, refusal
 from attnbench.core.case import DTYPES, Case, Shape
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.machine import Device
@@ -51,8 +51,8 @@ class Feature:
         rest = {k: v for k, v in self.change.items() if k not in sizes}
         if plain.dtype == "fp8":
             rest.pop("cache_dtype", None)  # the cache is already fp8
-            if self.group == SCORES or "mask" in self.change:
-                rest["dtype"] = PLAIN.dtype  # impossible in fp8
+            if self.group == SCORES or {"mask", "kind"} & {*self.change}:
+                rest["dtype"] = self.change.get("dtype", PLAIN.dtype)  # impossible in fp8
         return replace(plain, shape=replace(plain.shape, **sizes), **rest)
 
 
@@ -70,6 +70,13 @@ _LATENT = {"latent": True, "nheads": 128, "nheads_k": 1, "headdim": 576, "headdi
 
 def _paged(name: str, group: str = PAGES, **change: Any) -> Feature:
     return Feature(name, group, {**_DECODE, **change}, any_pages="page_size" not in change)
+
+
+def _of_kind(kind: str, name: str = "", **change: Any) -> Feature:
+    group = "delta rules"
+    if kind == "indexer":
+        group, change = "indexers", {"batch": 1, "nheads": 64, "nheads_k": 1, "mask": "topk:256", **change}
+    return Feature(f"{kind} {name}".strip(), group, {"kind": kind, "causal": True, **change})
 
 
 def _alone(axis: Axis) -> Feature:
@@ -121,7 +128,25 @@ FEATURES = (
     _paged("MLA paged", **_LATENT),
     _paged("MLA topk", **_LATENT, mask="topk:256"),
     _paged("MLA topk fp8", **_LATENT, mask="topk:256", cache_dtype="fp8"),
+    *(
+        _of_kind(kind, name, **change)
+        for kind in ("gdn", "kda")
+        for name, change in (
+            ("", {}),
+            ("bwd", {"direction": "bwd"}),
+            ("token", {"seqlen_q": 1, "seqlen_k": 1}),
+            ("GQA", {"nheads_k": 4}),
+            ("fp32", {"dtype": "fp32"}),
+        )
+    ),
+    _of_kind("indexer"),
+    _of_kind("indexer", "fp8", dtype="fp8"),
+    _of_kind("indexer", "fp8 decode", dtype="fp8", seqlen_q=1),
+    _of_kind("indexer", "fp8 batch", dtype="fp8", batch=2),
 )
+GROUPS = (*dict.fromkeys(f.group for f in FEATURES),)
+# The features of the kind of attention that a backend computes; all others compute softmax
+OWN_GROUP = {name: f.group for f in FEATURES for name in OF_KIND.get(f.change.get("kind", ""), ())}
 LEGEND = (
     "yes: forward and backward (forward, for a backend without backward); fwd, bwd: one pass. causal q<k: aligned "
     "bottom-right, 512 queries on 1024 keys; causal q>k: 1024 on 512, so that some queries see no key. window: "
@@ -129,8 +154,9 @@ LEGEND = (
     "1024; ragged q<k: 512 and 1024 queries on 1024 keys each. paged: decode over pages of that many tokens, forward "
     "only; pages of the columns without a number have 64, or 256 for a backend without 64. paged ragged: 512 and 1024"
     " keys; paged ragged q: 1 and 512 queries; paged prefix: 512 keys that all sequences share. MLA: with absorbed "
-    "weights; topk: 256 keys chosen for each query. sink window: causal, 128 to the left; ALiBi q<k: causal. A backend "
-    "without any feature of a table is left out of it."
+    "weights; topk: 256 keys chosen for each query. gdn token, kda token: decoding; indexer: 64 heads choose 256 keys, "
+    "of one sequence where not batch. sink window: causal, 128 to the left; ALiBi q<k: causal. A backend without any "
+    "feature of a table is left out of it."
 )
 
 
@@ -157,8 +183,10 @@ class Row:
 
     @property
     def overall(self) -> Support:
-        """Support for the plain case: both passes, forward alone, or none."""
+        """Support for the plain case: both passes, forward alone, or none; else for any other case."""
         forward, backward = self.cells[0], self.cells[1]
+        if self.plain is None and any(cell.answer != "no" for cell in self.cells):
+            return Support("yes", forward.reason)
         return Support("fwd", backward.reason) if forward.answer == "yes" != backward.answer else forward
 
 
@@ -172,7 +200,8 @@ class SupportMatrix:
 
 def support_matrix(device: Device, names: Sequence[str] | None = None) -> SupportMatrix:
     """Return the support matrix of a device for all shipped backends, or the named ones."""
-    wanted = [name for name in BACKENDS if name not in NOT_BY_DEFAULT] if names is None else names
+    by_default = [name for name in BACKENDS if name not in NOT_BY_DEFAULT or name in OTHER_KINDS]
+    wanted = by_default if names is None else names
     return SupportMatrix(device, tuple(_row(load(name, BACKENDS[name]), device) for name in wanted))
 
 
@@ -202,14 +231,18 @@ def matrices_by_architecture() -> tuple[SupportMatrix, ...]:
 def _row(backend: Backend, device: Device) -> Row:
     candidates = [replace(PLAIN, dtype=dtype) for dtype in DTYPES]
     candidates += [replace(c, shape=replace(c.shape, headdim=64, headdim_v=64)) for c in candidates]
-    refusals = [backend.unsupported(c, device) for c in candidates]
+    refusals = [refusal(backend, c, device) for c in candidates]
     checker = getattr(backend, "runtime_checker", "")
     if None not in refusals:
-        no = Support("no", str(refusals[0]))  # the backend may support only caches of pages
-        cells = (_cell(backend, device, f, candidates[0], False) if "page_size" in f.change else no for f in FEATURES)
+        # The backend may support only caches of pages, or another kind
+        no = Support("no", str(backend.unsupported(candidates[0], device) or refusals[0]))
+        cells = (
+            _cell(backend, device, f, candidates[0], False) if {"page_size", "kind"} & {*f.change} else no
+            for f in FEATURES
+        )
         return Row(backend.name, None, tuple(cells), checker)
     plain = candidates[refusals.index(None)]
-    backward = backend.unsupported(replace(plain, direction="bwd"), device) is None
+    backward = refusal(backend, replace(plain, direction="bwd"), device) is None
     return Row(backend.name, plain, tuple(_cell(backend, device, f, plain, backward) for f in FEATURES), checker)
 
 
@@ -223,7 +256,7 @@ def case_of(feature: Feature, backend: Backend, device: Device, plain: Case) -> 
         return case
 
     def refused(case: Case, size: int) -> bool:
-        return backend.unsupported(replace(case, page_size=size), device) is not None
+        return refusal(backend, replace(case, page_size=size), device) is not None
 
     decode = _paged("decode").of(plain)
     size, *_ = sorted(PAGE_SIZES, key=lambda size: (refused(case, size), refused(decode, size)))
@@ -234,12 +267,12 @@ def _cell(backend: Backend, device: Device, feature: Feature, plain: Case, backw
     """Return the support for a feature. For a backend without a backward only the forward counts."""
     case = case_of(feature, backend, device, plain)
     if feature.name in ("fwd", "bwd"):
-        reason = backend.unsupported(case, device)
+        reason = refusal(backend, case, device)
         return Support("no" if reason else "yes", reason or "")
-    forward = backend.unsupported(case, device)
-    if not backward or case.is_paged:
+    forward = refusal(backend, case, device)
+    if not backward or case.is_paged or not case.is_softmax:
         return Support("no" if forward else "yes", forward or "")
-    reverse = backend.unsupported(replace(case, direction="bwd"), device)
+    reverse = refusal(backend, replace(case, direction="bwd"), device)
     if forward and reverse:
         return Support("no", forward)
     return Support("bwd" if forward else "fwd" if reverse else "yes", forward or reverse or "")

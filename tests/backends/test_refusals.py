@@ -241,7 +241,7 @@ def test_each_backend_computes_one_kind_of_attention() -> None:
     for name in OF_KIND["indexer"]:
         assert refusal(backend(name), softmax, HOPPER) == "it computes indexer, not softmax"
         assert refusal(backend(name), replace(indexer, dtype="fp8"), HOPPER) is None
-    several = case(causal=True, kind="indexer", mask="topk:16", heads="one key head")
+    several = replace(case(causal=True, kind="indexer", mask="topk:16", heads="one key head"), dtype="fp8")
     assert refusal(backend("indexer-deepgemm"), several, HOPPER) == (
         "one sequence a call, of 32 or 64 heads with headdim 32, 64 or 128"
     )

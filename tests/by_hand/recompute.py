@@ -47,13 +47,15 @@ COMPARED = (
     ),
 )
 
-# Files for `recommend` and charts, which claims lack. The third from the end has approximations, in the second from the
-# end PyTorch's default ties, in the last both passes are timed apart and together.
+# Files for `recommend` and charts, which claims lack. At the end are approximations, ties of PyTorch's default, both
+# passes timed apart and together, chosen keys, and four of delta rules.
 ALONE = (
     *dict.fromkeys(files[0] for files in COMPARED if "-claims-" not in files[0]),
     "20261125-145417-default-nvidia-h200",
     "20261121-174520-libraries-nvidia-h200",
     "20261126-014716-fp8-nvidia-h100",
+    "20261129-160225-chosen-keys-nvidia-h200",
+    *(f"20261129-{time}-default-nvidia-h200" for time in ("161458", "161813", "161832", "165848")),
 )
 
 

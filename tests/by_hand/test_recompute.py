@@ -7,8 +7,10 @@ import pytest
 from by_hand import comparison, device, ranking, recompute
 from by_hand.audit import Audit
 
+DELTA_RULES = ("20261129-161458-default-nvidia-h200", "20261129-161832-default-nvidia-h200")  # prompts, tokens
 
-@pytest.mark.parametrize("name", ["20261123-141732-sustained-nvidia-h200", "ci-experiment/shipped"])
+
+@pytest.mark.parametrize("name", ["20261123-141732-sustained-nvidia-h200", "ci-experiment/shipped", *DELTA_RULES])
 def test_charts_and_recommendation(name: str) -> None:
     audit = Audit()
     recompute.check_file(audit, recompute.path_of(name))

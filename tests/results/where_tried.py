@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from attnbench.backends import BACKENDS, SEVERAL
+from attnbench.backends import BACKENDS, OF_KIND, SEVERAL
 from attnbench.core.axes import AXES
 from attnbench.core.errors import UserError
 from attnbench.core.record import Record, Run
@@ -25,7 +25,7 @@ from attnbench.results.where_tried import features
 RESULTS = Path(__file__).parents[2] / "results"
 TABLE = Path(where_tried.__file__).with_suffix(".json")
 Found = tuple[str, str, str, str, str]  # backend, device, version, pass, feature
-ORDER = ("dense", "fp8", *(axis.kind for axis in AXES.values() if axis.kind))
+ORDER = ("dense", "fp8", *OF_KIND, *(axis.kind for axis in AXES.values() if axis.kind))
 
 
 def version(run: Run, record: Record) -> str:

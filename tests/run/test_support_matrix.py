@@ -17,6 +17,7 @@ from attnbench.analysis.backends import support_document as shown
 from attnbench.backends import BACKENDS, load
 from attnbench.commands.backends import backends
 from attnbench.core import gpus
+from attnbench.core.backend import refusal
 from attnbench.core.errors import UserError
 from attnbench.render import json_and_csv, terminal
 from attnbench.results import where_tried
@@ -49,6 +50,10 @@ def _one_matrix() -> Iterator[None]:
         ("sdpa-flash", "fp32", "cpu", "yes", ""),
         ("eager", "causal q>k", "cpu", "yes", ""),
         ("eager", "paged 1", "cpu", "yes", ""),
+        ("fla", "gdn bwd", "a100", "yes", ""),
+        ("fla", "kda", "cpu", "no", "needs a CUDA GPU"),
+        ("indexer-deepgemm", "indexer fp8 decode", "h100", "yes", ""),
+        ("triton", "indexer", "h100", "no", "it computes softmax, not indexer"),
         ("sdpa-efficient", "bf16", "t4", "no", "no bf16 below compute capability 8.0, this GPU has 7.5"),
     ],
 )
@@ -61,7 +66,7 @@ def test_cells_of_other_devices_than_that_of_the_docs(
 
 
 def test_every_cell_is_what_a_run_would_hear() -> None:
-    """Every entry agrees with a run: with the answer of `unsupported` for the column's case and each pass."""
+    """Every entry agrees with a run: with the answer of `refusal` for the column's case and each pass."""
     for of in (
         support_matrix(named_device("h100")),
         support_matrix(named_device("turing")),
@@ -69,21 +74,22 @@ def test_every_cell_is_what_a_run_would_hear() -> None:
     ):
         for found in of.rows:
             made = load(found.backend, BACKENDS[found.backend])
-            if found.plain is None:
-                assert made.unsupported(PLAIN, of.device)
-                continue
-            assert made.unsupported(found.plain, of.device) is None
+            assert (refusal(made, found.plain or PLAIN, of.device) is None) == (found.plain is not None)
             for feature, cell in zip(FEATURES, found.cells, strict=True):
-                case = case_of(feature, made, of.device, found.plain)
-                asked = ("fwd",) if case.is_paged else ("fwd", "bwd")
-                passes = {d for d in asked if made.unsupported(replace(case, direction=d), of.device) is None}
+                case = case_of(feature, made, of.device, found.plain or PLAIN)
+                if found.plain is None and case.is_softmax:
+                    continue
+                asked = ("fwd", "bwd") if case.is_softmax and not case.is_paged else (case.direction,)
+                passes = {d for d in asked if refusal(made, replace(case, direction=d), of.device) is None}
                 if feature.name == "fwd":
                     assert cell.answer == ("yes" if "fwd" in passes else "no")
                 elif feature.name == "bwd":
                     assert cell.answer == ("yes" if "bwd" in passes else "no")
+                elif len(asked) == 1:
+                    assert cell.answer == ("yes" if passes else "no")
                 elif cell.answer == "yes":
                     assert "fwd" in passes
-                    assert "bwd" in passes or found.cells[1].answer == "no" or case.is_paged
+                    assert "bwd" in passes or found.cells[1].answer == "no"
                 else:
                     assert passes == ({cell.answer} - {"no"})
                     assert cell.reason
@@ -157,6 +163,7 @@ def test_every_mark_has_its_note_and_unverified_rows_say_so(monkeypatch: pytest.
     (paged,) = [line for line in listed if line.endswith(". pages and ragged batches not verified on a GPU")]
     assert f"`fa2` <sup>{paged.partition('.')[0]}</sup> |" in text.partition("### a100, pages")[2]
     assert text.count("| `fa3` ") == 1  # it runs nothing there, and is named once
+    assert text.count("| `fla` ") == text.partition("### a100, delta rules")[2].count("| `fla` ") == 1
 
 
 def rendered(width: int, *names: str) -> str:
@@ -183,7 +190,8 @@ def test_no_column_is_squeezed_however_narrow_the_terminal(width: int) -> None:
     text = rendered(width, "triton", "xformers-cutlass")
     flat = " ".join(text.split())
     assert "…" not in text
-    heads = [line for line in text.splitlines() if line.startswith("backend ")]
-    assert all(any(f" {f.name}" in line for line in heads) for f in FEATURES)
-    assert all(cell.reason in flat for cell in support_matrix(named_device("h100"), ["triton"]).rows[0].cells)
-    assert (len(heads) > len({f.group for f in FEATURES})) == (width < 200)
+    heads = [line for line in text.splitlines() if line.startswith("backend  ")]
+    (row,) = support_matrix(named_device("h100"), ["triton"]).rows
+    shown_features = [(f, cell) for f, cell in zip(FEATURES, row.cells, strict=True) if row.takes(f.group)]
+    assert all(any(f" {f.name}" in line for line in heads) and cell.reason in flat for f, cell in shown_features)
+    assert (len(heads) > len({f.group for f, _ in shown_features})) == (width < 200)

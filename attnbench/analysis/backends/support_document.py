@@ -18,7 +18,9 @@ from attnbench.results.where_tried import UNVERIFIED, Trial, features, right_on_
 from attnbench.run.shipped_backends import install_commands
 from attnbench.run.support_matrix import (
     FEATURES,
+    GROUPS,
     LEGEND,
+    OWN_GROUP,
     PLAIN,
     Answer,
     Row,
@@ -91,17 +93,17 @@ def _passes(found: Sequence[Trial]) -> str:
 def by_feature(matrix: SupportMatrix) -> list[Table]:
     """Return a table for each group of features.
 
-    The first table has every backend, the others omit backends without support. All tables share the footnotes, which
-    stand below the last one.
+    The first table has every backend of softmax attention, and the table of another kind every backend of it. The
+    others omit backends without support. All tables share the footnotes, which stand below the last one.
     """
     tables: list[Table] = []
     footnotes: dict[str, int] = {}
-    for group in dict.fromkeys(f.group for f in FEATURES):
+    for group in GROUPS:
         columns = [i for i, f in enumerate(FEATURES) if f.group == group]
         rows = [
             (row.backend, _remark(row, group), [row.cells[i] for i in columns])
             for row in matrix.rows
-            if not tables or row.takes(group)
+            if row.takes(group) or group == OWN_GROUP.get(row.backend, GROUPS[0])
         ]
         title = f"{matrix.device.name}, {group}"
         if rows:
@@ -140,9 +142,9 @@ def _remark(row: Row, group: str) -> str:
     parts = []
     if row.plain is not None and (row.plain.dtype, row.plain.shape) != (PLAIN.dtype, PLAIN.shape):
         parts.append(f"its other features in {row.plain.dtype}, headdim {headdim(row.plain)}")
-    if row.runtime_checker and row.plain is not None:
-        parts.append(f"{row.runtime_checker} may refuse more, depending on its version, when a case is run")
     takes = [f for f, cell in zip(FEATURES, row.cells, strict=True) if cell.answer != "no" and f.group == group]
+    if row.runtime_checker and takes:
+        parts.append(f"{row.runtime_checker} may refuse more, depending on its version, when a case is run")
     named = dict.fromkeys(name for f in takes for name in features(f.of(row.plain or PLAIN)))
     untried = [name for name in named if name not in right_on_gpus(row.backend)]
     if row.backend not in trials():
