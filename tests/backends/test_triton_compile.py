@@ -29,7 +29,12 @@ OTHERS = (
     *("dq,90,128,bf16,RIGHT,TMA", "dkdv,90,64,bf16,RIGHT,TMA,SPLIT", "dq,90,256,bf16,LEFT,RIGHT,TMA"),
     *("fwd,90,128,bf16,RIGHT,TMA,VARLEN", "dq,90,128,bf16,RIGHT,TMA,VARLEN", "fwd,90,64,bf16,RIGHT,TMA,VARLEN"),
     *("dkdv,90,64,bf16,RIGHT,VARLEN", "dkdv,90,128,bf16,RIGHT,VARLEN"),
-    *("fwd,90,128,fp8e4nv,FP8,TMA", "paged,90,128,bf16,RIGHT", "paged,90,64,fp16,CACHE8", "paged,90,512,bf16,LATENT"),
+    *(
+        "fwd,90,128,fp8e4nv,FP8,TMA",
+        "paged,90,128,bf16,RIGHT",
+        "paged,90,64,fp16,CACHE8",
+        "paged,90,512,bf16,LATENT,TMA",
+    ),
     *("indexer,90,128,bf16,16x128x4x2", "indexer,90,128,fp8e4nv,FP8,16x128x4x2", "indexer,80,128,bf16,16x128x4x2"),
 )
 

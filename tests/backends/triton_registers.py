@@ -2,7 +2,7 @@
 
     python tests/backends/triton_registers.py KERNEL,ARCH,HEADDIM,DTYPE[,FEATURE...] ...
 
-KERNEL is fwd, dkdv, dq, decode, paged (with pages of 16 tokens), or indexer (64 heads; it needs sizes of blocks); ARCH
+KERNEL is fwd, dkdv, dq, decode, paged (with pages of 64 tokens), or indexer (64 heads; it needs sizes of blocks); ARCH
 a compute capability (80, 90, 100) or an AMD one (gfx942); HEADDIM a number, or two such as 192x128, of which the second
 is that of v; DTYPE as Triton writes it (bf16, fp32, fp8e4nv); FEATURE one of LEFT, RIGHT, SOFTCAP, VARLEN, ALIBI, SINK,
 FP8, TMA, RESIDENT and AHEAD, of dkdv also SPLIT, of paged LATENT (HEADDIM is then that of v, with 64 more in k) and
@@ -82,7 +82,7 @@ def build(kernel: str, arch: str, headdims: str, dtype: str, features: set[str])
     constants |= {"BLOCK_M": blocks.BLOCK_M, "BLOCK_N": blocks.BLOCK_N}
     constants |= {name: name in features for name in FEATURES if name in fn.arg_names}
     if kernel == "paged":
-        constants |= {"PAGE": 16, "LATENT": "LATENT" in features, "REST": 64, "BLOCK_R": 64}
+        constants |= {"PAGE": 64, "LATENT": "LATENT" in features, "REST": 64, "BLOCK_R": 64}
     if kernel == "indexer":
         constants |= {"BLOCK_H": 64, "SCALED": "FP8" in features}
     if kernel in OWN_BLOCKS:
@@ -99,6 +99,7 @@ def build(kernel: str, arch: str, headdims: str, dtype: str, features: set[str])
     kind, number = map(int, kinds[0].removeprefix("KIND").split("x")) if kinds else (0, 0)
     if kernel in ("fwd", "dkdv", "dq"):
         constants |= {"KIND": kind, "NUMBER": number}
+    absent += ["Rows", "Rest"] if "TMA" not in features else []
     absent += ["Scale"] if "FP8" not in features else []
     absent += ["Listed"] * (not kind) + ["Kept"] * (kind != 5)
     constants |= dict.fromkeys(absent)
@@ -108,7 +109,9 @@ def build(kernel: str, arch: str, headdims: str, dtype: str, features: set[str])
     for i, name in enumerate(fn.arg_names):
         if name in constants:
             signature[name] = "constexpr"
-        elif name in DESCRIPTOR_ROWS and "TMA" in features:
+        elif name in ("Rows", "Rest"):
+            signature[name] = f"tensordesc<{dtype}[{blocks.BLOCK_N}, {width if name == 'Rows' else 64}]>"
+        elif name in DESCRIPTOR_ROWS and "TMA" in features and kernel != "paged":
             rows, by_head = (
                 getattr(blocks, DESCRIPTOR_ROWS[name]),
                 name in OWN_BLOCKS[kernel] and "RESIDENT" not in features,

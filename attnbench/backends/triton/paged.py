@@ -11,7 +11,8 @@ of every key that it loads; nothing is gathered first.
   end at once.
 - A cache may be e4m3 (`descale`): its values are converted to q's dtype when they are loaded.
 - Latent rows (MLA with absorbed weights, DeepSeek-V2, arXiv 2405.04434, section 2.1) are keys whose first headdim_v
-  columns are also the values: these columns are loaded once, and the rest of a key is multiplied separately.
+  columns are also the values: these columns are loaded once, and the rest of a key is multiplied separately. Where a
+  block of keys lies in one page, and every row sees all of it, tensor descriptors load it (TMA).
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, disable-error-code="untyped-decorator"
@@ -22,10 +23,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from attnbench.backends.triton.block_sizes import (
     MIN_BLOCK,
     decode_blocks,
+    device_index,
+    has_tma,
     head_dim_constants,
     latent_blocks,
     paged_splits,
@@ -33,7 +37,7 @@ from attnbench.backends.triton.block_sizes import (
 from attnbench.backends.triton.decode import combine_stretches
 from attnbench.backends.triton.device_functions import add_alibi, alibi_slope, keys_seen, mask_scores, tanh
 from attnbench.backends.triton.forward import empty_results, finish_softmax, softmax_of_sink
-from attnbench.backends.triton.launch import launch
+from attnbench.backends.triton.launch import can_use_tma, launch
 from attnbench.backends.triton.problem import Problem, Window, paged_problem
 
 MAX_ROWS = 64  # most rows of a block
@@ -100,6 +104,14 @@ def _attend(
     else:
         constants, rest = head_dim_constants(q, v_cache), 0
         blocks = decode_blocks(q, v_cache, rows=min(rows, MAX_ROWS))
+    block_r = max(MIN_BLOCK, triton.next_power_of_2(rest))
+    in_one_page = k_cache.shape[1] % blocks.BLOCK_N == 0 and k_cache.is_contiguous() and k_cache.dtype == q.dtype
+    tma = latent and in_one_page and has_tma(device_index(q)) and can_use_tma(k_cache)
+    descriptors: tuple[TensorDescriptor | None, ...] = (None, None)
+    if tma:
+        rows_of_k = k_cache.view(-1, k_cache.shape[3])
+        widths = constants["BLOCK_D"], block_r
+        descriptors = (*(TensorDescriptor.from_tensor(rows_of_k, [blocks.BLOCK_N, width]) for width in widths),)
     row_blocks = triton.cdiv(rows, blocks.BLOCK_M)
     splits = paged_splits(q, heads * row_blocks, problem.seqlen_k, blocks.BLOCK_N)
     stretch = triton.cdiv(triton.cdiv(problem.seqlen_k, blocks.BLOCK_N), splits) * blocks.BLOCK_N
@@ -112,7 +124,7 @@ def _attend(
         blocks,
         splits * row_blocks * heads,
         q,
-        *(q, k_cache, v_cache, part, part_lse, page_table, seqlens_k, problem.cu_seqlens_q),
+        *(q, k_cache, v_cache, *descriptors, part, part_lse, page_table, seqlens_k, problem.cu_seqlens_q),
         *(problem.sink, problem.alibi_slopes),
         *(q.stride(1), q.stride(2), *k_cache.stride()[:3], *v_cache.stride()[:3], page_table.stride(0)),
         *(part.stride(0), part.stride(2), part.stride(3), part_lse.stride(0), part_lse.stride(2)),
@@ -127,7 +139,8 @@ def _attend(
         PAGE=k_cache.shape[1],
         LATENT=latent,
         REST=rest,
-        BLOCK_R=max(MIN_BLOCK, triton.next_power_of_2(rest)),
+        BLOCK_R=block_r,
+        TMA=tma,
     )
     if splits > 1:
         combine_stretches(part, part_lse, out, lse, constants)
@@ -142,6 +155,7 @@ def _attend(
 )
 def _paged(
     Q, K, V,
+    Rows, Rest,  # with TMA, descriptors of K's rows: of the columns that are a value, and of the others
     Out, Lse,  # one result for each stretch; with a single stretch the final result
     Table, Seqlens_k, Cu_q, Sink, Slopes,
     stride_qm, stride_qh, stride_kp, stride_kn, stride_kh, stride_vp, stride_vn, stride_vh, stride_tb,
@@ -154,7 +168,7 @@ def _paged(
     LEFT: tl.constexpr, RIGHT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, SINK: tl.constexpr,
     PAGE: tl.constexpr, LATENT: tl.constexpr,
     REST: tl.constexpr, BLOCK_R: tl.constexpr,  # with LATENT, the columns of a key that are not part of its value
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    TMA: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Compute attention of one block of rows over one stretch of the keys of one key head of one sequence."""
     pid = tl.program_id(0)
@@ -208,17 +222,17 @@ def _paged(
         row_max, row_sum = softmax_of_sink(tl.load(Sink + h, mask=there, other=0.0), row_sum)
     for start_n in range(full_begin, full_end, BLOCK_N):
         acc, row_max, row_sum = _paged_block(
-            acc, row_max, row_sum, q, q_rest, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn,
+            acc, row_max, row_sum, q, q_rest, K, V, Rows, Rest, Table, stride_kp, stride_kn, stride_vp, stride_vn,
             scale_tanh, scale_log2, slope, middle, first, last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D,
-            BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, PAGE, LATENT, REST, BLOCK_R, MASK=False,
+            BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, PAGE, LATENT, REST, BLOCK_R, TMA, MASK=False,
         )  # fmt: skip
     between = full_end - full_begin
     for start_e in range(begin if LEFT else full_end, end - between if LEFT else end, BLOCK_N):
         start_n = start_e + tl.where(start_e < full_begin, 0, between) if LEFT else start_e
         acc, row_max, row_sum = _paged_block(
-            acc, row_max, row_sum, q, q_rest, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn,
+            acc, row_max, row_sum, q, q_rest, K, V, Rows, Rest, Table, stride_kp, stride_kn, stride_vp, stride_vn,
             scale_tanh, scale_log2, slope, middle, first, last, start_n, seqlen_k, HEADDIM, HEADDIM_V, BLOCK_D,
-            BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, PAGE, LATENT, REST, BLOCK_R, MASK=True,
+            BLOCK_DV, BLOCK_N, LEFT, SOFTCAP, ALIBI, PAGE, LATENT, REST, BLOCK_R, False, MASK=True,
         )  # fmt: skip
 
     acc, lse = finish_softmax(acc, row_max, row_sum, None, False)
@@ -231,26 +245,31 @@ def _paged(
 
 @triton.jit
 def _paged_block(
-    acc, row_max, row_sum, q, q_rest, K, V, Table, stride_kp, stride_kn, stride_vp, stride_vn, scale_tanh, scale_log2,
-    slope, middle,  # ALiBi's slope, and each row's position as a key, (rows, 1)
+    acc, row_max, row_sum, q, q_rest, K, V, Rows, Rest, Table, stride_kp, stride_kn, stride_vp, stride_vn,
+    scale_tanh, scale_log2, slope, middle,  # ALiBi's slope, and each row's position as a key, (rows, 1)
     first, last,  # first and last key that each row sees, (rows, 1)
     start_n, seqlen_k,
     HEADDIM: tl.constexpr, HEADDIM_V: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_N: tl.constexpr, LEFT: tl.constexpr, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, PAGE: tl.constexpr,
-    LATENT: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, MASK: tl.constexpr,
+    LATENT: tl.constexpr, REST: tl.constexpr, BLOCK_R: tl.constexpr, TMA: tl.constexpr, MASK: tl.constexpr,
 ):  # fmt: skip
     """Return (acc, row_max, row_sum) of the online softmax with one block of keys, read from pages, added."""
     keys = start_n + tl.arange(0, BLOCK_N)
     cols, cols_v = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_DV)
     known = keys < seqlen_k  # all true without MASK, but the compiler cannot know it
-    page, place = tl.load(Table + keys // PAGE, mask=known, other=0).to(tl.int64), keys % PAGE
-    of_k = K + (page * stride_kp + place * stride_kn)[:, None] + cols[None, :]
-    k = tl.load(of_k, mask=known[:, None] & (cols[None, :] < HEADDIM), other=0.0).to(q.dtype)
+    if TMA:
+        first_row = tl.load(Table + start_n // PAGE) * PAGE + start_n % PAGE
+        k, rest = Rows.load([first_row, 0]), Rest.load([first_row, HEADDIM])
+    else:
+        page, place = tl.load(Table + keys // PAGE, mask=known, other=0).to(tl.int64), keys % PAGE
+        of_k = K + (page * stride_kp + place * stride_kn)[:, None] + cols[None, :]
+        k = tl.load(of_k, mask=known[:, None] & (cols[None, :] < HEADDIM), other=0.0).to(q.dtype)
+        if LATENT:
+            cols_r = tl.arange(0, BLOCK_R)
+            of_rest = K + (page * stride_kp + place * stride_kn)[:, None] + HEADDIM + cols_r[None, :]
+            rest = tl.load(of_rest, mask=known[:, None] & (cols_r[None, :] < REST), other=0.0).to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if LATENT:
-        cols_r = tl.arange(0, BLOCK_R)
-        of_rest = K + (page * stride_kp + place * stride_kn)[:, None] + HEADDIM + cols_r[None, :]
-        rest = tl.load(of_rest, mask=known[:, None] & (cols_r[None, :] < REST), other=0.0).to(q.dtype)
         scores = tl.dot(q_rest, tl.trans(rest), scores, input_precision="ieee")
     if SOFTCAP:
         scores = tanh(scores * scale_tanh, EXACT=q.dtype == tl.float32)
