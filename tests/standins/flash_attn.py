@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from standins.attend import append_paged, attend, attend_paged, attend_varlen, c
 VERSIONS_1 = {"flash-attn": "1.0.9"}
 VERSIONS_2 = {"flash-attn": "2.8.3.post1"}
 VERSIONS_3 = {"flash-attn-3": "3.0.0"}
+VERSIONS_TOKENSPEED = {"tokenspeed-fa3": "3.0.0.post20260810"}
 VERSIONS_4 = {"flash-attn-4": "4.0.0b36"}
 LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
 CACHE = (
@@ -181,6 +183,66 @@ def version_3(*left_out: str) -> dict[str, ModuleType]:
     }
     config = {"CONFIG": {"build_flags": flags | dict.fromkeys(left_out, True)}}
     return modules({"flash_attn_interface": functions, "flash_attn_config": config})
+
+
+# The features that the wheel tokenspeed-fa3 lacks, as its flash_attn_config has them
+LEFT_OUT_OF_TOKENSPEED = (
+    *(f"FLASHATTENTION_DISABLE_{switch}" for switch in ("BACKWARD", "SOFTCAP", "HDIM96", "SM8x")),
+    *(f"FLASH_ATTENTION_DISABLE_{switch}" for switch in ("HDIMDIFF64", "HDIMDIFF192")),
+)
+
+# The operators of vllm 0.33.0, as torch.ops._vllm_fa3_C.fwd and get_scheduler_metadata print their schemas
+FWD_OF_VLLM = (
+    "fwd(Tensor! q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor!? out, "
+    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? seqused_k, "
+    "int? max_seqlen_q, int? max_seqlen_k, Tensor? page_table, Tensor? kv_batch_idx, Tensor? leftpad_k, "
+    "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? seqlens_rotary, Tensor? q_descale, Tensor? k_descale, "
+    "Tensor? v_descale, float softmax_scale, bool is_causal, int window_size_left, int window_size_right, "
+    "float softcap, bool is_rotary_interleaved, Tensor? scheduler_metadata, int num_splits, bool? pack_gqa, "
+    "int sm_margin, Tensor? s_aux, int cp_world_size, int cp_rank, Tensor? cp_tot_seqused_k) -> Tensor[]"
+)
+SCHEDULE_OF_VLLM = (
+    "get_scheduler_metadata(int batch_size, int max_seqlen_q, int max_seqlen_k, int num_heads, int num_heads_k, "
+    "int headdim, int headdim_v, ScalarType qkv_dtype, Tensor seqused_k, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
+    "Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? leftpad_k, int? page_size, int max_seqlen_k_new, "
+    "bool is_causal, int window_size_left, int window_size_right, bool has_softcap, int num_splits, bool? pack_gqa, "
+    "int sm_margin) -> Tensor"
+)
+
+
+@functools.cache
+def operators_of_vllm() -> torch.library.Library:
+    """Define the operators of vLLM's build, with their schemas, for a CPU; once in a process."""
+    schedules: list[dict[str, Any]] = []
+
+    def bind(schema: str, given: tuple[Any, ...]) -> SimpleNamespace:
+        names = [part.split()[-1] for part in schema.partition("(")[2].partition(")")[0].split(", ")]
+        of = SimpleNamespace(**dict(zip(names, given, strict=True)))
+        of.window_size, of.causal = (of.window_size_left, of.window_size_right), of.is_causal
+        return of
+
+    def fwd(*given: Any) -> list[Tensor]:
+        of = bind(FWD_OF_VLLM, given)
+        check(of.k_new is None, "This flash attention build does not support appending KV.")
+        check(of.cp_world_size == 1 and of.num_splits == 0, "one device, and splits by the schedule")
+        if of.page_table is None:
+            check(of.cu_seqlens_q is not None, "This flash attention build only supports varlen")
+            return [_varlen(of, **_band(of))]
+        of.scheduler_metadata = schedules[int(of.scheduler_metadata)]
+        of.k_cache, of.v_cache, of.cache_seqlens, of.qv, of.k = of.k, of.v, of.seqused_k, of.q_v, None
+        return [_cached_3(of)]
+
+    def schedule(*given: Any) -> Tensor:
+        of = bind(SCHEDULE_OF_VLLM, given)
+        of.num_heads_q, of.num_heads_kv, of.cache_seqlens = of.num_heads, of.num_heads_k, of.seqused_k
+        schedules.append(_schedule_3(of))
+        return torch.tensor(len(schedules) - 1, dtype=torch.int32)
+
+    library = torch.library.Library("_vllm_fa3_C", "DEF")
+    for schema, compute in ((FWD_OF_VLLM, fwd), (SCHEDULE_OF_VLLM, schedule)):
+        library.define(schema)
+        library.impl(schema.partition("(")[0], compute, "CPU")
+    return library
 
 
 DENSE_4 = (
