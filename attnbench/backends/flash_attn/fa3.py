@@ -1,8 +1,8 @@
 """`fa3`: flash-attn 3 for Hopper (flash-attention/hopper, module flash_attn_interface).
 
-Checked against the source at commit 0251105 (2026-08) and the wheel tokenspeed-fa3 3.0.0.post20260810. Its causal mask is aligned bottom-right. fp8 (e4m3) is forward
-only, takes one descale factor per (batch entry, key head) and writes bf16. Older builds return (out, lse), newer ones
-out alone.
+Checked against the source at commit 0251105 (2026-08) and the wheel tokenspeed-fa3 3.0.0.post20260810. Its causal mask
+is aligned bottom-right. fp8 (e4m3) is forward only, takes one descale factor per (batch entry, key head) and writes
+bf16. Older builds return (out, lse), newer ones out alone.
 
 flash_attn_with_kvcache reads a cache of pages, with the schedule that get_scheduler_metadata makes from the lengths,
 once a step. Queries and cache have one dtype. MLA (latent rows) uses the option `qv`: v is the first 512 columns of a
@@ -262,7 +262,7 @@ def build_refusal(case: Case, left_out: frozenset[str]) -> str | None:
     features = (
         ("FP16", case.dtype == "fp16", "fp16"),
         ("FP8", case.dtype == "fp8", "fp8"),
-        ("BACKWARD", case.has_backward, "the backward"),
+        ("BACKWARD", case.has_backward, "the backward, which attnbench env create fa3 --build has"),
         ("VARLEN", case.is_ragged, "ragged batches"),
         *((switch, case.is_paged, "caches of pages") for switch in ("VARLEN", "PAGEDKV")),
         ("APPENDKV", case.append, "appending to a cache"),

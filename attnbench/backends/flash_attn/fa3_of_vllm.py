@@ -21,7 +21,11 @@ from attnbench.core.machine import Device
 if TYPE_CHECKING:
     from torch import Tensor
 
-FLASH_OF_VLLM = "out = flash_attn_varlen_func(\n    {}, fa_version=3{{options}}\n)"
+RAGGED = "q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k"
+PAGED = (
+    "q, k_cache, v_cache, max_seqlen_q, cu_seqlens_q, max_seqlen_k, seqused_k=seqlens_k,\n    block_table=page_table"
+)
+CALL = "out = flash_attn_varlen_func(\n    {}, fa_version=3{{options}}\n)"
 # The arguments of the operator fwd, in its order; those that a call does not give are None.
 ARGUMENTS = (
     *("q", "k", "v", "k_new", "v_new", "qv", "out", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_k_new", "seqused_q"),
@@ -77,14 +81,7 @@ class FlashAttention3OfVllm(FlashAttention3):
     name = "vllm-fa3"
     paste = Paste(
         ("from vllm.vllm_flash_attn import flash_attn_varlen_func",),
-        {
-            "ragged": f"{THD}" + FLASH_OF_VLLM.format("q, k, v, max_seqlen_q, cu_seqlens_q, max_seqlen_k, cu_seqlens_k"),
-            "paged": f"{PAGES_THD}"
-            + FLASH_OF_VLLM.format(
-                "q, k_cache, v_cache, max_seqlen_q, cu_seqlens_q, max_seqlen_k, seqused_k=seqlens_k,\n"
-                "    block_table=page_table"
-            ),
-        },
+        {"ragged": THD + CALL.format(RAGGED), "paged": PAGES_THD + CALL.format(PAGED)},
         **FLASH,
     )
     module = "vllm"
@@ -110,5 +107,5 @@ class FlashAttention3OfVllm(FlashAttention3):
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         if case.dtype == "fp8" and not case.is_paged:
-            return "fp8 in a cache of pages only"
+            return "no fp8 outside a cache of pages"
         return super().unsupported(case, device)
