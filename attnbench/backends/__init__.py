@@ -75,6 +75,7 @@ _OF_ONE: Mapping[str, str] = {  # backends of one device
     "fa3": "attnbench.backends.flash_attn.fa3:FlashAttention3",
     "fa4": "attnbench.backends.flash_attn.fa4:FlashAttention4",
     "vllm-fa3": "attnbench.backends.flash_attn.fa3_of_vllm:FlashAttention3OfVllm",
+    "vllm-triton": "attnbench.backends.vllm_triton:VllmTriton",
     "sdpa-fa3": "attnbench.backends.pytorch.sdpa_flash:SdpaFlashAttention3",
     "sdpa-fa4": "attnbench.backends.pytorch.sdpa_flash:SdpaFlashAttention4",
     "xformers": "attnbench.backends.xformers:XFormers",

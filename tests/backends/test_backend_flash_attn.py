@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 
-from attnbench.backends.flash_attn.fa3_of_vllm import FlashAttention3OfVllm
 from attnbench.backends.flash_attn.fa4_compiled import mask_mod
 from attnbench.core.case import Case, Shape
 from attnbench.judge import inputs
-from standins import flash_attn, install
+from standins import flash_attn, install, vllm
 from standins.contract import CASES, HOPPER, backend, cases, check
 
 STAND_INS = {
@@ -111,28 +110,13 @@ def test_of_two_builds_in_one_folder_the_last_installed_is_named(
     sys.modules.pop("flash_attn_interface")
 
 
-@pytest.fixture
-def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the extension of a vllm that cannot be imported; its operators compute on a CPU."""
-    (tmp_path / "vllm" / "vllm_flash_attn").mkdir(parents=True)
-    (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('the engine')\n")
-    extension = tmp_path / "vllm" / "vllm_flash_attn" / "_vllm_fa3_C.abi3.so"
-    extension.touch()
-    (tmp_path / "vllm-0.33.0.dist-info").mkdir()
-    (tmp_path / "vllm-0.33.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.33.0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    flash_attn.operators_of_vllm()
-    loaded: list[str] = []
-    monkeypatch.setattr(torch.ops, "load_library", lambda path: loaded.append(str(path)))
-    assert FlashAttention3OfVllm().probe().version == "vllm 0.33.0"
-    assert loaded == [str(extension)]
-    return extension
-
-
-@pytest.mark.usefixtures("vllm")
 @cases("vllm-fa3")
-def test_contract_of_vllm(name: str, case: Case) -> None:
-    check(backend(name), case)
+def test_contract_of_vllm(name: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extension alone is loaded: the package vllm is never imported."""
+    vllm.install(tmp_path, monkeypatch)
+    made = backend(name)
+    assert made.probe().version == "vllm 0.33.0"
+    check(made, case)
 
 
 @pytest.mark.parametrize("config", [None, {}, {"build_flags": 0}])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ CACHE = (
 )
 
 
-def _band(of: Any) -> dict[str, Any]:
+def band(of: Any) -> dict[str, Any]:
     """Return the options of `attend` with common names in all versions from 2 on."""
     left, right = (None if side == -1 else side for side in of.window_size)
     return {"scale": of.softmax_scale, "left": left, "right": 0 if of.causal else right, "softcap": of.softcap}
@@ -59,11 +58,11 @@ OPTIONS_2 = (
 def _dense_2(of: Any) -> Tensor:
     check_half(of.q, of.k, of.v)
     check(not (of.softcap and of.dropout_p), "Softcapping does not support dropout for now")
-    return attend(of.q, of.k, of.v, dropout_p=of.dropout_p, slopes=of.alibi_slopes, **_band(of))[0]
+    return attend(of.q, of.k, of.v, dropout_p=of.dropout_p, slopes=of.alibi_slopes, **band(of))[0]
 
 
 def _varlen_2(of: Any) -> Tensor:
-    options = {"slopes": of.alibi_slopes, "dropout_p": of.dropout_p, **_band(of)}
+    options = {"slopes": of.alibi_slopes, "dropout_p": of.dropout_p, **band(of)}
     if of.block_table is None:
         return _varlen(of, **options)
     check(of.k.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
@@ -78,7 +77,7 @@ def _cached_2(of: Any) -> Tensor:
         flat = (t.flatten(0, 1) for t in (of.k, of.v))
         append_paged(of.k_cache, of.v_cache, *flat, of.block_table, seqlens, range(0, batch * new + 1, new))
         seqlens = seqlens + new
-    return attend_paged(of.q, of.k_cache, of.v_cache, of.block_table, seqlens, slopes=of.alibi_slopes, **_band(of))
+    return attend_paged(of.q, of.k_cache, of.v_cache, of.block_table, seqlens, slopes=of.alibi_slopes, **band(of))
 
 
 def version_2() -> dict[str, ModuleType]:
@@ -114,18 +113,22 @@ def _widened(of: Any, batch: int, *given: Tensor) -> tuple[tuple[Tensor, ...], d
     return wide, {"dtype": torch.bfloat16}
 
 
+def varlen_3(of: Any) -> Tensor:
+    return _varlen(of, **band(of))
+
+
 def _dense_3(of: Any) -> Tensor:
     given, options = _widened(of, len(of.q), of.q, of.k, of.v)
-    return attend(*given, **_band(of), **options)[0]
+    return attend(*given, **band(of), **options)[0]
 
 
-def _schedule_3(of: Any) -> dict[str, Any]:
+def schedule_3(of: Any) -> dict[str, Any]:
     """Return the arguments that get_scheduler_metadata and the call must share."""
     of.cache_seqlens = of.cache_seqlens.tolist()
     return {name: value for name, value in vars(of).items() if not isinstance(value, Tensor)}
 
 
-def _cached_3(of: Any) -> Tensor:
+def cached_3(of: Any) -> Tensor:
     starts, seqlens, batch = of.cu_seqlens_q, of.cache_seqlens, len(of.page_table)
     longest = of.q.shape[1] if starts is None else of.max_seqlen_q
     check(starts is None or longest == int(starts.diff().max()), "max_seqlen_q")
@@ -155,7 +158,7 @@ def _cached_3(of: Any) -> Tensor:
     (q, k, v), options = _widened(of, batch, of.q, of.k_cache, of.v_cache)
     if of.qv is not None:
         q, k = torch.cat([of.qv, q], -1), torch.cat([v, k], -1)
-    return attend_paged(q, k, v, of.page_table, seqlens, starts_q=starts, **_band(of), **options)
+    return attend_paged(q, k, v, of.page_table, seqlens, starts_q=starts, **band(of), **options)
 
 
 def version_3(*left_out: str) -> dict[str, ModuleType]:
@@ -164,21 +167,21 @@ def version_3(*left_out: str) -> dict[str, ModuleType]:
     functions = {
         "flash_attn_func": function(f"q, k, v, {OPTIONS_3}", _dense_3),
         "flash_attn_varlen_func": function(
-            f"q, k, v, {LENGTHS}, seqused_q=None, seqused_k=None, {OPTIONS_3}", lambda of: _varlen(of, **_band(of))
+            f"q, k, v, {LENGTHS}, seqused_q=None, seqused_k=None, {OPTIONS_3}", varlen_3
         ),
         "flash_attn_with_kvcache": function(
             f"q, k_cache, v_cache, {CACHE.format('qv=None, ')}, page_table=None, cu_seqlens_q=None, "
             f"cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None, {DESCALE_3}, softmax_scale=None, "
             "causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True, "
             "scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False",
-            _cached_3,
+            cached_3,
         ),
         "get_scheduler_metadata": function(
             "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens, "
             "qkv_dtype=None, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None, "
             "page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1), attention_chunk=0, "
             "has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0",
-            _schedule_3,
+            schedule_3,
         ),
     }
     config = {"CONFIG": {"build_flags": flags | dict.fromkeys(left_out, True)}}
@@ -190,59 +193,6 @@ LEFT_OUT_OF_TOKENSPEED = (
     *(f"FLASHATTENTION_DISABLE_{switch}" for switch in ("BACKWARD", "SOFTCAP", "HDIM96", "SM8x")),
     *(f"FLASH_ATTENTION_DISABLE_{switch}" for switch in ("HDIMDIFF64", "HDIMDIFF192")),
 )
-
-# The operators of vllm 0.33.0, as torch.ops._vllm_fa3_C.fwd and get_scheduler_metadata print their schemas
-FWD_OF_VLLM = (
-    "fwd(Tensor! q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor!? out, "
-    "Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? seqused_k, "
-    "int? max_seqlen_q, int? max_seqlen_k, Tensor? page_table, Tensor? kv_batch_idx, Tensor? leftpad_k, "
-    "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? seqlens_rotary, Tensor? q_descale, Tensor? k_descale, "
-    "Tensor? v_descale, float softmax_scale, bool is_causal, int window_size_left, int window_size_right, "
-    "float softcap, bool is_rotary_interleaved, Tensor? scheduler_metadata, int num_splits, bool? pack_gqa, "
-    "int sm_margin, Tensor? s_aux, int cp_world_size, int cp_rank, Tensor? cp_tot_seqused_k) -> Tensor[]"
-)
-SCHEDULE_OF_VLLM = (
-    "get_scheduler_metadata(int batch_size, int max_seqlen_q, int max_seqlen_k, int num_heads, int num_heads_k, "
-    "int headdim, int headdim_v, ScalarType qkv_dtype, Tensor seqused_k, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, "
-    "Tensor? cu_seqlens_k_new, Tensor? seqused_q, Tensor? leftpad_k, int? page_size, int max_seqlen_k_new, "
-    "bool is_causal, int window_size_left, int window_size_right, bool has_softcap, int num_splits, bool? pack_gqa, "
-    "int sm_margin) -> Tensor"
-)
-
-
-@functools.cache
-def operators_of_vllm() -> torch.library.Library:
-    """Define the operators of vLLM's build, with their schemas, for a CPU; once in a process."""
-    schedules: list[dict[str, Any]] = []
-
-    def bind(schema: str, given: tuple[Any, ...]) -> SimpleNamespace:
-        names = [part.split()[-1] for part in schema.partition("(")[2].partition(")")[0].split(", ")]
-        of = SimpleNamespace(**dict(zip(names, given, strict=True)))
-        of.window_size, of.causal = (of.window_size_left, of.window_size_right), of.is_causal
-        return of
-
-    def fwd(*given: Any) -> list[Tensor]:
-        of = bind(FWD_OF_VLLM, given)
-        check(of.k_new is None, "This flash attention build does not support appending KV.")
-        check(of.cp_world_size == 1 and of.num_splits == 0, "one device, and splits by the schedule")
-        if of.page_table is None:
-            check(of.cu_seqlens_q is not None, "This flash attention build only supports varlen")
-            return [_varlen(of, **_band(of))]
-        of.scheduler_metadata = schedules[int(of.scheduler_metadata)]
-        of.k_cache, of.v_cache, of.cache_seqlens, of.qv, of.k = of.k, of.v, of.seqused_k, of.q_v, None
-        return [_cached_3(of)]
-
-    def schedule(*given: Any) -> Tensor:
-        of = bind(SCHEDULE_OF_VLLM, given)
-        of.num_heads_q, of.num_heads_kv, of.cache_seqlens = of.num_heads, of.num_heads_k, of.seqused_k
-        schedules.append(_schedule_3(of))
-        return torch.tensor(len(schedules) - 1, dtype=torch.int32)
-
-    library = torch.library.Library("_vllm_fa3_C", "DEF")
-    for schema, compute in ((FWD_OF_VLLM, fwd), (SCHEDULE_OF_VLLM, schedule)):
-        library.define(schema)
-        library.impl(schema.partition("(")[0], compute, "CPU")
-    return library
 
 
 DENSE_4 = (
@@ -273,7 +223,7 @@ class BlockSparseTensorsTorch(NamedTuple):
 
 def _options_4(of: Any) -> dict[str, Any]:
     """Return the options of `attend`; a score_mod is called for each head."""
-    options = _band(of) | {"sink": of.learnable_sink}
+    options = band(of) | {"sink": of.learnable_sink}
     if of.score_mod is None:
         return options
     check(of.score_mod_bwd is not None or not of.q.requires_grad, "score_mod_bwd is required")
