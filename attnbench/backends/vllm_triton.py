@@ -18,7 +18,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.limits import Limits
-from attnbench.backends.paste import PAGES_THD, Paste
+from attnbench.backends.paste import FLASH, PAGES_THD, Paste
 from attnbench.backends.shared.libraries import Library, installed_version
 from attnbench.backends.shared.masks import flash_window
 from attnbench.core import pages
@@ -42,7 +42,7 @@ class VllmTriton(Library):
     module = "vllm"
     distributions: ClassVar = ("vllm",)
     uses: ClassVar = ("triton",)
-    install = "pip install --no-deps vllm  # its kernel is imported without the engine"
+    install = "pip install --no-deps vllm  # its kernels are loaded without the engine"
     limits: ClassVar = Limits(
         headdim=(32, 256), backward=False, window=True, softcap=True, sink=True, ragged=True, page_sizes=(16,)
     )
@@ -51,15 +51,14 @@ class VllmTriton(Library):
     paste = Paste(
         ("from vllm.v1.attention.ops.triton_unified_attention import unified_attention",),
         {
-            "paged": PAGES_THD + 'options = {"softmax_scale": q.shape[-1] ** -0.5, "causal": False, "softcap": 0}\n'
-            "options |= dict(window_size=(-1, -1){options})\n"
+            "paged": PAGES_THD + "options = dict(causal=False, window_size=(-1, -1), softcap=0)\n"
+            "options = dict(options{options})\n"
+            "# For few queries as measured: seq_threshold_3D, num_par_softmax_segments and softmax_segm_*, too\n"
             "out = q.new_empty(q.shape)\nunified_attention(\n    q, k_cache, v_cache, out, cu_seqlens_q, max_seqlen_q, "
             "seqlens_k, max_seqlen_k, block_table=page_table,\n    q_descale=None, k_descale=None, v_descale=None, "
             "**options\n)"
         },
-        causal="causal=True",
-        softcap="softcap={softcap}",
-        scale="softmax_scale={scale}",
+        **FLASH,
         sink="sinks=sink",
     )
 

@@ -113,8 +113,8 @@ def operators() -> torch.library.Library:
 
 def _unified(of: Any) -> None:
     check(of.window_size[1] <= 0 and (of.causal or of.window_size == (-1, -1)), "a window is causal")
-    rows = of.softmax_segm_max.shape[0]
-    check(rows >= len(of.q) or of.max_seqlen_q > 8 or len(of.seqused_k) > of.seq_threshold_3D, "scratch")
+    if of.softmax_segm_max is not None and of.max_seqlen_q <= 8 and len(of.seqused_k) <= of.seq_threshold_3D:
+        check(of.softmax_segm_max.shape[0] >= len(of.q), "scratch for split keys")
     band = flash_attn.band(of) | {"sink": of.sinks}
     of.out.copy_(attend_paged(of.q, of.k, of.v, of.block_table, of.seqused_k, starts_q=of.cu_seqlens_q, **band))
 

@@ -87,7 +87,7 @@ class FlashAttention3OfVllm(FlashAttention3):
     module = "vllm"
     distributions: ClassVar = ("vllm",)
     required_name = ""
-    install = "pip install --no-deps vllm  # its flash-attn 3 is loaded without the engine"
+    install = "pip install --no-deps vllm  # its kernels are loaded without the engine"
     limits: ClassVar = replace(FlashAttention3.limits, backward=False, append=False)
     extension = "_vllm_fa3_C."
     packs = True
