@@ -16,7 +16,7 @@ import torch
 from attnbench.backends.flash_attn.fa4_compiled import mask_mod
 from attnbench.core.case import Case, Shape
 from attnbench.judge import inputs
-from standins import flash_attn, install, vllm
+from standins import engines, flash_attn, install
 from standins.contract import CASES, HOPPER, backend, cases, check
 
 STAND_INS = {
@@ -110,12 +110,12 @@ def test_of_two_builds_in_one_folder_the_last_installed_is_named(
     sys.modules.pop("flash_attn_interface")
 
 
-@cases("vllm-fa3")
-def test_contract_of_vllm(name: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The extension alone is loaded: the package vllm is never imported."""
-    vllm.install(tmp_path, monkeypatch)
+@cases("vllm-fa3", "sglang-fa3")
+def test_contract_of_engines(name: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extension alone is loaded: the engine's package is never imported."""
+    engines.install(tmp_path, monkeypatch)
     made = backend(name)
-    assert made.probe().version == "vllm 0.33.0"
+    assert made.probe().version == {"vllm-fa3": "vllm 0.33.0", "sglang-fa3": "sglang-kernel 0.4.10"}[name]
     check(made, case)
 
 

@@ -9,14 +9,14 @@ import pytest
 import triton
 
 from attnbench.core.case import Case
-from standins import vllm
+from standins import engines
 from standins.contract import backend, cases, check
 
 
 @cases("vllm-triton")
 def test_contract(name: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel is imported without the engine, and leaves no module of it behind."""
-    vllm.install(tmp_path, monkeypatch)
+    engines.install(tmp_path, monkeypatch)
     made = backend(name)
     assert made.probe().version == f"vllm 0.33.0, triton {triton.__version__}"
     check(made, case)

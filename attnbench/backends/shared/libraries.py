@@ -55,13 +55,15 @@ class Library(BackendBase):
     def probe(self) -> Probe:
         if importlib.util.find_spec("torch") is None:  # some libraries can be imported without torch
             return super().probe()
+        build, version = installed_build(self.distributions, self.module)
+        found = self._judged(build, version)
+        if not found.usable:
+            return found
         try:
             module = self.load()
         except Exception as error:  # a broken extension may raise any error
             return probe_of_failed_import(self.module, error, self.install, self.distributions)
-        build, version = installed_build(self.distributions, self.module)
-        found = self._judged(build, version)
-        if found.usable and self.required_name and not hasattr(module, self.required_name):
+        if self.required_name and not hasattr(module, self.required_name):
             named = f"{self.module} {version}" if version else self.module
             reason = f"{named} has no {self.required_name}: another version is needed"
             return Probe(reason=reason, install=_with_pip_options(self.install, UPGRADE))
