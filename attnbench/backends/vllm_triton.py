@@ -77,11 +77,13 @@ class VllmTriton(Library):
         )
 
     def unsupported(self, case: Case, device: Device) -> str | None:
+        if reason := super().unsupported(case, device):
+            return reason
         if not case.is_paged:
             return "keys and values in a cache of pages only (--page-size)"
         if flash_window(case) != (-1, -1) and not case.causal:
             return "no sliding window without a causal mask"
-        return super().unsupported(case, device)
+        return None
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         import torch

@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from attnbench.backends.flash_attn.fa3 import FlashAttention3
-from attnbench.backends.paste import FLASH, PAGES_THD, THD, Paste
+from attnbench.backends.flash_attn.fa3 import CACHED, FlashAttention3
+from attnbench.backends.paste import FLASH, PAGES, PAGES_THD, THD, Paste
+from attnbench.backends.shared.libraries import VARLEN
 from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
@@ -120,9 +121,9 @@ class Sglang(OfEngine):
             "from sgl_kernel.flash_attn import flash_attn_with_kvcache",
         ),
         {
-            "ragged": f"{THD}out = flash_attn_varlen_func(\n    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, "
-            "max_seqlen_k{options}\n)",
-            "paged": FlashAttention3.paste.calls["paged"] if FlashAttention3.paste else "",
+            "ragged": f"{THD}out = {VARLEN}",
+            "paged": f"{PAGES}{CACHED}{{options}}\n)",
+            "unlike": f"{PAGES_THD}{CACHED},\n    cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q{{options}}\n)",
         },
         **FLASH,
     )
