@@ -76,7 +76,7 @@ class FlashAttention3(Library):
     )
     efficiency = 0.75
     module = "flash_attn_interface"
-    distributions: ClassVar = ("flash-attn-3", "tokenspeed-fa3", "flashattn-hopper")
+    distributions: ClassVar[tuple[str, ...]] = ("flash-attn-3", "tokenspeed-fa3", "flashattn-hopper")
     required_name = "flash_attn_func"
     install = "attnbench env create fa3  # a wheel without backward; --build compiles one, with nvcc"
     limits: ClassVar = Limits(

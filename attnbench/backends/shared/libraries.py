@@ -216,8 +216,8 @@ def installed_build(distributions: tuple[str, ...], module: str) -> tuple[str, s
     present = [(name, version) for name in distributions if (version := installed_version((name,)))]
     if len(present) > 1:
         spec = importlib.util.find_spec(module.partition(".")[0])
-        if spec and spec.origin:
-            present.sort(key=lambda build: not _has_file(build[0], Path(spec.origin)))
+        origin = Path(spec.origin if spec and spec.origin else "")
+        present.sort(key=lambda build: not _has_file(build[0], origin))
     return present[0] if present else (distributions[0], None)
 
 
