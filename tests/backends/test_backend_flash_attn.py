@@ -119,6 +119,21 @@ def test_contract_of_engines(name: str, case: Case, tmp_path: Path, monkeypatch:
     check(made, case)
 
 
+def test_why_an_engines_extension_does_not_go_with_a_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is the loader's, which newer torch has as the cause of its own error."""
+    engines.install(tmp_path, monkeypatch)
+
+    def load(path: str) -> None:
+        try:
+            raise OSError(f"{Path(path).name}: undefined symbol: _ZN3c104cuda29c10_cuda_check_implementation")
+        except OSError as error:
+            raise OSError(f"Could not load this library: {path}") from error
+
+    monkeypatch.setattr(torch.ops, "load_library", load)
+    reason = "sgl_kernel is built for another torch (flash_ops.abi3.so: undefined symbol: _ZN3c104cuda"
+    assert str(backend("sglang-fa3").probe().reason).startswith(reason)
+
+
 @pytest.mark.parametrize("config", [None, {}, {"build_flags": 0}])
 def test_a_build_of_fa3_that_does_not_say_is_refused_nothing(
     monkeypatch: pytest.MonkeyPatch, config: dict[str, int] | None

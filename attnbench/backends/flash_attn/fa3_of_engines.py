@@ -83,7 +83,10 @@ class OfEngine(FlashAttention3):
         if spec is None or not spec.submodule_search_locations:
             raise ModuleNotFoundError(f"No module named {self.module!r}", name=self.module)
         folder = Path(spec.submodule_search_locations[0], self.folder)
-        torch.ops.load_library(next(folder.glob(f"{self.extension}*"), folder / f"{self.extension}abi3.so"))
+        try:
+            torch.ops.load_library(next(folder.glob(f"{self.extension}*"), folder / f"{self.extension}abi3.so"))
+        except OSError as error:
+            raise error.__cause__ or error from None  # newer torch gives the reason there only
         return Operators(getattr(torch.ops, self.operators))
 
     def find_left_out(self) -> frozenset[str]:
