@@ -66,7 +66,7 @@ class XFormers(Library):
     operator = ""  # module of xformers.ops.fmha with FwOp and perhaps BwOp; "" if xFormers chooses
     module = "xformers.ops"
     distributions: ClassVar = ("xformers",)
-    uses: ClassVar = ("flash-attn", "flash-attn-3")
+    uses: ClassVar = ("flash-attn", *FlashAttention3.distributions)
     install = "pip install xformers  # its wheel is for CUDA 12; beside a CUDA 13 torch: attnbench env create xformers"
     min_version = "0.0.28"
     limits: ClassVar = Limits(

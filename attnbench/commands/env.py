@@ -31,37 +31,44 @@ def create(
         Path | None,
         typer.Option(metavar="PATH", help="Of fa3: a clone of flash-attention to build, or a wheel built from one."),
     ] = None,
+    build: Annotated[
+        bool, typer.Option("--build", help="Of fa3: compile it, with a backward, where a wheel without one exists.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands, and run none.")] = False,
 ) -> None:
     """Create a virtual environment with a library's packages, which also sees the torch that is installed here.
 
-    fa3 is compiled from source for Hopper, which takes minutes to an hour. FLASH_ATTENTION_DISABLE_FP16=FALSE and such
-    variables choose what is built, MAX_JOBS how many files at a time; --dry-run shows them.
+    fa3 is for Hopper. With a torch for CUDA 13 it is a wheel without backward; otherwise, or with --build, it is
+    compiled, which takes minutes to an hour. FLASH_ATTENTION_DISABLE_FP16=FALSE and such variables choose what is
+    built, MAX_JOBS how many files at a time; --dry-run shows them.
 
     Later runs start the backends of that library in it. --python and the interpreters of a suite have priority.
 
     attnbench env create fa4
-    attnbench env create fa3 --dry-run
+    attnbench env create fa3 --build --dry-run
     attnbench env create fa4 -- --no-index --find-links wheels/
 
     Exit code 1: none of its backends can be used in the new environment.
     """
     from attnbench.backends import BACKENDS
     from attnbench.render.progress.progress_line import ProgressLine
-    from attnbench.run import venvs
+    from attnbench.run import fa3_build, venvs
     from attnbench.run.select import Chosen
     from attnbench.run.session import Session
 
     if dry_run:
-        made, steps = venvs.planned(name, path, pip or (), source)
+        made, steps = venvs.planned(name, path, pip or (), source, build=build)
         print(f"{sys.executable} -m venv --without-pip {made.path}")
         print(f"# {made.path} sees the packages of {sys.executable} through {venvs.PRESENT}")
         for step in steps:
             print(step)
+        if made.requirements == (fa3_build.READY,):
+            print(f"# {fa3_build.LACKS}")
         return
     with live(ProgressLine, "the environment was made") as line:
         made = venvs.create(
-            name, path, pip or (), lambda said: line.say(said, also_in_a_pipe=said.startswith("compiled")), source
+            *(name, path, pip or (), lambda said: line.say(said, also_in_a_pipe=said.startswith("compiled")), source),
+            build=build,
         )
         names = venvs.backends_of(made.name)
         chosen = Chosen({name: BACKENDS[name] for name in names}, dict.fromkeys(names, made.python))
@@ -73,6 +80,8 @@ def create(
     print(f"{made.name}: {made.path}, with torch {made.torch}; {how}")
     for backend, probe in probes.items():
         print(f"  {backend}: {probe.why_not or probe.version}")
+    if any(fa3_build.WHEEL in str(probe.version) for probe in probes.values()):
+        print(f"  {fa3_build.LACKS}")
     for wheel in Path(made.path, "wheels").glob("*.whl"):
         print(f"  the wheel is {wheel}: --source installs it elsewhere, pip install --no-deps beside other libraries")
     raise typer.Exit(0 if usable else EXIT_NOTHING_MEASURED)

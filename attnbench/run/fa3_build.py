@@ -1,12 +1,13 @@
-"""The build of flash-attn 3 from source: requirements, switches and commands.
+"""Flash-attn 3 for Hopper: the wheel of a package index, or a build from source with its switches and commands.
 
-No package index has it with a backward. A wheel is built from one commit of its repository, for Hopper, by its
-setup.py. The wheel depends on the major version of CUDA, but on no version of torch (2.9 or newer) or Python.
+The wheel tokenspeed-fa3 has no backward. A build with one takes one commit of flash-attn's repository and its setup.py.
+Both depend on the major version of CUDA, but on no version of torch (2.9 or newer) or Python.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -19,6 +20,12 @@ from attnbench.core.errors import UserError
 
 REPOSITORY = "https://github.com/Dao-AILab/flash-attention"
 COMMIT = "0251105a2fb19d2957484b7f023cd8c115286ced"  # main of 2026-08-15; its csrc/cutlass is 7127592 (4.3.4)
+WHEEL = "tokenspeed-fa3"
+READY = f"{WHEEL}==3.0.0.post20260810"  # has wheels for Linux and CUDA 13, on x86-64 and Arm
+LACKS = (
+    f"{WHEEL} has no backward, softcap or MLA; attnbench env create fa3 --build compiles flash-attn 3, by default with "
+    "the backward and without pages"
+)
 # Features left out, unless the environment says otherwise. Each kept dtype, head dim and feature multiplies the files,
 # each of which takes 1 to 3 minutes of a core.
 LEFT_OUT = (
@@ -27,6 +34,12 @@ LEFT_OUT = (
     "SM80",  # kernels for Ampere
 )
 BYTES_A_JOB = 7e9  # memory of one compilation, up to 6.2 GiB
+
+
+def has_wheel(cuda: str | None) -> bool:
+    """Return whether READY has a wheel for this machine and torch's version of CUDA."""
+    known = ("x86_64", "aarch64")
+    return (cuda or "").partition(".")[0] == "13" and platform.system() == "Linux" and platform.machine() in known
 
 
 def variables(toolkit: str, cuda: str, commit: str | None) -> Mapping[str, str]:
@@ -72,7 +85,7 @@ def commit_of(clone: Path) -> str | None:
 def check_source(source: Path) -> None:
     """Raise UserError where a path is neither a clone of flash-attention with CUTLASS nor a wheel of flash-attn 3."""
     if source.suffix == ".whl":
-        if not (source.is_file() and source.name.startswith("flash_attn_3-")):
+        if not (source.is_file() and source.name.startswith(("flash_attn_3-", "tokenspeed_fa3-"))):
             raise UserError(f"--source: {source} is not a wheel of flash-attn 3 (flash_attn_3-*.whl)")
     elif not (source / "hopper" / "setup.py").is_file():
         raise UserError(f"--source: {source} is not a clone of {REPOSITORY} (it has no hopper/setup.py)")

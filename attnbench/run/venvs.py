@@ -4,7 +4,7 @@ An environment holds the packages of one of attnbench's extras. It also sees, af
 interpreter that created it, torch above all, through a .pth file. pip counts that torch as installed, and is asked for
 its version. uv is not used, because it does not see packages that a .pth file adds, and would install another torch.
 
-flash-attn 3 has no extra, since no package index has it: its environment builds a wheel from source (fa3_build.py).
+flash-attn 3 has no extra: its environment has a wheel of a package index, or builds one from source (fa3_build.py).
 
 A file lists the created environments, so that later runs use them.
 """
@@ -186,13 +186,19 @@ def requirements(extra: str, cuda: str | None = None, declared: Sequence[str] | 
 
 
 def create(
-    name: str, path: Path | None, options: Sequence[str], say: Callable[[str], None], source: Path | None = None
+    name: str,
+    path: Path | None,
+    options: Sequence[str],
+    say: Callable[[str], None],
+    source: Path | None = None,
+    *,
+    build: bool = False,
 ) -> Venv:
     """Create the environment for an extra or a backend, list it, and return it. On failure nothing is left behind.
 
-    `options` are passed to pip, `say` receives progress, and `source` is as for `planned`. Raises UserError.
+    `options` are passed to pip, `say` receives progress, `source` and `build` are as for `planned`. Raises UserError.
     """
-    made, steps = planned(name, path, options, source)
+    made, steps = planned(name, path, options, source, build=build)
     folder = Path(made.path)
     try:
         say(f"making {folder}")
@@ -223,11 +229,13 @@ def create(
 
 
 def planned(
-    name: str, path: Path | None, options: Sequence[str], source: Path | None = None
+    name: str, path: Path | None, options: Sequence[str], source: Path | None = None, *, build: bool = False
 ) -> tuple[Venv, Sequence[Step]]:
     """Return the environment that `create` would make, and its commands after `python -m venv`.
 
-    `source`, for flash-attn 3 only, is a wheel, or a clone of its repository, which is built and keeps compiled files.
+    Flash-attn 3 is the wheel of a package index where there is one. With `build` it is compiled; `source` is a wheel,
+    or a clone of its repository, which is built and keeps compiled files.
+
     Raises UserError where the environment cannot be made.
     """
     extra = extra_for(name)
@@ -238,15 +246,19 @@ def planned(
     path = (path or data_folder() / "envs" / extra).absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise UserError(f"{path} is there already and is not empty; choose another --path")
-    if source and extra != FROM_SOURCE:
-        raise UserError(f"--source: {extra} is installed by pip; give its options after --: -- --find-links FOLDER")
+    if (source or build) and extra != FROM_SOURCE:
+        option = "--source" if source else "--build"
+        raise UserError(f"{option}: {extra} is installed by pip; give its options after --: -- --find-links FOLDER")
     torch, cuda = _present_torch()
     wheel = source.absolute() if source and source.suffix == ".whl" else None
     if source:
         fa3_build.check_source(source)
-    toolkit = fa3_build.cuda_toolkit(extra, torch, cuda) if extra in NEED_TOOLKIT and not wheel else None
-    if extra == FROM_SOURCE:
-        wanted: tuple[str, ...] = (str(wheel or path / "wheels" / WHEEL),)
+    ready = extra == FROM_SOURCE and not source and not build and fa3_build.has_wheel(cuda)
+    toolkit = fa3_build.cuda_toolkit(extra, torch, cuda) if extra in NEED_TOOLKIT and not wheel and not ready else None
+    if ready:
+        wanted: tuple[str, ...] = (fa3_build.READY,)
+    elif extra == FROM_SOURCE:
+        wanted = (str(wheel or path / "wheels" / WHEEL),)
     else:
         wanted = requirements(extra, cuda)
     made = Venv(extra, str(path), wanted, torch, date.today().isoformat())

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import torch
 
 PACKAGES = (
-    *("triton", "flash-attn", "flash-attn-3", "flash-attn-4", "xformers", "flashinfer-python"),
-    *("nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "transformer-engine", "transformers"),
+    *("triton", "flash-attn", "flash-attn-3", "tokenspeed-fa3", "flash-attn-4", "xformers", "flashinfer-python"),
+    *("vllm", "nvidia-cudnn-frontend", "nvidia-cutlass-dsl", "transformer-engine", "transformers"),
 )
 FAKE_MEMORY = 80 * 2**30  # bytes of memory of the simulated device
 FAKE_RATES = {"bf16": 800e12, "fp16": 800e12, "fp32": 50e12, "fp8": 1600e12}  # FLOP/s

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import importlib.metadata
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +16,7 @@ import torch
 from attnbench.backends.flash_attn.fa4_compiled import mask_mod
 from attnbench.core.case import Case, Shape
 from attnbench.judge import inputs
-from standins import flash_attn, install
+from standins import engines, flash_attn, install
 from standins.contract import CASES, HOPPER, backend, cases, check
 
 STAND_INS = {
@@ -70,6 +73,65 @@ def test_builds_of_fa3_are_told_apart_by_their_code(monkeypatch: pytest.MonkeyPa
     file.hash = importlib.metadata.FileHash(f"sha256={digest}")
     monkeypatch.setattr(importlib.metadata, "files", lambda _: [importlib.metadata.PackagePath("x.py"), file])
     assert backend("fa3").probe().version == "flash-attn-3 3.0.0, code 12345678"
+
+
+TOKENSPEED = (flash_attn.version_3(*flash_attn.LEFT_OUT_OF_TOKENSPEED), flash_attn.VERSIONS_TOKENSPEED)
+
+
+@cases("fa3")
+def test_contract_of_the_wheel(name: str, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the wheel tokenspeed-fa3 the backend computes all cases that it does not refuse."""
+    install(monkeypatch, *TOKENSPEED)
+    made = backend(name)
+    assert made.probe().version == "tokenspeed-fa3 3.0.0.post20260810, without HDIM96 HDIMDIFF192"
+    refused = made.unsupported(case, HOPPER)
+    if case.has_backward or case.softcap or case.latent:
+        assert str(refused).startswith("this build leaves out")
+    else:
+        assert refused is None
+        check(made, case)
+
+
+def test_of_two_builds_in_one_folder_the_last_installed_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The build of a module is the distribution whose list of files has the module's file with its hash."""
+    module, code = tmp_path / "flash_attn_interface.py", base64.urlsafe_b64encode(b"\1" * 32).decode().rstrip("=")
+    for name, text in (("flash-attn-3", "old"), ("tokenspeed-fa3", "def flash_attn_func(): ...")):
+        module.write_text(text)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).decode().rstrip("=")
+        info = tmp_path / f"{name.replace('-', '_')}-3.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Name: {name}\nVersion: 3\n")
+        (info / "RECORD").write_text(f"{module.name},sha256={digest},\nflash_attn_3/_C.abi3.so,sha256={code},\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "flash_attn_interface", raising=False)
+    assert backend("fa3").probe().version == "tokenspeed-fa3 3, code 01010101"
+    sys.modules.pop("flash_attn_interface")
+
+
+@cases("vllm-fa3", "sglang-fa3")
+def test_contract_of_engines(name: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The extension alone is loaded: the engine's package is never imported."""
+    engines.install(tmp_path, monkeypatch)
+    made = backend(name)
+    assert made.probe().version == {"vllm-fa3": "vllm 0.33.0", "sglang-fa3": "sglang-kernel 0.4.10"}[name]
+    check(made, case)
+
+
+def test_why_an_engines_extension_does_not_go_with_a_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason is the loader's, which newer torch has as the cause of its own error."""
+    engines.install(tmp_path, monkeypatch)
+
+    def load(path: str) -> None:
+        try:
+            raise OSError(f"{Path(path).name}: undefined symbol: _ZN3c104cuda29c10_cuda_check_implementation")
+        except OSError as error:
+            raise OSError(f"Could not load this library: {path}") from error
+
+    monkeypatch.setattr(torch.ops, "load_library", load)
+    reason = "sgl_kernel is built for another torch (flash_ops.abi3.so: undefined symbol: _ZN3c104cuda"
+    assert str(backend("sglang-fa3").probe().reason).startswith(reason)
 
 
 @pytest.mark.parametrize("config", [None, {}, {"build_flags": 0}])

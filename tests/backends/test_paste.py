@@ -21,7 +21,7 @@ from attnbench.backends.base import BackendBase
 from attnbench.core.backend import cu_seqlens, refusal
 from attnbench.core.case import Case, Shape
 from attnbench.judge import inputs
-from standins import cudnn, flash_attn, flashinfer, install, torch_attention, xformers
+from standins import cudnn, engines, flash_attn, flashinfer, install, torch_attention, xformers
 from standins.contract import CPU, HOPPER, backend
 
 # backends without code: simulated; a graph with six scales; whole models; several processes
@@ -67,6 +67,9 @@ STAND_INS: dict[str, dict[str, Any]] = {
     "fa2": flash_attn.version_2(),
     "fa3": flash_attn.version_3(),
     "fa4": flash_attn.version_4(),
+    "sglang-fa3": engines.functions(),
+    "vllm-fa3": engines.functions(),
+    "vllm-triton": engines.functions(),
     "cudnn": cudnn.version_1_32(),
     **{name: xformers.version_0_0_35() for name in NAMES if name.startswith("xformers")},
     **{name: flashinfer.version_0_6_13() for name in NAMES if name.startswith("flashinfer")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -96,7 +97,7 @@ def test_it_is_built_installed_and_probed(
 
 
 def test_the_commands_are_shown_and_not_run(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    env.create("fa3", ["--retries", "0"], here / "env", dry_run=True)
+    env.create("fa3", ["--retries", "0"], here / "env", build=True, dry_run=True)
     lines = capsys.readouterr().out.splitlines()
     assert not (here / "env").exists()
     git = f"git -C {here}/env/src/flash-attention"
@@ -112,6 +113,26 @@ def test_the_commands_are_shown_and_not_run(here: Path, capsys: pytest.CaptureFi
     assert f" --retries 0 {here}/env/wheels/flash_attn_3-*.whl torch==" in install
     env.create("cudnn", None, here / "env", dry_run=True)
     assert " nvidia-cudnn-frontend>=1.14" in capsys.readouterr().out.replace("'", "")
+
+
+@pytest.mark.parametrize(("cuda", "machine"), [("13.0", "x86_64"), ("13.2", "aarch64"), ("12.8", "x86_64")])
+def test_a_wheel_is_taken_where_there_is_one(
+    here: Path, cuda: str, machine: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A torch for CUDA 13 gets the wheel without nvcc, with a line about what it lacks; others get a build."""
+    shutil.rmtree(here / "cuda")
+    toolkit(here / "cuda", cuda)
+    if has_wheel := cuda.startswith("13"):
+        monkeypatch.setenv("CUDA_HOME", "/nowhere")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(venvs, "_present_torch", lambda: ("2.11.0", cuda))
+    env.create("fa3", None, here / "env", dry_run=True)
+    said = capsys.readouterr().out
+    lines = [line for line in said.splitlines() if "pip" in line and not line.startswith("#")]
+    if has_wheel:
+        assert lines[-1].endswith("-progress-bar off tokenspeed-fa3==3.0.0.post20260810 torch==2.11.0")
+    assert ("tokenspeed-fa3 has no backward, softcap or MLA; " in said) == has_wheel
+    assert ("nvcc" not in said and "hopper" not in said) == has_wheel
 
 
 def test_what_pip_compiles_gets_the_toolkit_and_the_headers_of_torchs_libraries(
@@ -158,7 +179,7 @@ def test_what_is_missing_is_one_line(here: Path, missing: str, said: str, monkey
         case _:
             monkeypatch.setattr(venvs, "_present_torch", lambda: ("2.13.0+cpu", None))
     with pytest.raises(UserError, match=said) as error:
-        venvs.planned("fa3", here / "env", [])
+        venvs.planned("fa3", here / "env", [], build=True)
     assert str(error.value).startswith("env create fa3: ")
     assert "\n" not in str(error.value)
 
@@ -194,6 +215,8 @@ def test_a_source_that_is_none(here: Path) -> None:
     ):
         with pytest.raises(UserError, match=said):
             venvs.planned("fa3", here / "env", [], source)
+    with pytest.raises(UserError, match="--build: fa4 is installed by pip"):
+        venvs.planned("fa4", here / "env", [], build=True)
     with pytest.raises(UserError, match="--source: fa4 is installed by pip"):
         venvs.planned("fa4", here / "env", [], half)
 

@@ -95,7 +95,7 @@ def test_one_whose_backends_cannot_be_used_is_not_said_to_run(
 ) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "python").symlink_to(os.path.realpath(sys.executable))
-    monkeypatch.setattr(venvs, "create", lambda *_: replace(MADE, path=str(tmp_path)))
+    monkeypatch.setattr(venvs, "create", lambda *_, **__: replace(MADE, path=str(tmp_path)))
     with pytest.raises(typer.Exit) as done:
         env.create("fa4")
     assert done.value.exit_code == 1

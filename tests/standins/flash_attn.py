@@ -14,6 +14,7 @@ from standins.attend import append_paged, attend, attend_paged, attend_varlen, c
 VERSIONS_1 = {"flash-attn": "1.0.9"}
 VERSIONS_2 = {"flash-attn": "2.8.3.post1"}
 VERSIONS_3 = {"flash-attn-3": "3.0.0"}
+VERSIONS_TOKENSPEED = {"tokenspeed-fa3": "3.0.0.post20260810"}
 VERSIONS_4 = {"flash-attn-4": "4.0.0b36"}
 LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
 CACHE = (
@@ -21,7 +22,7 @@ CACHE = (
 )
 
 
-def _band(of: Any) -> dict[str, Any]:
+def band(of: Any) -> dict[str, Any]:
     """Return the options of `attend` with common names in all versions from 2 on."""
     left, right = (None if side == -1 else side for side in of.window_size)
     return {"scale": of.softmax_scale, "left": left, "right": 0 if of.causal else right, "softcap": of.softcap}
@@ -57,11 +58,11 @@ OPTIONS_2 = (
 def _dense_2(of: Any) -> Tensor:
     check_half(of.q, of.k, of.v)
     check(not (of.softcap and of.dropout_p), "Softcapping does not support dropout for now")
-    return attend(of.q, of.k, of.v, dropout_p=of.dropout_p, slopes=of.alibi_slopes, **_band(of))[0]
+    return attend(of.q, of.k, of.v, dropout_p=of.dropout_p, slopes=of.alibi_slopes, **band(of))[0]
 
 
 def _varlen_2(of: Any) -> Tensor:
-    options = {"slopes": of.alibi_slopes, "dropout_p": of.dropout_p, **_band(of)}
+    options = {"slopes": of.alibi_slopes, "dropout_p": of.dropout_p, **band(of)}
     if of.block_table is None:
         return _varlen(of, **options)
     check(of.k.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
@@ -76,7 +77,7 @@ def _cached_2(of: Any) -> Tensor:
         flat = (t.flatten(0, 1) for t in (of.k, of.v))
         append_paged(of.k_cache, of.v_cache, *flat, of.block_table, seqlens, range(0, batch * new + 1, new))
         seqlens = seqlens + new
-    return attend_paged(of.q, of.k_cache, of.v_cache, of.block_table, seqlens, slopes=of.alibi_slopes, **_band(of))
+    return attend_paged(of.q, of.k_cache, of.v_cache, of.block_table, seqlens, slopes=of.alibi_slopes, **band(of))
 
 
 def version_2() -> dict[str, ModuleType]:
@@ -112,18 +113,22 @@ def _widened(of: Any, batch: int, *given: Tensor) -> tuple[tuple[Tensor, ...], d
     return wide, {"dtype": torch.bfloat16}
 
 
+def varlen_3(of: Any) -> Tensor:
+    return _varlen(of, **band(of))
+
+
 def _dense_3(of: Any) -> Tensor:
     given, options = _widened(of, len(of.q), of.q, of.k, of.v)
-    return attend(*given, **_band(of), **options)[0]
+    return attend(*given, **band(of), **options)[0]
 
 
-def _schedule_3(of: Any) -> dict[str, Any]:
+def schedule_3(of: Any) -> dict[str, Any]:
     """Return the arguments that get_scheduler_metadata and the call must share."""
     of.cache_seqlens = of.cache_seqlens.tolist()
     return {name: value for name, value in vars(of).items() if not isinstance(value, Tensor)}
 
 
-def _cached_3(of: Any) -> Tensor:
+def cached_3(of: Any) -> Tensor:
     starts, seqlens, batch = of.cu_seqlens_q, of.cache_seqlens, len(of.page_table)
     longest = of.q.shape[1] if starts is None else of.max_seqlen_q
     check(starts is None or longest == int(starts.diff().max()), "max_seqlen_q")
@@ -153,7 +158,7 @@ def _cached_3(of: Any) -> Tensor:
     (q, k, v), options = _widened(of, batch, of.q, of.k_cache, of.v_cache)
     if of.qv is not None:
         q, k = torch.cat([of.qv, q], -1), torch.cat([v, k], -1)
-    return attend_paged(q, k, v, of.page_table, seqlens, starts_q=starts, **_band(of), **options)
+    return attend_paged(q, k, v, of.page_table, seqlens, starts_q=starts, **band(of), **options)
 
 
 def version_3(*left_out: str) -> dict[str, ModuleType]:
@@ -162,25 +167,32 @@ def version_3(*left_out: str) -> dict[str, ModuleType]:
     functions = {
         "flash_attn_func": function(f"q, k, v, {OPTIONS_3}", _dense_3),
         "flash_attn_varlen_func": function(
-            f"q, k, v, {LENGTHS}, seqused_q=None, seqused_k=None, {OPTIONS_3}", lambda of: _varlen(of, **_band(of))
+            f"q, k, v, {LENGTHS}, seqused_q=None, seqused_k=None, {OPTIONS_3}", varlen_3
         ),
         "flash_attn_with_kvcache": function(
             f"q, k_cache, v_cache, {CACHE.format('qv=None, ')}, page_table=None, cu_seqlens_q=None, "
             f"cu_seqlens_k_new=None, max_seqlen_q=None, rotary_seqlens=None, {DESCALE_3}, softmax_scale=None, "
             "causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True, "
             "scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False",
-            _cached_3,
+            cached_3,
         ),
         "get_scheduler_metadata": function(
             "batch_size, max_seqlen_q, max_seqlen_k, num_heads_q, num_heads_kv, headdim, cache_seqlens, "
             "qkv_dtype=None, headdim_v=None, cu_seqlens_q=None, cu_seqlens_k_new=None, cache_leftpad=None, "
             "page_size=None, max_seqlen_k_new=0, causal=False, window_size=(-1, -1), attention_chunk=0, "
             "has_softcap=False, num_splits=0, pack_gqa=None, sm_margin=0",
-            _schedule_3,
+            schedule_3,
         ),
     }
     config = {"CONFIG": {"build_flags": flags | dict.fromkeys(left_out, True)}}
     return modules({"flash_attn_interface": functions, "flash_attn_config": config})
+
+
+# The features that the wheel tokenspeed-fa3 lacks, as its flash_attn_config has them
+LEFT_OUT_OF_TOKENSPEED = (
+    *(f"FLASHATTENTION_DISABLE_{switch}" for switch in ("BACKWARD", "SOFTCAP", "HDIM96", "SM8x")),
+    *(f"FLASH_ATTENTION_DISABLE_{switch}" for switch in ("HDIMDIFF64", "HDIMDIFF192")),
+)
 
 
 DENSE_4 = (
@@ -211,7 +223,7 @@ class BlockSparseTensorsTorch(NamedTuple):
 
 def _options_4(of: Any) -> dict[str, Any]:
     """Return the options of `attend`; a score_mod is called for each head."""
-    options = _band(of) | {"sink": of.learnable_sink}
+    options = band(of) | {"sink": of.learnable_sink}
     if of.score_mod is None:
         return options
     check(of.score_mod_bwd is not None or not of.q.requires_grad, "score_mod_bwd is required")

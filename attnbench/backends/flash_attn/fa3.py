@@ -1,17 +1,17 @@
 """`fa3`: flash-attn 3 for Hopper (flash-attention/hopper, module flash_attn_interface).
 
-Checked against the source at commit 0251105 (2026-08). Its causal mask is aligned bottom-right. fp8 (e4m3) is forward
-only, takes one descale factor per (batch entry, key head) and writes bf16. Older builds return (out, lse), newer ones
-out alone.
+Checked against the source at commit 0251105 (2026-08) and the wheel tokenspeed-fa3 3.0.0.post20260810. Its causal mask
+is aligned bottom-right. fp8 (e4m3) is forward only, takes one descale factor per (batch entry, key head) and writes
+bf16. Older builds return (out, lse), newer ones out alone.
 
 flash_attn_with_kvcache reads a cache of pages, with the schedule that get_scheduler_metadata makes from the lengths,
 once a step. Queries and cache have one dtype. MLA (latent rows) uses the option `qv`: v is the first 512 columns of a
 row and k the last 64, and q is split in the same way.
 
-It is built from source, and switches of the build leave features out (FLASH_ATTENTION_DISABLE_FP16=TRUE, ...). The
-module flash_attn_config, which setup.py writes, lists them. A call of a missing feature raises an error, but a v wider
-than the kernel that runs gives wrong results, so the backend refuses it. A head dim that is left out runs in the next
-larger one.
+Switches of a build leave features out (FLASH_ATTENTION_DISABLE_FP16=TRUE, ...). The module flash_attn_config, which
+setup.py writes, lists them. A call of a missing feature raises an error, but a v wider than the kernel that runs gives
+wrong results, so the backend refuses it. A head dim that is left out runs in the next larger one. The wheel
+tokenspeed-fa3 has no backward, softcap, kernel for headdim 96, or MLA.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, FLASH, PAGES, PAGES_THD, THD, Paste
-from attnbench.backends.shared.libraries import VARLEN, Library, varlen_options
+from attnbench.backends.shared.libraries import VARLEN, Library, installed_build, varlen_options
 from attnbench.backends.shared.masks import effective_window, flash_window
 from attnbench.core.backend import Prepared, Probe, Signature, cu_seqlens, operand_dtype
 from attnbench.core.case import Case
@@ -76,9 +76,9 @@ class FlashAttention3(Library):
     )
     efficiency = 0.75
     module = "flash_attn_interface"
-    distributions: ClassVar = ("flash-attn-3", "flashattn-hopper")
+    distributions: ClassVar[tuple[str, ...]] = ("flash-attn-3", "tokenspeed-fa3", "flashattn-hopper")
     required_name = "flash_attn_func"
-    install = "attnbench env create fa3  # builds it from source, with nvcc"
+    install = "attnbench env create fa3  # a wheel without backward; --build compiles one, with nvcc"
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp8"),
         capability=(9, 0),
@@ -94,6 +94,8 @@ class FlashAttention3(Library):
     )
     forward_kernels = "FlashAttnFwdSm90"
     backward_kernels = "FlashAttnBwdSm90"
+    extension = "_C."  # the start of the name of the file with its compiled code
+    packs = False  # whether a dense batch too is given as sequences that follow each other
     left_out: frozenset[str] = frozenset()  # features that the installed build lacks, by switch; set by `probe`
 
     def probe(self) -> Probe:
@@ -104,10 +106,23 @@ class FlashAttention3(Library):
         found = super().probe()
         if not found.usable:
             return found
-        self.left_out = left_out_of_build()
+        self.left_out = self.find_left_out()
         slower = [switch for switch in SLOWER_WITHOUT if switch in self.left_out]
-        parts = (found.version, _compiled_code(self.distributions), f"without {' '.join(slower)}" if slower else None)
+        parts = (found.version, self.compiled_code(), f"without {' '.join(slower)}" if slower else None)
         return replace(found, version=", ".join(filter(None, parts)))
+
+    def find_left_out(self) -> frozenset[str]:
+        """Return the features that the build lacks, by switch."""
+        return left_out_of_build()
+
+    def compiled_code(self) -> str | None:
+        """Return the first digits of the SHA-256 of the extension, as its wheel states it; None where not known."""
+        build, _ = installed_build(self.distributions, self.module)
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            for file in importlib.metadata.files(build) or ():
+                if file.name.startswith(self.extension) and file.hash:
+                    return f"code {base64.urlsafe_b64decode(f'{file.hash.value}=').hex()[:8]}"
+        return None
 
     def unsupported(self, case: Case, device: Device) -> str | None:
         refusal = _latent_refusal(case) if case.latent else _headdim_refusal(case)
@@ -119,10 +134,9 @@ class FlashAttention3(Library):
         return replace(found, runs=(f"{self.forward_kernels}.*e4m3",)) if case.dtype == "fp8" else found
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
-        import flash_attn_interface
-
-        s = case.shape
-        attention = flash_attn_interface.flash_attn_func
+        s, library = case.shape, self.load()
+        packed = case.is_ragged or self.packs
+        attention = library.flash_attn_varlen_func if packed else library.flash_attn_func
         options: dict[str, Any] = {
             "softmax_scale": case.softmax_scale,
             "causal": case.causal,
@@ -134,9 +148,8 @@ class FlashAttention3(Library):
             return _out(attention(q, k, v, **options))
 
         if case.is_paged:
-            return _prepare_paged(case, inputs, options)
-        if case.is_ragged:
-            attention = flash_attn_interface.flash_attn_varlen_func
+            return _prepare_paged(library, case, inputs, options)
+        if packed:
             plan = functools.partial(varlen_options, case, inputs.q.device)
             options |= plan()
             return autograd_prepared(case, inputs, call, "thd", strided=True, plan=plan)
@@ -152,9 +165,7 @@ def _out(result: Tensor | tuple[Tensor, ...]) -> Tensor:
     return result[0] if isinstance(result, tuple) else result
 
 
-def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepared:
-    from flash_attn_interface import flash_attn_with_kvcache
-
+def _prepare_paged(library: Any, case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepared:
     assert inputs.page_table is not None
     s, q, k, v = case.shape, inputs.q, inputs.k, inputs.v
     reads: dict[str, Tensor] = {}
@@ -168,16 +179,15 @@ def _prepare_paged(case: Case, inputs: Inputs, options: dict[str, Any]) -> Prepa
     if case.latent:
         options["qv"] = view(q)[..., : s.headdim_v]
         q, k = q[..., s.headdim_v :], k[..., s.headdim_v :]
-    plan = functools.partial(_schedule, case, inputs.page_table)
-    call = functools.partial(flash_attn_with_kvcache, view(q), k, v, page_table=inputs.page_table, **plan(), **options)
+    plan = functools.partial(_schedule, library, case, inputs.page_table)
+    attention = functools.partial(library.flash_attn_with_kvcache, page_table=inputs.page_table)
+    call = functools.partial(attention, view(q), k, v, **plan(), **options)
     shape = (*inputs.q.shape[:3], -1)
     return Prepared(lambda: _out(call()), lambda out: {"out": out.view(shape)}, reads=reads, plan=plan)
 
 
-def _schedule(case: Case, page_table: Tensor) -> dict[str, Any]:
+def _schedule(library: Any, case: Case, page_table: Tensor) -> dict[str, Any]:
     """Return the arguments of flash_attn_with_kvcache for the lengths, and the schedule that it plans for them."""
-    from flash_attn_interface import get_scheduler_metadata
-
     s, device = case.shape, page_table.device
     headdim = s.headdim - s.headdim_v if case.latent else s.headdim
     lengths: dict[str, Any] = {"cache_seqlens": cached_seqlens(case, device)}
@@ -187,7 +197,7 @@ def _schedule(case: Case, page_table: Tensor) -> dict[str, Any]:
         if case.append:
             starts["cu_seqlens_k_new"] = starts["cu_seqlens_q"]
         lengths["max_seqlen_q"] = s.seqlen_q
-    schedule = get_scheduler_metadata(
+    schedule = library.get_scheduler_metadata(
         *(s.batch, s.seqlen_q, page_table.shape[1] * case.page_size, s.nheads, s.nheads_k, headdim),
         lengths["cache_seqlens"],
         qkv_dtype=operand_dtype(case),
@@ -252,7 +262,7 @@ def build_refusal(case: Case, left_out: frozenset[str]) -> str | None:
     features = (
         ("FP16", case.dtype == "fp16", "fp16"),
         ("FP8", case.dtype == "fp8", "fp8"),
-        ("BACKWARD", case.has_backward, "the backward"),
+        ("BACKWARD", case.has_backward, "the backward, which attnbench env create fa3 --build has"),
         ("VARLEN", case.is_ragged, "ragged batches"),
         *((switch, case.is_paged, "caches of pages") for switch in ("VARLEN", "PAGEDKV")),
         ("APPENDKV", case.append, "appending to a cache"),
@@ -288,13 +298,3 @@ def _is_local(case: Case) -> bool:
     if left is not None and left < keys - 1:
         return True
     return right is not None and 0 < right < case.shape.seqlen_q - 1
-
-
-def _compiled_code(distributions: tuple[str, ...]) -> str | None:
-    """Return the first digits of the SHA-256 of the extension, as its wheel states it; None where it is not known."""
-    for name in distributions:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            for file in importlib.metadata.files(name) or ():
-                if file.name.startswith("_C.") and file.hash:
-                    return f"code {base64.urlsafe_b64decode(f'{file.hash.value}=').hex()[:8]}"
-    return None

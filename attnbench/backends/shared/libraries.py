@@ -5,13 +5,16 @@ A backend's own file has only the particulars of its library: names, limits, and
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
 import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attnbench.backends.base import BackendBase
@@ -45,16 +48,22 @@ class Library(BackendBase):
     probe_imports = True
     required_name = ""  # a name that the module must have, for versions that numbers do not distinguish
 
+    def load(self) -> Any:
+        """Import and return the module, or any object with the functions that the backend calls."""
+        return importlib.import_module(self.module)
+
     def probe(self) -> Probe:
         if importlib.util.find_spec("torch") is None:  # some libraries can be imported without torch
             return super().probe()
+        build, version = installed_build(self.distributions, self.module)
+        found = self._judged(build, version)
+        if not found.usable:
+            return found
         try:
-            module = importlib.import_module(self.module)
+            module = self.load()
         except Exception as error:  # a broken extension may raise any error
             return probe_of_failed_import(self.module, error, self.install, self.distributions)
-        version = installed_version(self.distributions)
-        found = self._judged(version)
-        if found.usable and self.required_name and not hasattr(module, self.required_name):
+        if self.required_name and not hasattr(module, self.required_name):
             named = f"{self.module} {version}" if version else self.module
             reason = f"{named} has no {self.required_name}: another version is needed"
             return Probe(reason=reason, install=_with_pip_options(self.install, UPGRADE))
@@ -66,19 +75,17 @@ class Library(BackendBase):
         if importlib.util.find_spec(self.module.partition(".")[0]) is None:
             absent = ModuleNotFoundError(f"No module named {self.module!r}", name=self.module)
             return probe_of_failed_import(self.module, absent, self.install, self.distributions)
-        version = installed_version(self.distributions)
-        return self._judged(version) if version else None
+        build, version = installed_build(self.distributions, self.module)
+        return self._judged(build, version) if version else None
 
-    def _judged(self, version: str | None) -> Probe:
-        """Return the probe of an installed version, which is not usable where it is too old or too new."""
+    def _judged(self, build: str, version: str | None) -> Probe:
+        """Return the probe of an installed version of a distribution; not usable where it is too old or too new."""
         if version and self.min_version and version_numbers(version) < version_numbers(self.min_version):
-            reason = f"{self.distributions[0]} {version} is older than {self.min_version}"
+            reason = f"{build} {version} is older than {self.min_version}"
             return Probe(reason=reason, install=_with_pip_options(self.install, UPGRADE))
         if version and self.below_version and version_numbers(version) >= version_numbers(self.below_version):
-            return Probe(
-                reason=f"{self.distributions[0]} {version} is not below {self.below_version}", install=self.install
-            )
-        return Probe(version=f"{self.distributions[0]} {version}" if version else "unknown")
+            return Probe(reason=f"{build} {version} is not below {self.below_version}", install=self.install)
+        return Probe(version=f"{build} {version}" if version else "unknown")
 
     def workspace(self, case: Case) -> Workspace:
         return flash_workspace(case)
@@ -101,8 +108,8 @@ class OwnKernels(Library):
     module = "triton"
     distributions = ("triton", "pytorch-triton", "pytorch-triton-rocm")
 
-    def _judged(self, version: str | None) -> Probe:
-        found = super()._judged(version)
+    def _judged(self, build: str, version: str | None) -> Probe:
+        found = super()._judged(build, version)
         return replace(found, version=version) if found.usable else found  # Triton's version
 
 
@@ -199,6 +206,31 @@ def installed_version(distributions: tuple[str, ...]) -> str | None:
             if version := importlib.metadata.version(name):
                 return version
     return None
+
+
+def installed_build(distributions: tuple[str, ...], module: str) -> tuple[str, str | None]:
+    """Return name and version of the distribution that a module is from; of the first name and None without one.
+
+    Of several that are installed it is the one whose list of files has the file of the module, with its hash.
+    """
+    present = [(name, version) for name in distributions if (version := installed_version((name,)))]
+    if len(present) > 1:
+        spec = importlib.util.find_spec(module.partition(".")[0])
+        origin = Path(spec.origin if spec and spec.origin else "")
+        present.sort(key=lambda build: not _has_file(build[0], origin))
+    return present[0] if present else (distributions[0], None)
+
+
+def _has_file(distribution: str, path: Path) -> bool:
+    """Return whether a distribution installed this file, as its list of files says, and nothing changed it since."""
+    files = importlib.metadata.files(distribution) or ()
+    found = [file.hash for file in files if file.hash and file.name == path.name and Path(str(file.locate())) == path]
+    return any(_encoded(hash.mode, path) == hash.value for hash in found)
+
+
+def _encoded(mode: str, path: Path) -> str:
+    digest = hashlib.new(mode, path.read_bytes()).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
