@@ -89,6 +89,9 @@ CASES |= {
         ("decode", Shape(2, 1, 300, 8, 2, 128, 128), "bf16", True),
     )
 }
+CASES |= {
+    f"forward-{layout}": replace(CASES["forward-square-causal-bf16"], layout=layout) for layout in ("bhsd", "packed")
+}
 FP8 = {
     f"fp8-{name}-{'causal' if causal else 'full'}": Case(SHAPES[name], "fp8", "fwd", causal)
     for name, causal in (("gqa", False), ("more-keys", True), ("decode", True))
