@@ -69,8 +69,8 @@ def sources(first: str, read: Callable[[str], str | None]) -> dict[str, str]:
     left = [first]
     while left:
         path = left.pop()
-        of_kernels = re.match(r"attnbench/backends/(gluon|helion|tilelang|triton)/|flash_attn/cute/|hopper/|csrc/", path)
-        if path in found or not of_kernels or re.search(r"sm80|sm100|sm120", path):
+        known = re.match(r"attnbench/backends/(gluon|helion|tilelang|triton)/|flash_attn/cute/|hopper/|csrc/", path)
+        if path in found or not known or re.search(r"sm80|sm100|sm120", path):
             continue
         text = read(path)
         if text is not None:
