@@ -138,12 +138,12 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_no_module_loads_torch_when_it_is_imported() -> None:
-    """Functions that need torch import it when they run, in the worker too; kernels in Triton are the exception.
+    """Functions that need torch import it when they run, in the worker too; attnbench's kernels are the exception.
 
     Modules of a worker load no other library either, because a worker may have torch only. numpy and scipy are for the
     analyses, which a command imports when it runs.
     """
-    kernels = [PACKAGE / "backends" / name for name in ("triton", "gluon")]
+    kernels = [PACKAGE / "backends" / name for name in ("triton", "gluon", "tilelang", "helion")]
     light = ("__init__", "backend", "backward_tiles", "forward_tiles", "padding")
     modules = [
         ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)

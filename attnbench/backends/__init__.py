@@ -99,6 +99,8 @@ _OF_ONE: Mapping[str, str] = {  # backends of one device
     "transformer-engine-flash": "attnbench.backends.transformer_engine.dot_product:Flash",
     "transformer-engine-fp8": "attnbench.backends.transformer_engine.fp8:Fp8",
     "flashmla": "attnbench.backends.flashmla:FlashMla",
+    "tilelang": "attnbench.backends.tilelang:TileLang",
+    "helion": "attnbench.backends.helion:Helion",
     "hf-eager": "attnbench.backends.transformers.functions:Eager",
     "hf-sdpa": "attnbench.backends.transformers.functions:Sdpa",
     "hf-flash_attention_2": "attnbench.backends.transformers.functions:Flash2",

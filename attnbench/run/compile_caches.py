@@ -5,8 +5,8 @@ compiled kernels and stay: FlashInfer's binaries are linked into its folder. Lib
 have no cache.
 
 The variables are from the sources of Triton 3.9, torch 2.13, FlashInfer (commit fb28d72), flash-attn-4 4.0.0b36,
-nvidia-cutlass-dsl 4.8.1 (without its variable it uses TMPDIR, as older versions do), quack-kernels 0.6.5 and
-apache-tvm-ffi 0.1.15, and from CUDA's guide.
+nvidia-cutlass-dsl 4.8.1 (without its variable it uses TMPDIR, as older versions do), quack-kernels 0.6.5,
+apache-tvm-ffi 0.1.15, TileLang 0.1.15 and Helion 1.5.1, and from CUDA's guide.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ VARIABLES: Mapping[str, str] = {
     "CUTE_DSL_CACHE_DIR": "cute",
     "QUACK_CACHE_DIR": "quack",
     "TVM_FFI_CACHE_DIR": "tvm",
+    "TILELANG_CACHE_DIR": "tilelang",
+    "HELION_CACHE_DIR": "helion",
     "CUDA_CACHE_PATH": "cuda",
     "ATTNBENCH_CACHE_DIR": "attnbench",  # block sizes of backends/triton/tuned_blocks.py
     "TMPDIR": "tmp",

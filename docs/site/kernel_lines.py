@@ -18,9 +18,11 @@ from pathlib import Path, PurePosixPath
 
 KEPT = Path(__file__).with_suffix(".json")
 ROOT = Path(__file__).parents[2]
-KERNELS = {  # backend -> (language, the first file of its forward, of its backward)
+KERNELS = {  # backend -> (language, the first file of its forward, of its backward; "" without one)
     "triton": ("Triton", "attnbench/backends/triton/forward.py", "attnbench/backends/triton/backward.py"),
     "gluon": ("Gluon", "attnbench/backends/gluon/forward.py", "attnbench/backends/gluon/backward.py"),
+    "tilelang": ("TileLang", "attnbench/backends/tilelang/attention.py", ""),
+    "helion": ("Helion", "attnbench/backends/helion/attention.py", ""),
     "fa4": ("CuTe DSL", "flash_attn/cute/flash_fwd_sm90.py", "flash_attn/cute/flash_bwd_sm90.py"),
     "fa3": ("CUDA C++", "hopper/flash_fwd_launch_template.h", "hopper/flash_bwd_launch_template.h"),
     "fa2": (
@@ -67,8 +69,8 @@ def sources(first: str, read: Callable[[str], str | None]) -> dict[str, str]:
     left = [first]
     while left:
         path = left.pop()
-        of_kernels = re.match(r"attnbench/backends/(gluon|triton)/|flash_attn/cute/|hopper/|csrc/", path)
-        if path in found or not of_kernels or re.search(r"sm80|sm100|sm120", path):
+        known = re.match(r"attnbench/backends/(gluon|helion|tilelang|triton)/|flash_attn/cute/|hopper/|csrc/", path)
+        if path in found or not known or re.search(r"sm80|sm100|sm120", path):
             continue
         text = read(path)
         if text is not None:
@@ -79,7 +81,7 @@ def sources(first: str, read: Callable[[str], str | None]) -> dict[str, str]:
 
 def count(name: str, read: Callable[[str], str | None]) -> list[int]:
     """Return the lines of a kernel's forward and of its backward."""
-    return [sum(count_lines(*of) for of in sources(first, read).items()) for first in KERNELS[name][1:]]
+    return [sum(count_lines(*of) for of in sources(first, read).items()) for first in KERNELS[name][1:] if first]
 
 
 def read_own(path: str) -> str | None:
@@ -91,7 +93,9 @@ def rows() -> dict[str, tuple[str, str, str]]:
     """Return kernel -> its language, and the lines of its forward and backward: attnbench's own as they are now."""
     kept = json.loads(KEPT.read_text(encoding="utf-8"))["lines"]
     lines = {name: kept.get(name) or count(name, read_own) for name in KERNELS}
-    return {name: (KERNELS[name][0], f"{forward:,}", f"{backward:,}") for name, (forward, backward) in lines.items()}
+    forwards = {name: f"{of[0]:,}" for name, of in lines.items()}
+    backwards = {name: f"{of[1]:,}" if len(of) > 1 else "-" for name, of in lines.items()}
+    return {name: (KERNELS[name][0], forwards[name], backwards[name]) for name in KERNELS}
 
 
 def main(clone: Path) -> None:

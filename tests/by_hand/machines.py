@@ -16,7 +16,7 @@ from .latency import Figure, Prior
 from .pool import Pool, Weights
 from .raw import Cell, Key, Record, RunFile, cells_of, middle, over_rounds, read, samples
 
-OWN_KERNELS = ("triton", "gluon")  # attnbench's own, whose version includes the commit
+OWN_KERNELS = ("triton", "gluon", "tilelang", "helion")  # attnbench's own, whose version includes the commit
 
 
 def _never_idle(record: Record) -> bool:

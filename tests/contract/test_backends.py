@@ -77,6 +77,21 @@ CASES = {
     for causal in (False, True)
     for dtype, direction in KINDS
 }
+# Forwards of half precision, for backends without a backward, and several tiles
+CASES |= {
+    f"forward-{name}-{'causal' if causal else 'full'}-{dtype}": Case(shape, dtype, "fwd", causal)
+    for name, shape, dtype, causal in (
+        ("more-keys", Shape(2, 150, 300, 4, 2, 128, 128), "bf16", True),
+        ("more-queries", Shape(1, 300, 150, 2, 1, 64, 64), "fp16", True),
+        ("unequal", Shape(1, 200, 333, 2, 2, 128, 128), "fp16", False),
+        ("square", Shape(2, 256, 256, 4, 4, 64, 64), "bf16", True),
+        ("square", Shape(1, 256, 256, 2, 2, 128, 128), "bf16", False),
+        ("decode", Shape(2, 1, 300, 8, 2, 128, 128), "bf16", True),
+    )
+}
+CASES |= {
+    f"forward-{layout}": replace(CASES["forward-square-causal-bf16"], layout=layout) for layout in ("bhsd", "packed")
+}
 FP8 = {
     f"fp8-{name}-{'causal' if causal else 'full'}": Case(SHAPES[name], "fp8", "fwd", causal)
     for name, causal in (("gqa", False), ("more-keys", True), ("decode", True))

@@ -42,7 +42,7 @@ from attnbench.results.uncertainty import NORMAL, Cards, Spread
 
 RESULTS = Path(__file__).parents[2] / "results"
 FILES = [*sorted(RESULTS.glob("*.jsonl.gz")), *sorted((RESULTS / "spreads").glob("*.jsonl.gz"))]
-OWN_KERNELS = ("triton", "gluon")
+OWN_KERNELS = ("triton", "gluon", "tilelang", "helion")
 MOST_KERNELS = 4
 LEAST_CELLS = 30
 COVERED = 0.95

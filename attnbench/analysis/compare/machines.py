@@ -44,7 +44,7 @@ from attnbench.results.uncertainty import hardly_known, load, spread
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
 _OF_MODEL = [name for name in OF_ONE_MACHINE if name != "method"] + ["device threads", "device instructions"]
-_OWN_KERNELS = ("triton", "gluon")  # kernels of attnbench, whose code changes with its commits
+_OWN_KERNELS = ("triton", "gluon", "tilelang", "helion")  # kernels of attnbench, whose code changes with its commits
 SEARCH = "a search of a batch, or within --memory"
 STEPS = "steps of whole models; compare them alone"
 SILENT = "no time of a call"
