@@ -118,6 +118,7 @@ _APPROXIMATE: Mapping[str, str] = {  # approximations of attention: docs/approxi
     "block-topk": "attnbench.backends.approximate.block_topk:BlockTopk",
     "nsa": "attnbench.backends.approximate.nsa:Nsa",
     "sage": "attnbench.backends.approximate.sage:Sage",
+    "sage2": "attnbench.backends.approximate.sage:Sage2",
 }
 APPROXIMATE = (*_APPROXIMATE,)
 BACKENDS: Mapping[str, str] = {

@@ -80,6 +80,13 @@ class ApproximateBackend(Backend, Protocol):
         memory than all scores would.
         """
 
+    def unrounded(self) -> ApproximateBackend | None:
+        """Return the method without its rounding of computed values to 8 bits; None for a method without it.
+
+        Where a value lies between two values of 8 bits, a right kernel may round it to either. So the largest error
+        may be the whole distance, twice the distance from the unrounded value.
+        """
+
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
         """Return the scores (..., candidates) by which the method selects, -inf for a hidden candidate; else None.
 

@@ -6,7 +6,8 @@ place of eager attention's in the tolerance. Autograd computes its gradients. Ea
 so that its backward recomputes this head only. Heads do not depend on each other, so dout is not masked, and dk and dv
 are compared for the dense dout. The launch after timing is checked on newly drawn pairs. Where the data has large
 scores, the root mean square of an error may be twice the definition's: rounding.py, which estimates the effect of
-rounded scores, holds for exact attention only.
+rounded scores, holds for exact attention only. Where the method rounds computed values to 8 bits, the largest error of
+the definition includes the effect of this rounding.
 
 Where a method selects, the definition gets the selection of the launch, because a right kernel may choose either of two
 candidates with nearly equal scores. The selection is right if it has the method's number of candidates, none twice and
@@ -127,6 +128,8 @@ def define(
     method: ApproximateBackend, case: Case, inputs: Inputs, sample: RowSample, selected: Tensor | None
 ) -> Reference:
     """Return the results of the definition on a sample, and its errors in the case's dtype, as a reference."""
+    import torch
+
     precise = reference_dtype(case, inputs.q.device)
     parts = []
     eager: dict[str, ErrorProfile] = {}
@@ -138,11 +141,16 @@ def define(
         q, *dout = (rows_of(case, t, batch, head, rows)[0] for t in of_queries)
         k, v = (t[batch[0], :, head[0]] for t in (inputs.k, inputs.v))
         chosen = None if selected is None else selected[batch[0], head[0]].long()
+        tensors = (q, k, v, *dout)
         exact, rounded = (
-            _evaluate(method, case, dtype, (q, k, v, *dout), chosen) for dtype in (precise, torch_dtype(case))
+            _evaluate(method, case, dtype, tensors, chosen) for dtype in (precise, torch_dtype(case))
         )
+        apart = _evaluate(unrounded, case, precise, tensors, chosen) if (unrounded := method.unrounded()) else {}
         for name, values in exact.items():
             errors = ErrorProfile.between(rounded[name], values)
+            if name in apart:
+                largest = ErrorProfile.between(apart[name], values).largest
+                errors = replace(errors, largest=torch.maximum(errors.largest, largest))
             eager[name] = eager[name].combined(errors) if name in eager else errors
             profile = ErrorProfile.of(values)
             size[name] = size[name].combined(profile) if name in size else profile
