@@ -119,6 +119,7 @@ _APPROXIMATE: Mapping[str, str] = {  # approximations of attention: docs/approxi
     "nsa": "attnbench.backends.approximate.nsa:Nsa",
     "sage": "attnbench.backends.approximate.sage:Sage",
     "sage2": "attnbench.backends.approximate.sage:Sage2",
+    "sparge": "attnbench.backends.approximate.sparge:Sparge",
 }
 APPROXIMATE = (*_APPROXIMATE,)
 BACKENDS: Mapping[str, str] = {

@@ -101,6 +101,9 @@ class ApproximateBackend(Backend, Protocol):
         Where fewer candidates are visible, it selects all of them. A launch that selected another number is wrong.
         """
 
+    def selected_indices(self, selected: Tensor) -> Tensor:
+        """Return the indices for the "selected" of a launch, where a library names its selection in another form."""
+
     def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
         """Return the part of a (batch entry, key head)'s `selected` that belongs to query head `head` of the group."""
 

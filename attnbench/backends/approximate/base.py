@@ -74,6 +74,9 @@ class Approximate(BackendBase):
     def selected_count(self, case: Case) -> int | None:
         return None  # a method that overrides `scores` must override this too, or the check finds its launches wrong
 
+    def selected_indices(self, selected: Tensor) -> Tensor:
+        return selected
+
     def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
         return selected  # one choice for all query heads of a key head
 
