@@ -75,6 +75,15 @@ def checked(made: Backend, case: Case, given: Inputs | None = None) -> tuple[Acc
     return check.check_first(prepared.canonical(prepared.launch())), check.approximation
 
 
+def test_the_tag_without_a_launch_is_not_usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, sageattention.version_2(), {"sageattention": "2.2.0"})
+    assert backend("sage2").probe().version == "sageattention 2.2.0"
+    install(monkeypatch, sageattention.version_2(fixed=False), {"sageattention": "2.2.0"})
+    found = backend("sage2").probe()
+    assert "another version is needed" in found.reason
+    assert "SageAttention@d1a57a5" in found.install
+
+
 ON_HOPPER = [
     PLAIN,
     Case(Shape(2, 200, 200, 2, 2, 128, 128), "fp16", "fwd", True),

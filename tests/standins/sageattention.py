@@ -96,10 +96,12 @@ def version_1() -> dict[str, ModuleType]:
     return modules({"sageattention": {"sageattn": function(f"{PARAMETERS}, smooth_k=True", _attend)}})
 
 
-def version_2() -> dict[str, ModuleType]:
-    of_2 = f"{PARAMETERS}, return_lse=False, **kwargs"
+def version_2(fixed: bool = True) -> dict[str, ModuleType]:
+    """Return the modules of a commit after the tag 2.2.0, or of the tag, where the call for Hopper launches nothing."""
+    op = "qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf"
     names = {
-        "sageattn": function(of_2, _on_hopper),
-        "sageattn_qk_int8_pv_fp16_triton": function(of_2, _attend),
+        "sageattn": function(f"{PARAMETERS}, return_lse=False, **kwargs", _on_hopper),
+        "sageattn_qk_int8_pv_fp16_triton": function(PARAMETERS, _attend),
     }
-    return modules({"sageattention": names})
+    ops = {op: None, f"{op}_fake_impl": None} if fixed else {op: None}
+    return modules({"sageattention": names, "sageattention.sm90_compile": ops})

@@ -11,8 +11,9 @@ whole blocks.
 
 `sage2` (arXiv 2411.10958, checked against the source of 2.2.0 at d1a57a5) is the CUDA kernel for Hopper, which
 `sageattn` calls there. 2 queries of 16, and 32 keys of 128, share a scale: those that one thread of the kernel has.
-Probabilities and v are e4m3. The tag 2.2.0 has a Hopper function that returns without launching its kernel (issue 320);
-later commits have the same version.
+Probabilities and v are e4m3. At the tag 2.2.0 a second function of the same name replaces the one that launches the
+kernel, so that the call returns memory that was never written (issue 320). Later commits, of the same version, have the
+second function under `required_name`.
 """
 
 from __future__ import annotations
@@ -153,6 +154,8 @@ class Sage(Approximate, Library):
 class Sage2(InE4m3, Sage):
     name = "sage2"
     what = "attention with q and k rounded to int8, probabilities and v to e4m3"
+    module = "sageattention.sm90_compile"
+    required_name = "qk_int8_sv_f8_accum_f32_fuse_v_scale_attn_inst_buf_fake_impl"
     install = "pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention@d1a57a5"
     min_version = "2.2.0"
     forward_kernels = "qk_int8_sv_f8_attn_kernel"
