@@ -61,7 +61,8 @@ def in_e4m3(v: Tensor, most: float) -> Tensor:
 
     wide = v.to(torch.promote_types(v.dtype, torch.float32))
     scale = wide.abs().amax(0).clamp(min=torch.finfo(torch.float32).tiny) / most
-    return ((wide / scale).to(torch.float8_e4m3fn).to(wide.dtype) * scale).to(v.dtype)
+    near: Tensor = ((wide / scale).to(torch.float8_e4m3fn).to(wide.dtype) * scale).to(v.dtype)
+    return near
 
 
 class InE4m3(Approximate):

@@ -72,8 +72,9 @@ class Sparge(InE4m3, Library):
         return super().definition(case, q, k, in_e4m3(v, MOST), selected)
 
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
-        means = block_means(q.transpose(0, 1), BLOCK_Q), block_means(k - k.mean(0), BLOCK_K)
-        return (means[0] @ means[1].mT * case.shape.headdim**-0.5).softmax(dim=-1)
+        of_q, of_k = block_means(q.transpose(0, 1), BLOCK_Q), block_means(k - k.mean(0), BLOCK_K)
+        p: Tensor = (of_q @ of_k.mT * case.shape.headdim**-0.5).softmax(dim=-1)
+        return p
 
     def selected_count(self, case: Case) -> int | None:
         return max(1, int(SHARE * (case.shape.seqlen_k // BLOCK_K)))
