@@ -52,7 +52,8 @@ def rounded(t: Tensor, block: Block) -> Tensor:
     blocks = in_blocks(t.to(torch.promote_types(t.dtype, torch.float32)), tokens).unflatten(-2, block)
     scale = blocks.abs().amax((-4, -2, -1), keepdim=True).clamp(min=torch.finfo(torch.float32).tiny) / 127
     whole = torch.trunc(blocks / scale + 0.5 * blocks.sign())
-    return (whole * scale).flatten(-5, -2)[..., : t.shape[-2], :].to(t.dtype)
+    near: Tensor = (whole * scale).flatten(-5, -2)[..., : t.shape[-2], :].to(t.dtype)
+    return near
 
 
 def in_e4m3(v: Tensor, most: float) -> Tensor:
