@@ -153,7 +153,7 @@ def define(
             errors = ErrorProfile.between(rounded[name], values)
             if name in apart:
                 of_rounding = ErrorProfile.between(apart[name], values)
-                errors = replace(errors, largest=torch.maximum(errors.largest, of_rounding.largest))
+                errors = replace(errors, largest=errors.largest + of_rounding.largest)
                 if has_large_scores(case):
                     errors = replace(errors, square=torch.maximum(errors.square, of_rounding.square))
             eager[name] = eager[name].combined(errors) if name in eager else errors
