@@ -125,6 +125,8 @@ _APPROXIMATE: Mapping[str, str] = {  # approximations of attention: docs/approxi
     "block-topk": "attnbench.backends.approximate.block_topk:BlockTopk",
     "nsa": "attnbench.backends.approximate.nsa:Nsa",
     "sage": "attnbench.backends.approximate.sage:Sage",
+    "sage2": "attnbench.backends.approximate.sage:Sage2",
+    "sparge": "attnbench.backends.approximate.sparge:Sparge",
 }
 APPROXIMATE = (*_APPROXIMATE,)
 BACKENDS: Mapping[str, str] = {

@@ -80,6 +80,13 @@ class ApproximateBackend(Backend, Protocol):
         memory than all scores would.
         """
 
+    def unrounded(self) -> ApproximateBackend | None:
+        """Return the method without its rounding of computed values to 8 bits; None for a method without it.
+
+        Where a value lies between two values of 8 bits, a right kernel may round it to either. So the largest error
+        may be the whole distance, twice the distance from the unrounded value.
+        """
+
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
         """Return the scores (..., candidates) by which the method selects, -inf for a hidden candidate; else None.
 
@@ -93,6 +100,9 @@ class ApproximateBackend(Backend, Protocol):
 
         Where fewer candidates are visible, it selects all of them. A launch that selected another number is wrong.
         """
+
+    def selected_indices(self, selected: Tensor) -> Tensor:
+        """Return the indices for the "selected" of a launch, where a library names its selection in another form."""
 
     def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
         """Return the part of a (batch entry, key head)'s `selected` that belongs to query head `head` of the group."""

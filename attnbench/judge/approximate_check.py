@@ -6,7 +6,8 @@ place of eager attention's in the tolerance. Autograd computes its gradients. Ea
 so that its backward recomputes this head only. Heads do not depend on each other, so dout is not masked, and dk and dv
 are compared for the dense dout. The launch after timing is checked on newly drawn pairs. Where the data has large
 scores, the root mean square of an error may be twice the definition's: rounding.py, which estimates the effect of
-rounded scores, holds for exact attention only.
+rounded scores, holds for exact attention only. Where the method rounds computed values to 8 bits, the definition's
+largest errors include the effect of this rounding; where the data has large scores, its root mean squares do, too.
 
 Where a method selects, the definition gets the selection of the launch, because a right kernel may choose either of two
 candidates with nearly equal scores. The selection is right if it has the method's number of candidates, none twice and
@@ -88,7 +89,7 @@ class ApproximateResultCheck(ResultCheck):
         )
 
     def check_restored(self, results: Mapping[str, Tensor]) -> Accuracy:
-        selected = results.get("selected")
+        selected = selection_of(self._method, results)
         if self._known is None or not _is_same(self._selected, selected):
             self._known = self._defined(self.inputs, self._sample, results)
             self._selected = None if selected is None else selected.clone()  # a launch may write to it again
@@ -96,7 +97,7 @@ class ApproximateResultCheck(ResultCheck):
 
     def _defined(self, inputs: Inputs, sample: RowSample, results: Mapping[str, Tensor]) -> Reference | str:
         """Return the definition's results for the selection of a launch, or the fault of the selection."""
-        selected = results.get("selected")
+        selected = selection_of(self._method, results)
         with plain_torch():
             flaw = selection_flaw(self._method, self.case, inputs, sample, selected)
             return flaw or define(self._method, self.case, inputs, sample, selected)
@@ -104,8 +105,13 @@ class ApproximateResultCheck(ResultCheck):
     def _compared(self, known: Reference | str, results: Mapping[str, Tensor]) -> Accuracy:
         if isinstance(known, str):
             return Accuracy({}, rows=self.case.shape.seqlen_q, heads=self._sample.heads, flaws=(known,))
-        large = LARGE_SCORES if self.case.data in ("outliers", "decaying") else 0.0
+        large = LARGE_SCORES if has_large_scores(self.case) else 0.0
         return compare(known, results, wide=dict.fromkeys(expected_results(self.case), large) if large else None)
+
+
+def has_large_scores(case: Case) -> bool:
+    """Return whether few keys have most of the probability, so that few roundings decide an error."""
+    return case.data in ("outliers", "decaying")
 
 
 def choose_pairs(case: Case, device: torch.device, seed: int) -> RowSample:
@@ -127,6 +133,8 @@ def define(
     method: ApproximateBackend, case: Case, inputs: Inputs, sample: RowSample, selected: Tensor | None
 ) -> Reference:
     """Return the results of the definition on a sample, and its errors in the case's dtype, as a reference."""
+    import torch
+
     precise = reference_dtype(case, inputs.q.device)
     parts = []
     eager: dict[str, ErrorProfile] = {}
@@ -138,11 +146,16 @@ def define(
         q, *dout = (rows_of(case, t, batch, head, rows)[0] for t in of_queries)
         k, v = (t[batch[0], :, head[0]] for t in (inputs.k, inputs.v))
         chosen = None if selected is None else selected[batch[0], head[0]].long()
-        exact, rounded = (
-            _evaluate(method, case, dtype, (q, k, v, *dout), chosen) for dtype in (precise, torch_dtype(case))
-        )
+        tensors = (q, k, v, *dout)
+        exact, rounded = (_evaluate(method, case, dtype, tensors, chosen) for dtype in (precise, torch_dtype(case)))
+        apart = _evaluate(unrounded, case, precise, tensors, chosen) if (unrounded := method.unrounded()) else {}
         for name, values in exact.items():
             errors = ErrorProfile.between(rounded[name], values)
+            if name in apart:
+                of_rounding = ErrorProfile.between(apart[name], values)
+                errors = replace(errors, largest=errors.largest + of_rounding.largest)
+                if has_large_scores(case):
+                    errors = replace(errors, square=torch.maximum(errors.square, of_rounding.square))
             eager[name] = eager[name].combined(errors) if name in eager else errors
             profile = ErrorProfile.of(values)
             size[name] = size[name].combined(profile) if name in size else profile
@@ -181,6 +194,12 @@ def _evaluate(
         dk, dv = (t.to(dtype)[None] for t in sums)
         found |= {"dq": torch.stack(dqs, dim=1)[None], "dk": dk, "dv": dv}
     return found
+
+
+def selection_of(method: ApproximateBackend, results: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the indices that a launch selected, None where it names no selection."""
+    selected = results.get("selected")
+    return None if selected is None else method.selected_indices(selected)
 
 
 def selection_flaw(
@@ -251,6 +270,7 @@ def approximation_of(
     sample = choose_rows(case, inputs.q.device, draw_seed(), SHARE)
     forward, given = replace(case, direction="fwd"), replace(inputs, dout=None)
     reference = compute_reference(forward, given, sample)
+    selected = selection_of(method, results)
     error = size = kept = 0.0
     pairs = 0
     with plain_torch():
@@ -259,7 +279,7 @@ def approximation_of(
             error += float((part.select(case, "out", results["out"]).to(exact.dtype) - exact).square().sum())
             size += float(exact.square().sum())
             for i in range(len(part.batch)):
-                share = _mass_kept(method, case, inputs, part, i, results.get("selected"))
+                share = _mass_kept(method, case, inputs, part, i, selected)
                 if share is not None:
                     kept, pairs = kept + share, pairs + 1
     relative = math.sqrt(error / size) if size else math.sqrt(error)

@@ -168,6 +168,17 @@ REFUSALS = [
     ("nsa", case(64, 128, heads="one key head", causal=True), HOPPER, "as many queries"),
     ("sage", case(100, 100), HOPPER, "without a causal mask the keys must be whole blocks of 64"),
     ("sage", case(100, 100, causal=True), HOPPER, None),
+    ("sage2", case(100, 300), HOPPER, None),
+    ("sage2", case(100, 300, causal=True), HOPPER, "not bottom-right aligned"),
+    ("sage2", case(1, 300, causal=True), HOPPER, None),
+    ("sage2", case(d=256), HOPPER, "outside 8 to 128"),
+    ("sage2", case(direction="bwd"), HOPPER, "forward only"),
+    ("sage2", case(), BLACKWELL, "below 10.0"),
+    ("sparge", case(256, 256), HOPPER, None),
+    ("sparge", case(256, 256, causal=True), HOPPER, "attend to later keys"),
+    ("sparge", case(64, 256), HOPPER, "whole blocks"),
+    ("sparge", case(256, 300), HOPPER, "whole blocks"),
+    ("sparge", case(256, 256, heads="grouped"), HOPPER, "no grouped heads"),
 ]
 
 

@@ -32,7 +32,8 @@ APPROXIMATE_LIMITS = replace(TORCH_LIMITS, unequal_causal=False, empty_rows=Fals
 class Approximate(BackendBase):
     """Defaults for a method that attends to all pairs of query and key.
 
-    A method that attends to some pairs overrides `attended`; its definition is the softmax over these pairs.
+    A method that attends to some pairs overrides `attended`; its definition is the softmax over these pairs. A method
+    that rounds probabilities overrides `weighted`.
     """
 
     exact = False
@@ -48,8 +49,7 @@ class Approximate(BackendBase):
             seen = self.attended(case, q, k, rows, selected)
             assert seen is not None
             scores = (some @ k.T * case.softmax_scale).masked_fill(~seen, float("-inf"))
-            out: Tensor = torch.softmax(scores, dim=-1) @ v
-            return out
+            return self.weighted(scores, v)
 
         step = max(1, CHUNK // len(k))
         parts = zip(q.split(step), torch.arange(len(q), device=q.device).split(step), strict=True)
@@ -60,11 +60,22 @@ class Approximate(BackendBase):
         turns = itertools.cycle(zip(*copies, strict=True))
         return torch.cat([again(some, *next(turns), rows) for some, rows in parts])
 
+    def weighted(self, scores: Tensor, v: Tensor) -> Tensor:
+        """Return softmax(scores) v for scores (rows, seqlen_k), -inf where a key is hidden."""
+        out: Tensor = scores.softmax(dim=-1) @ v
+        return out
+
+    def unrounded(self) -> Approximate | None:
+        return None
+
     def scores(self, case: Case, q: Tensor, k: Tensor) -> Tensor | None:
         return None
 
     def selected_count(self, case: Case) -> int | None:
         return None  # a method that overrides `scores` must override this too, or the check finds its launches wrong
+
+    def selected_indices(self, selected: Tensor) -> Tensor:
+        return selected
 
     def selected_for(self, case: Case, selected: Tensor, head: int) -> Tensor:
         return selected  # one choice for all query heads of a key head
