@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import cache
 
 import helion
 import helion.language as hl
@@ -17,29 +18,45 @@ from torch import Tensor
 
 LOG2_E = 1.4426950408889634  # exponentials are of base 2
 LOWEST = -1e30  # the maximum of no scores, finite so that a difference of two is no NaN
-CONFIGS = [
-    helion.Config(
-        block_sizes=[rows, keys], num_warps=warps, num_stages=stages, loop_orders=[order], indexing="tensor_descriptor"
-    )
-    for rows, keys, warps, stages, order in (
-        *((128, 64, 8, 3, order) for order in ([0, 1, 2], [2, 1, 0])),  # the first of an order is the fastest
-        *((128, 128, 8, 2, order) for order in ([0, 1, 2], [2, 1, 0])),
-        (64, 64, 4, 3, [0, 1, 2]),
-        (64, 128, 4, 2, [0, 1, 2]),
-    )
-]
 TUNES = os.environ.get("ATTNBENCH_TUNE", "1") != "0"  # else the first configuration is taken
 
 
-@helion.kernel(
-    configs=CONFIGS if TUNES else CONFIGS[:1],
-    static_shapes=True,
-    autotune_accuracy_check=False,  # the judge of attnbench checks the choice
-    autotune_precompile=None,  # six known configurations need no processes of their own
-    autotune_benchmark_subprocess=False,
-    autotune_log_level=logging.ERROR,
-    autotune_progress_bar=False,
-)
+def configs(headdim: int) -> list[helion.Config]:
+    """Return the configurations for a headdim, the fastest first.
+
+    None has as many keys in a block as the headdim: with Triton 3.6 such a kernel is wrong on an H200, since both
+    products then have one layout.
+    """
+    tiles = [(128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 128, 4, 2)]  # queries, keys, warps, stages
+    return [
+        helion.Config(
+            block_sizes=[rows, keys],
+            num_warps=warps,
+            num_stages=stages,
+            loop_orders=[order],
+            indexing="tensor_descriptor",
+        )
+        for rows, keys, warps, stages in tiles
+        for order in ([0, 1, 2], [2, 1, 0])
+        if keys != headdim
+    ]
+
+
+@cache
+def kernel(headdim: int) -> helion.Kernel:
+    """Return the kernel for a headdim, which Helion tunes for each shape."""
+    return helion.kernel(
+        forward,
+        configs=configs(headdim)[: None if TUNES else 1],
+        static_shapes=True,
+        autotune_accuracy_check=False,  # the judge of attnbench checks the choice
+        autotune_precompile=None,  # few known configurations need no processes of their own
+        autotune_benchmark_subprocess=False,
+        autotune_log_level=logging.ERROR,
+        autotune_progress_bar=False,
+    )
+
+
 def forward(q: Tensor, k: Tensor, v: Tensor, causal: hl.constexpr, scale: float) -> Tensor:
     batch, seqlen_q, nheads, headdim = q.size()
     seqlen_k, group = k.size(1), nheads // k.size(2)
@@ -70,4 +87,4 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False, softmax_
     default of `softmax_scale` is 1 / sqrt(headdim).
     """
     scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-    return forward(q, k, v, causal, scale * LOG2_E)
+    return kernel(q.shape[-1])(q, k, v, causal, scale * LOG2_E)
