@@ -26,7 +26,9 @@ from attnbench.results.cells import Cell, contest_of  # noqa: E402
 
 @cache
 def _cells(pattern: str) -> tuple[Cell, ...]:
-    return tuple(attnbench.load(str(ROOT / "results" / f"{pattern}.jsonl.gz")).cells)
+    """Return the cells of the run files that a pattern names, the oldest first."""
+    found = attnbench.load(str(ROOT / "results" / f"{pattern}.jsonl.gz")).cells
+    return tuple(sorted(found, key=lambda one: one.run.started))
 
 
 def cell(file: str, words: str) -> Cell | None:
