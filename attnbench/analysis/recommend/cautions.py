@@ -89,7 +89,10 @@ def _noisy(of: Recommended) -> Places:
 
 
 def _without_default(of: Recommended) -> Places:
-    unknown = [problem for problem in of.answered if not problem.default and not _tried_default(problem)]
+    other = [problem for problem in of.answered if not problem.default and not _tried_default(problem)]
+    unknown = [
+        problem for problem in other if problem.case.is_softmax and not problem.case.is_paged
+    ]  # else it has none
     return _in(unknown, options=_asked_as(unknown))
 
 
