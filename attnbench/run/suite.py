@@ -52,13 +52,14 @@ from attnbench.core.sizes import format_size, parse_duration, parse_size
 from attnbench.core.text import count, shortened
 from attnbench.results.bounds import check_cases
 from attnbench.run import yaml_file
-from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand_all, matching, overlay, parsed
+from attnbench.run.axes import LATENT, STRICT, Axes, Item, Text, expand_all, matching, overlay, parsed
 from attnbench.run.model_axes import FIXED, check_not_both, model_axes, parse_phases
 from attnbench.run.select import possible_kinds
 from attnbench.run.shipped_suites import shipped_suites
 
 MOST = 2**63  # all numbers of a policy are below
 POLICY_FIELDS = {f.name: f for f in dataclasses.fields(Policy)}
+MOST_REASONS = 3  # of an error that no case is left
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # fields of a policy
 DURATIONS = {  # fields of a policy that are options with a unit
     "sustained_s": "--sustained",
@@ -241,12 +242,15 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     cases: dict[Case, tuple[str, ...]] = {}  # case -> the backends that it is limited to; () for all
     blocks = _blocks(suite, merged, given)
     found = expand_all((block for block, _ in blocks), merged.tokens, merged.hidden)
-    for (_, names), of_block in zip(blocks, found, strict=True):
+    left_out: dict[str, None] = {}  # reasons of cases that the products leave out
+    for (_, names), (of_block, reasons) in zip(blocks, found, strict=True):
+        left_out.update(dict.fromkeys(reasons))
         for case in of_block:
             before = cases.get(case, names)
             cases[case] = tuple(dict.fromkeys((*before, *names))) if before and names else ()
     if not cases:
-        raise UserError(FORWARD_ONLY)
+        raise UserError("; ".join([*left_out][:MOST_REASONS]))
+    notes += tuple(f"left out: {reason}" for reason in left_out if reason.startswith("shared-prefix: "))
     excluded = [matching(axes) for axes in (() if given.models else suite.exclude)]
     kept = tuple(case for case in cases if not any(matches(case) for matches in excluded))
     if not kept:
