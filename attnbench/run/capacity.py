@@ -221,9 +221,8 @@ def _plan(cases: Sequence[Case], session: Session, policy: Policy, search: Searc
     for name, answers in session.survey(tried).items():
         left = iter(answers)
         for case, own in zip(cases, sizes, strict=True):
-            job = _first_job(
-                name, case, dict(zip(own, islice(left, len(own)), strict=True)), session.device, policy, search
-            )
+            of_case = dict(zip(own, islice(left, len(own)), strict=True))
+            job = _first_job(name, case, of_case, session.device, policy, search)
             jobs.append(replace(job, skip=job.skip or too_few_devices(case, session.gpus)))
     return tuple(jobs)
 
