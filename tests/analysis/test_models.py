@@ -91,6 +91,9 @@ def test_a_step_that_is_not_whole_says_what_is_missing() -> None:
     with pytest.raises(UserError) as told:
         step_document.document(cells([measured(local, "triton", 1e-3)]), GEMMA, 1)
     assert "not measured here: 21 layers; attnbench run --model gemma-2-9b measures it" in str(told.value)
+    failed = [measured(local, "triton", 1e-3), Record(cases()[1], "triton", 0, "wrong", "off by 1")]
+    with pytest.raises(UserError, match="no right figure of 21 layers; report without --model says why"):
+        step_document.document(cells(failed), GEMMA, 1)
     with pytest.raises(UserError, match="--model gemma-2-9b --tp 2 measures it"):
         step_document.document(cells([measured(local, "triton", 1e-3)]), GEMMA, 2)
 
