@@ -59,7 +59,6 @@ from attnbench.run.shipped_suites import shipped_suites
 
 MOST = 2**63  # all numbers of a policy are below
 POLICY_FIELDS = {f.name: f for f in dataclasses.fields(Policy)}
-MOST_REASONS = 3  # of an error that no case is left
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # fields of a policy
 DURATIONS = {  # fields of a policy that are options with a unit
     "sustained_s": "--sustained",
@@ -242,15 +241,17 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     cases: dict[Case, tuple[str, ...]] = {}  # case -> the backends that it is limited to; () for all
     blocks = _blocks(suite, merged, given)
     found = expand_all((block for block, _ in blocks), merged.tokens, merged.hidden)
-    left_out: dict[str, None] = {}  # reasons of cases that the products leave out
+    left_out: dict[str, str] = {}  # option -> the first reason why the products leave a case out
     for (_, names), (of_block, reasons) in zip(blocks, found, strict=True):
-        left_out.update(dict.fromkeys(reasons))
+        for reason in reasons:
+            left_out.setdefault(reason.partition(":")[0], reason)
         for case in of_block:
             before = cases.get(case, names)
             cases[case] = tuple(dict.fromkeys((*before, *names))) if before and names else ()
     if not cases:
-        raise UserError("; ".join([*left_out][:MOST_REASONS]))
-    notes += tuple(f"left out: {reason}" for reason in left_out if reason.startswith("shared-prefix: "))
+        raise UserError("; ".join(left_out.values()))
+    if "shared-prefix" in left_out:
+        notes += (f"left out: {left_out['shared-prefix']}",)
     excluded = [matching(axes) for axes in (() if given.models else suite.exclude)]
     kept = tuple(case for case in cases if not any(matches(case) for matches in excluded))
     if not kept:
