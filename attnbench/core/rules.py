@@ -213,10 +213,10 @@ def check(case: Case) -> None:
     for rule in RULES:
         if problem := rule.problem(case):
             raise ValueError(f"{rule.option}: {rule.sentence.format(c=case, problem=problem)}")
-    if not (case.is_softmax or case.causal):
-        raise NotOfCacheError(f"kind: {case.kind} is causal; give --causal")
     if case.is_indexer and case.has_backward:
         raise NotOfCacheError("kind: indexer is forward only; give --pass fwd")
+    if not (case.is_softmax or case.causal):
+        raise NotOfCacheError(f"kind: {case.kind} is causal; give --causal")
     if case.is_paged or case.latent:
         option = "page-size" if case.is_paged else "latent"
         if case.has_backward:
