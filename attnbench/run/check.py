@@ -86,7 +86,7 @@ def check(
         raise UserError("nothing to check; give a function or backends, as in attnbench check ./mine.py:attention")
     if other := [kind for kind in parsed(settings.axes).get("kind", ()) if kind != "softmax"]:
         raise UserError(
-            f"kind: the cases of check are of softmax; attnbench run --kind {other[0]} checks each result, then times it"
+            f"kind: the cases of check are of softmax; attnbench run --kind {other[0]} checks each result and times it"
         )
     chosen = choose(patterns, pythons)
     resolve_suite_for(SUITE, device, settings)
