@@ -241,17 +241,17 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     cases: dict[Case, tuple[str, ...]] = {}  # case -> the backends that it is limited to; () for all
     blocks = _blocks(suite, merged, given)
     found = expand_all((block for block, _ in blocks), merged.tokens, merged.hidden)
-    left_out: dict[str, str] = {}  # option -> the first reason why the products leave a case out
+    lost: dict[str, str] = {}  # option -> the first reason why the products leave a case out
     for (_, names), (of_block, reasons) in zip(blocks, found, strict=True):
         for reason in reasons:
-            left_out.setdefault(reason.partition(":")[0], reason)
+            lost.setdefault(reason.partition(":")[0], reason)
         for case in of_block:
             before = cases.get(case, names)
             cases[case] = tuple(dict.fromkeys((*before, *names))) if before and names else ()
     if not cases:
-        raise UserError("; ".join(left_out.values()))
-    if "shared-prefix" in left_out:
-        notes += (f"left out: {left_out['shared-prefix']}",)
+        raise UserError("; ".join(lost.values()))
+    if "shared-prefix" in lost:
+        notes += (f"left out: {lost['shared-prefix']}",)
     excluded = [matching(axes) for axes in (() if given.models else suite.exclude)]
     kept = tuple(case for case in cases if not any(matches(case) for matches in excluded))
     if not kept:
