@@ -408,8 +408,8 @@ def problem(text: str, seqlen_k: int, *, causal: bool, window: tuple[int | None,
         return f"random blocks need at most {format_size(MOST_DRAWN)} keys"
     if chooses(name) and (not causal or window != (None, None)):
         return f"{name} needs causal, and no window"
-    if chooses(name) and seqlen_k * (chosen(text) + 1) > 2**31:
-        return f"{name}: keys times chosen keys must be below 2**31"
+    if chooses(name) and seqlen_k > (most := 2**31 // (chosen(text) + 1)):
+        return f"{text} needs at most {most} keys"
     if name == "prefix" and (not causal or window != (None, None)):
         return "a prefix needs causal, and no window"
     if name == "sink_tokens" and (not causal or window[0] is None):

@@ -213,18 +213,20 @@ def check(case: Case) -> None:
     for rule in RULES:
         if problem := rule.problem(case):
             raise ValueError(f"{rule.option}: {rule.sentence.format(c=case, problem=problem)}")
-    if not (case.is_softmax or case.causal):
-        raise NotOfCacheError(f"kind: {case.kind} is causal; give --causal")
     if case.is_indexer and case.has_backward:
         raise NotOfCacheError("kind: indexer is forward only; give --pass fwd")
+    if not (case.is_softmax or case.causal):
+        raise NotOfCacheError(f"kind: {case.kind} is causal; give --causal")
     if case.is_paged or case.latent:
         option = "page-size" if case.is_paged else "latent"
         if case.has_backward:
             raise NotOfCacheError(f"{option}: forward only; give --pass fwd")
         if any(of.seqlen_q > of.seqlen_k for of in case.sequences):
             raise NotOfCacheError(f"{option}: the queries are the last of their sequence; give at most as many as keys")
-        if case.shared_prefix and any(of.seqlen_k - of.seqlen_q < case.shared_prefix for of in case.sequences):
+        prefix = case.shared_prefix
+        if short := next((of for of in case.sequences if prefix and of.seqlen_k - of.seqlen_q < prefix), None):
             raise NotOfCacheError(
-                f"shared-prefix: the queries come after the {case.shared_prefix} tokens that all sequences share; give "
-                "a longer --seqlen, or --seqlen-q 1"
+                f"shared-prefix: the queries come after the {prefix} tokens that all sequences share, but a sequence "
+                f"of {short.seqlen_k} tokens has {short.seqlen_q} for queries; give a longer --seqlen, or a smaller "
+                "--seqlen-q or --shared-prefix"
             )

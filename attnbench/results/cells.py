@@ -431,8 +431,9 @@ def _groups(joined: Sequence[tuple[Source, _Records]]) -> list[tuple[str, list[t
     runs = [members[0][0].run for members, *_ in groups]
     names = [run.environment.device.name for run in runs]
     started = [sorted(source.run.started.replace("T", " ") for source, _ in members) for members, *_ in groups]
-    told = [[_started(starts, 16), _started(starts, 19)] for starts in started]  # to the minute, and to the second
-    texts = [[*setup_texts(run).values(), *own] for run, own in zip(runs, told, strict=True)]
+    minutes = {(name, _started(starts, 16)) for name, starts in zip(names, started, strict=True)}
+    length = 16 if len(minutes) == len(groups) else 19  # to the minute, or to the second
+    texts = [[*setup_texts(run).values(), _started(starts, length)] for run, starts in zip(runs, started, strict=True)]
     labels = unique_labels(names, texts, "{} ({})")
     return [(label, members) for label, (members, *_) in zip(labels, groups, strict=True)]
 

@@ -11,6 +11,7 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -83,6 +84,19 @@ def at_size(case: Case, of: Of, size: int) -> Case:
     return replace(case, shape=replace(case.shape, seqlen_q=queries, seqlen_k=size))
 
 
+def sizes_for(case: Case, of: Of) -> tuple[int, ...]:
+    """Return the sizes that a search may try: all of the grid that a case can have. A mask may bound its keys."""
+
+    def can_be(size: int) -> bool:
+        try:
+            at_size(case, of, size)
+        except ValueError:
+            return False
+        return True
+
+    return tuple(filter(can_be, grid(UNIT[of])))
+
+
 def size_of(case: Case, of: Of) -> int:
     """Return the searched size of a case."""
     return case.shape.batch if of == "batch" else case.shape.seqlen_k
@@ -127,7 +141,7 @@ def is_done(records: Sequence[Record], job: Job, search: Search) -> bool:
         return True
     found = known(records, key_of(job, search.of), search)
     outcomes = {size: outcome(record) for size, record in found.items()}
-    return bool(found) and next_size(outcomes, grid(UNIT[search.of]), size_of(job.case, search.of)) is None
+    return bool(found) and next_size(outcomes, sizes_for(job.case, search.of), size_of(job.case, search.of)) is None
 
 
 def search_capacity(request: Request, say: Say) -> Recording:
@@ -189,6 +203,8 @@ def _cases(request: Request, kind: str) -> tuple[Case, ...]:
         raise UserError("capacity takes neither ragged batches nor dropout")
     if request.settings.phase == "train":
         found = tuple(replace(case, direction="fwd_bwd") for case in found)
+    if of == "seqlen":  # a delta rule's state does not grow; longer, its token would be a prompt
+        found = tuple(case for case in found if not (case.is_delta and case.shape.seqlen_k == 1))
     return tuple(dict.fromkeys(at_size(case, of, 1 if of == "batch" else BASE) for case in found))
 
 
@@ -198,13 +214,15 @@ def _plan(cases: Sequence[Case], session: Session, policy: Policy, search: Searc
     It is the largest that, by the forecast, fits in memory and takes half of the call limit at most. All searches of a
     backend follow each other, so that one worker at a time has the device open.
     """
-    sizes = [2**i * UNIT[search.of] for i in range(20)]
-    tried = [at_size(case, search.of, size) for case in cases for size in sizes]
+    powers = {2**i * UNIT[search.of] for i in range(20)}
+    sizes = [[size for size in sizes_for(case, search.of) if size in powers] for case in cases]
+    tried = [at_size(case, search.of, size) for case, own in zip(cases, sizes, strict=True) for size in own]
     jobs = []
     for name, answers in session.survey(tried).items():
-        for index, case in enumerate(cases):
-            own = answers[index * len(sizes) : (index + 1) * len(sizes)]
-            job = _first_job(name, case, dict(zip(sizes, own, strict=True)), session.device, policy, search)
+        left = iter(answers)
+        for case, own in zip(cases, sizes, strict=True):
+            of_case = dict(zip(own, islice(left, len(own)), strict=True))
+            job = _first_job(name, case, of_case, session.device, policy, search)
             jobs.append(replace(job, skip=job.skip or too_few_devices(case, session.gpus)))
     return tuple(jobs)
 
@@ -260,7 +278,7 @@ def _steps(
         if not known(records, key, search):
             yield skipped_record(first)
         return
-    sizes = grid(UNIT[search.of])
+    sizes = sizes_for(first.case, search.of)
     confirmed: set[int] = set()  # sizes measured by a process that had run nothing before
     is_fresh = not any((r.backend, r.case.ranks) == (first.backend, first.case.ranks) for r in records)
     while deadline is None or time.monotonic() < deadline:

@@ -15,7 +15,7 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Run
 from attnbench.results import run_file
 from attnbench.results.exit_codes import wrong_records
-from attnbench.run.axes import Axes, matching
+from attnbench.run.axes import Axes, matching, parsed
 from attnbench.run.plan import CaseSupport, skipped_record
 from attnbench.run.select import choose, parse_device, refuse_code
 from attnbench.run.session import Recording, Session
@@ -84,6 +84,10 @@ def check(
     device = parse_device(device)
     if not patterns:
         raise UserError("nothing to check; give a function or backends, as in attnbench check ./mine.py:attention")
+    if other := [kind for kind in parsed(settings.axes).get("kind", ()) if kind != "softmax"]:
+        raise UserError(
+            f"kind: the cases of check are of softmax; attnbench run --kind {other[0]} checks each result and times it"
+        )
     chosen = choose(patterns, pythons)
     resolve_suite_for(SUITE, device, settings)
     again = _wrong_cases(wrong, settings.axes, trust) if wrong else ()

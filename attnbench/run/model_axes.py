@@ -49,6 +49,8 @@ def model_axes(names: Sequence[str], tp: int | None, phase: str | None, below: A
     for model, step in product(dict.fromkeys(map(find, names)), parse_phases(phase)):
         if lacking := model.lacks(step):
             raise UserError(_refusal(model, step, lacking))
+        if given.mask is not None and any(of.mask for of in model.parts):
+            raise UserError(f"--mask: {model.name} sets this; leave it out, or leave out --model")
         own = Axes(seqlen=str(model.seqlen)) if model.seqlen and given.seqlen is None else Axes()
         found += [_of_phase(overlay(below, own), layer_axes(model, of, tp or 1, step), step) for of in model.parts]
     return found

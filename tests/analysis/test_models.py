@@ -91,6 +91,9 @@ def test_a_step_that_is_not_whole_says_what_is_missing() -> None:
     with pytest.raises(UserError) as told:
         step_document.document(cells([measured(local, "triton", 1e-3)]), GEMMA, 1)
     assert "not measured here: 21 layers; attnbench run --model gemma-2-9b measures it" in str(told.value)
+    failed = [measured(local, "triton", 1e-3), Record(cases()[1], "triton", 0, "wrong", "off by 1")]
+    with pytest.raises(UserError, match="no right figure of 21 layers; report without --model says why"):
+        step_document.document(cells(failed), GEMMA, 1)
     with pytest.raises(UserError, match="--model gemma-2-9b --tp 2 measures it"):
         step_document.document(cells([measured(local, "triton", 1e-3)]), GEMMA, 2)
 
@@ -184,6 +187,9 @@ def test_the_length_from_which_a_delta_rule_pays() -> None:
     assert isinstance(table, Table)
     assert [row[0] for row in table.rows] == ["4k", "8k", "16k"]
     assert [str(row[-1]).partition("x")[0] for row in table.rows] == ["0.70", "1.40", "2.80"]
+    long = [record for record in records if record.case.shape.seqlen_k == 16384]
+    said = step_document.document(cells(long), hybrid, 1).answer[-1]
+    assert "at every length measured, 16k: 36% of its time at 16k" in said, "no length from which on it is known"
     short = [record for record in records if record.case.shape.seqlen_k == 4096]
     assert "takes longer than" in step_document.document(cells(short), hybrid, 1).answer[-1]
     assert not crossovers(findings.step_times(cells([measured(c, "triton", 1e-3) for c in cases()]), GEMMA, 1), GEMMA)

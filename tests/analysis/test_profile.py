@@ -28,6 +28,8 @@ def test_the_defaults_are_one_case_on_every_device() -> None:
     on_gpu, notes = profile.one_case(parse_options({}), "cuda")
     assert (on_gpu.shape.seqlen_k, on_gpu.shape.batch, on_gpu.shape.nheads, on_gpu.shape.headdim) == (8192, 2, 16, 128)
     assert (on_gpu.dtype, on_gpu.direction, on_gpu.causal, notes) == ("bf16", "fwd", False, ())
+    indexer, _ = profile.one_case(parse_options({"axes": {"kind": "indexer"}}), "cuda")
+    assert indexer.causal, "as other commands have it"
     on_cpu, notes = profile.one_case(parse_options({}), "cpu")
     assert (on_cpu.shape.seqlen_k, on_cpu.shape.nheads, on_cpu.dtype) == (1024, 2, "fp32")
     assert len(notes) == 1

@@ -118,6 +118,7 @@ def test_what_a_person_can_mend_is_a_user_error(more: dict[str, Any], said: str)
         (lambda of: of.to_csv(3), "^path: 3 is not a path"),
         (lambda _: attnbench.load("x.jsonl", convention="all"), "^convention: unknown 'all'"),
         (lambda _: attnbench.check("fake", timeout=-1), "^timeout: -1 is not a number of seconds"),
+        (lambda _: attnbench.check("fake", kind="gdn"), "attnbench run --kind gdn checks each result"),
     ],
 )
 def test_what_a_person_can_mend_in_a_call_of_results(found: attnbench.Results, asks: Any, said: str) -> None:

@@ -153,6 +153,14 @@ def test_a_batch_and_a_model(tool: Tool) -> None:
     assert "llama-3.1-8b train, training, Simulated GPU: " in said
 
 
+def test_sizes_end_where_a_mask_ends_and_a_token_of_a_delta_rule_has_none(tool: Tool) -> None:
+    chosen, indexer = found(tool, *FAKE, "--model", "deepseek-v3.2", "--phase", "decode", "--out", "a.jsonl")
+    assert chosen["fits"] < 2**31 / 2049 < indexer["fits"], "a mask that chooses keys takes so many"
+    assert chosen["done"]
+    (softmax,) = found(tool, *FAKE, "--model", "qwen3-next-80b-a3b", "--phase", "decode")
+    assert softmax["headdim"] == 256
+
+
 def test_a_search_goes_on_where_it_was_interrupted(tool: Tool) -> None:
     whole = found(tool, *FAKE, "--memory", "4g", "--out", "whole.jsonl")
     assert len(whole) == 2

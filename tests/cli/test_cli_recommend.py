@@ -40,6 +40,12 @@ def test_a_short_run_of_a_simulated_gpu(tool: Tool) -> None:
     assert again == done.out, "the file gives the same"
 
 
+def test_no_default_is_missed_where_pytorch_has_none(tool: Tool) -> None:
+    for options in (("--kind", "gdn,indexer", "--headdim", "128"), ("--page-size", "16", "--seqlen-q", "1")):
+        out = tool("recommend", "--device", "fake", "--seqlen", "1k", "--causal", "--pass", "fwd", *options).out
+        assert "The gain over PyTorch's default" not in " ".join(out.split())
+
+
 def test_a_short_run_whose_results_are_wrong_recommends_nothing(tool: Tool) -> None:
     options = ("recommend", "--device", "fake", "--seqlen", "2k", "--causal", "--out", "r.jsonl")
     done = tool(*options, ATTNBENCH_FAKE="wrong@2k", code=1)

@@ -151,6 +151,8 @@ def test_runs_of_one_setting_join_and_others_stay_apart() -> None:
         again = cells([a, replace(a, started=later)])
         starts = [start.replace("T", " ")[:told] for start in (a.started, later)]
         assert [c.device for c in again] == [f"NVIDIA H200 (run of {start})" for start in starts]
+    three = cells([replace(a, started=f"2026-07-0{day}T10:00:00+00:00") for day in (1, 2)] + [again[-1].run])
+    assert [c.device.count("run of") for c in three] == [1, 1, 1], "a start is told once"
     newer = replace(b, environment=environment(torch="2.12.0"))
     assert [c.device for c in cells([a, newer])] == [
         "NVIDIA H200 (torch 2.11.0+cu130)",

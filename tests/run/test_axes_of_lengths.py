@@ -49,11 +49,32 @@ def test_softmax_scales() -> None:
     assert [case.softmax_scale for case in cases(softmax_scale="none,0.25")] == [pytest.approx(128**-0.5), 0.25]
 
 
-@pytest.mark.parametrize("axes", [{"direction": "bwd"}, {"seqlen_q": "2k"}])
-def test_a_suite_of_which_no_case_is_left_says_why(axes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("axes", "said"),
+    [
+        ({"direction": "bwd"}, "page-size: forward only; give --pass fwd"),
+        ({"direction": "fwd", "seqlen_q": "2k"}, "the queries are the last of their sequence; give at most as many as"),
+        ({"direction": "fwd", "shared_prefix": "1k", "seqlen_q": "1"}, "1024 tokens has 1 for queries; give a longer"),
+        (
+            {"direction": "fwd", "shared_prefix": "512", "seqlen_q": "1", "batch": "8", "lengths": "zipf"},
+            "of 377 tokens",
+        ),
+    ],
+)
+def test_a_suite_of_which_no_case_is_left_says_why(axes: dict[str, Any], said: str) -> None:
+    """The sentence is of these cases, and names no option of others."""
     given = parse_options({"axes": {"page_size": "16", "seqlen": "1k", **axes}})
-    with pytest.raises(UserError, match="give --pass fwd, and a --seqlen-q that is not above --seqlen"):
+    with pytest.raises(UserError, match=said) as told:
         resolve(load_suite("quick"), "cuda", given)
+    assert "latent" not in str(told.value)
+    assert "kind" not in str(told.value)
+
+
+def test_a_case_that_its_shared_prefix_leaves_out_is_noted() -> None:
+    given = parse_options({"axes": {"page_size": "16", "seqlen": "1k", "seqlen_q": "1", "shared_prefix": "none,1k"}})
+    found = resolve(load_suite("quick"), "cuda", given)
+    assert {case.shared_prefix for case in found.cases} == {0}
+    assert "left out: shared-prefix: the queries come after the 1024 tokens" in " ".join(found.notes)
 
 
 def test_a_ragged_batch_has_the_tokens_of_the_dense_one() -> None:

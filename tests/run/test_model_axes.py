@@ -113,6 +113,7 @@ def test_every_model_resolves_in_every_phase_it_has(name: str) -> None:
         ({"models": "llama-3.1-8b", "phase": "mixed", "axes": {"batch": "1"}}, "needs --batch 2 or more"),
         ({"tp": 2}, "--tp needs a model"),
         ({"models": "gpt-oss-20b", "axes": {"sink": False}}, "--sink/--no-sink: --model sets this"),
+        ({"models": "deepseek-v3.2", "axes": {"mask": "topk:4k"}}, "--mask: deepseek-v3.2 sets this"),
         ({"models": "deepseek-v3", "phase": "mixed"}, "--nheads 128 --nheads-k 128 --headdim 192-128 --causal"),
         ({"models": "hunyuan-video", "phase": "decode"}, "give --phase prefill"),
     ],

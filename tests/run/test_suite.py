@@ -504,7 +504,7 @@ def test_an_indexer_chooses_2k_keys_unless_a_mask_says_otherwise() -> None:
         ({"page_size": 64}, "kind: page-size 64 with an indexer cannot be measured; leave out one of them"),
         ({"softcap": 30}, "kind: softcap 30 with an indexer cannot be measured; leave out one of them"),
         ({"seqlen_q": "2k"}, "mask: topk:2k takes at most as many queries as keys; give a smaller --seqlen-q"),
-        ({"pass": "bwd"}, "kind: gdn, kda and indexer are causal, and indexer is forward only"),
+        ({"pass": "bwd"}, "kind: indexer is forward only; give --pass fwd"),
     ],
 )
 def test_what_an_indexer_cannot_have_is_said_in_a_line(given: dict[str, Any], said: str) -> None:

@@ -52,7 +52,8 @@ class Crossover:
         if at is None:
             longer = "longer than" if math.log(self.ratios[-1]) < -self.halves[-1] else "about as long as"
             return f"{layer} {longer} a layer of softmax attention at {lengths[-1]}, the longest measured"
-        since = f"from a length between {lengths[at - 1]} and {lengths[at]} on" if at else f"from {lengths[0]} on"
+        all_measured = f"at every length measured, {' to '.join(dict.fromkeys((lengths[0], lengths[-1])))}"
+        since = f"from a length between {lengths[at - 1]} and {lengths[at]} on" if at else all_measured
         gain = f"{percent(1 / self.ratios[-1])} of its time at {lengths[-1]}"
         return f"{layer} less time than a layer of softmax attention {since}: {gain}"
 

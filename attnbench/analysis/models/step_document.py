@@ -39,11 +39,13 @@ def document(cells: Sequence[Cell], model: Model, tp: int) -> Document:
     """
     times = step_times(cells, model, tp)
     measure = f"attnbench run --model {model.name}" + (f" --tp {tp}" if tp > 1 else "")
+    of_model = [cell for cell in cells if any(is_of(layers, model, tp, cell.case) for layers in model.parts)]
     if not times:
         missing = unmeasured(cells, model, tp)
         what = "; ".join(_layers(of) for of in missing) or "all kinds of layers on one backend"
+        if any(cell.status not in ("ok", "skipped") for cell in of_model):
+            raise UserError(f"report: --model {model.name}: no right figure of {what}; report without --model says why")
         raise UserError(f"report: --model {model.name}: not measured here: {what}; {measure} measures it")
-    of_model = [cell for cell in cells if any(is_of(layers, model, tp, cell.case) for layers in model.parts)]
     depth = ", ".join(_layers(of) for of in model.layers)
     one = f", one of {tp} devices" if tp > 1 else ""
     crossed = crossovers(times, model)

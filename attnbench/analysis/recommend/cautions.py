@@ -89,7 +89,8 @@ def _noisy(of: Recommended) -> Places:
 
 
 def _without_default(of: Recommended) -> Places:
-    unknown = [problem for problem in of.answered if not problem.default and not _tried_default(problem)]
+    could = [problem for problem in of.answered if problem.case.is_softmax and not problem.case.is_paged]
+    unknown = [problem for problem in could if not problem.default and not _tried_default(problem)]
     return _in(unknown, options=_asked_as(unknown))
 
 

@@ -33,7 +33,7 @@ from attnbench.run.workers import WorkerPool
 DEFAULTS = parse_suite(
     {
         "name": "profile",
-        "axes": {"seqlen": "8k", "headdim": 128, "dtype": "bf16", "causal": False, "pass": "fwd"},
+        "axes": {"seqlen": "8k", "headdim": 128, "dtype": "bf16", "pass": "fwd"},
         "tokens": "16k",
         "hidden": "2k",
         "on_cpu": {"axes": {"seqlen": "1k", "dtype": "fp32"}, "tokens": "1k", "hidden": 256},
