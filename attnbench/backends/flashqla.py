@@ -1,6 +1,6 @@
 """`flashqla`: FlashQLA's TileLang kernels of the gated delta rule, with the interface of fla's function.
 
-Checked against the source of flash-qla 0.1.3. A kernel of torch.compile divides q and k by their lengths before its own.
+Checked against the source of flash-qla 0.1.3. A kernel of torch.compile first divides q and k by their lengths.
 """
 
 from __future__ import annotations
