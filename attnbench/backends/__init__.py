@@ -109,6 +109,7 @@ _OF_ONE: Mapping[str, str] = {  # backends of one device
 _DELTA: Mapping[str, str] = {  # gated delta rules: core/delta.py
     "delta-torch": "attnbench.backends.pytorch.delta:DeltaTorch",
     "fla": "attnbench.backends.fla:Fla",
+    "flashqla": "attnbench.backends.flashqla:FlashQla",
 }
 _INDEXERS: Mapping[str, str] = {  # indexers of sparse attention: core/indexer.py
     "indexer-torch": "attnbench.backends.pytorch.indexer:IndexerTorch",
@@ -116,7 +117,11 @@ _INDEXERS: Mapping[str, str] = {  # indexers of sparse attention: core/indexer.p
     "indexer-deepgemm": "attnbench.backends.deep_gemm:IndexerDeepGemm",
 }
 # The backends of each kind of attention other than softmax: core/case.py
-OF_KIND: Mapping[str, tuple[str, ...]] = {"gdn": (*_DELTA,), "kda": (*_DELTA,), "indexer": (*_INDEXERS,)}
+OF_KIND: Mapping[str, tuple[str, ...]] = {
+    "gdn": ("delta-torch", "fla", "flashqla"),
+    "kda": ("delta-torch", "fla"),
+    "indexer": (*_INDEXERS,),
+}
 OTHER_KINDS = (*_DELTA, *_INDEXERS)
 _APPROXIMATE: Mapping[str, str] = {  # approximations of attention: docs/approximate.md
     "linformer": "attnbench.backends.approximate.linformer:Linformer",

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import Paste
-from attnbench.backends.shared.delta import delta_prepared
+from attnbench.backends.shared.delta import is_token, pasted_call, prepared_by_fla, workspace_of_chunks
 from attnbench.backends.shared.libraries import Library
 from attnbench.core.backend import Prepared, Probe, Signature, Unsupported, Workspace
 from attnbench.core.case import Case, Kind
@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 
 SWITCHES = {"FLA_FLASH_QLA": "0", "FLA_FLASH_KDA": "0"}  # read when fla is imported and called
 NO_TILELANG = "the backward of gdn on Hopper needs Triton 3.7.1 or newer, or tilelang: pip install tilelang"
-COMMENT = "# shapes: core/delta.py of attnbench; state is None at the beginning of a sequence\n"
-CALL = """\
-out, state = {function}(
-    q, k, v, g=gate, beta=beta, initial_state=state, output_final_state=True, use_qk_l2norm_in_kernel=True{{options}}
-)"""
-
-
-def _call(function: str) -> str:
-    return COMMENT + CALL.format(function=function)
 
 
 class Fla(Library):
@@ -60,10 +51,10 @@ class Fla(Library):
             "from fla.ops.kda import fused_recurrent_kda",
         ),
         {
-            "gdn": _call("chunk_gated_delta_rule"),
-            "gdn token": _call("fused_recurrent_gated_delta_rule"),
-            "kda": _call("chunk_kda"),
-            "kda token": _call("fused_recurrent_kda"),
+            "gdn": pasted_call("chunk_gated_delta_rule"),
+            "gdn token": pasted_call("fused_recurrent_gated_delta_rule"),
+            "kda": pasted_call("chunk_kda"),
+            "kda token": pasted_call("fused_recurrent_kda"),
         },
         scale="scale={scale}",
     )
@@ -73,29 +64,17 @@ class Fla(Library):
         return super().probe()
 
     def workspace(self, case: Case) -> Workspace:
-        s = case.shape
-        chunks = s.batch * s.nheads * -(-s.seqlen_k // 64)
-        rows = s.batch * s.nheads * s.seqlen_k * (s.headdim + 2 * s.headdim_v)
-        nbytes = 2 * (chunks * s.headdim * s.headdim_v + rows) * (3 if case.has_backward else 1)
-        return Workspace(nbytes if s.seqlen_k > 1 else 0, "states of chunks", passes=2.0)
+        return workspace_of_chunks(case)
 
     def signature(self, case: Case, device: Device) -> Signature:
-        if _is_token(case):
+        if is_token(case):
             return Signature((r"fused_recurrent_(gated_delta_rule|kda)_fwd_kernel",))
         runs = ["chunk_gated_delta_rule_fwd_kernel_h"]
         return Signature((*runs, "chunk_gated_delta_rule_bwd_kernel_dhu") if case.has_backward else (*runs,))
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         os.environ.update(SWITCHES)
-        function = partial(
-            _function(case), scale=case.softmax_scale, output_final_state=True, use_qk_l2norm_in_kernel=True
-        )
-
-        def call(q: Any, k: Any, v: Any, gate: Any, beta: Any, state: Any) -> tuple[Any, Any]:
-            out, last = function(q, k, v, g=gate, beta=beta, initial_state=state)
-            return out, last
-
-        prepared = delta_prepared(case, inputs, call)
+        prepared = prepared_by_fla(case, inputs, _function(case))
         return replace(prepared, launch=partial(_launch, prepared.launch)) if case.has_backward else prepared
 
 
@@ -109,19 +88,14 @@ def _launch(launch: Callable[[], Any]) -> Any:
         raise
 
 
-def _is_token(case: Case) -> bool:
-    """Return whether a case is one token with a state."""
-    return case.shape.seqlen_k == 1 and not case.has_backward
-
-
 def _function(case: Case) -> Callable[..., tuple[Any, Any]]:
     """Return fla's function for a case."""
     from fla.ops import gated_delta_rule, kda
 
     found: Callable[..., tuple[Any, Any]]
     if case.kind == "kda":
-        found = kda.fused_recurrent_kda if _is_token(case) else kda.chunk_kda
-    elif _is_token(case):
+        found = kda.fused_recurrent_kda if is_token(case) else kda.chunk_kda
+    elif is_token(case):
         found = gated_delta_rule.fused_recurrent_gated_delta_rule
     else:
         found = gated_delta_rule.chunk_gated_delta_rule

@@ -53,6 +53,7 @@ CASES = {
     ),
     "dropout": Case(SQUARE, "bf16", "fwd", dropout_p=0.1),
     "gdn": Case(replace(SQUARE, nheads=4), "bf16", "fwd", True, kind="gdn"),
+    "gdn-128": Case(replace(SQUARE, headdim=128, headdim_v=128), "bf16", "fwd", True, kind="gdn"),
     "kda": Case(SQUARE, "bf16", "fwd", True, kind="kda", scale=0.2),
     "gdn-token": Case(replace(SQUARE, seqlen_q=1, seqlen_k=1), "bf16", "fwd", True, kind="gdn"),
     "kda-token": Case(replace(SQUARE, seqlen_q=1, seqlen_k=1), "bf16", "fwd", True, kind="kda"),

@@ -291,10 +291,10 @@ OTHER_KINDS = {
     for kind, name, shape, dtype, direction in (
         ("gdn", "prompt", Shape(2, 150, 150, 4, 2, 64, 64), "fp32", "fwd"),
         ("gdn", "prompt", Shape(2, 150, 150, 4, 2, 64, 64), "bf16", "fwd"),
-        ("gdn", "prompt", Shape(2, 150, 150, 4, 2, 64, 64), "fp16", "fwd_bwd"),
+        ("gdn", "prompt", Shape(2, 150, 150, 4, 2, 128, 128), "fp16", "fwd_bwd"),
         ("gdn", "whole", Shape(1, 256, 256, 4, 4, 128, 128), "bf16", "bwd"),
         ("gdn", "headdim-v", Shape(2, 70, 70, 2, 1, 64, 128), "bf16", "fwd_bwd"),
-        ("gdn", "short", Shape(2, 5, 5, 4, 2, 64, 64), "bf16", "fwd"),
+        ("gdn", "short", Shape(2, 5, 5, 4, 2, 128, 128), "bf16", "fwd"),
         ("gdn", "token", Shape(3, 1, 1, 4, 2, 128, 128), "bf16", "fwd"),
         ("gdn", "token", Shape(3, 1, 1, 4, 2, 128, 128), "fp32", "fwd"),
         ("kda", "prompt", Shape(2, 150, 150, 4, 4, 64, 64), "bf16", "fwd"),

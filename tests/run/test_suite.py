@@ -468,8 +468,8 @@ def test_delta_rules_are_causal_and_have_backends_of_their_own() -> None:
         ("softmax", True),
         ("gdn", True),
     ]
-    assert found.backends == ("*", "*", "delta-torch", "fla")
-    assert resolve({**data, "backends": ["!flex"]}).backends == ("*", "!flex", "delta-torch", "fla")
+    assert found.backends == ("*", "*", "delta-torch", "fla", "flashqla")
+    assert resolve({**data, "backends": ["!flex"]}).backends == ("*", "!flex", "delta-torch", "fla", "flashqla")
     assert resolve({**data, "backends": ["fla", "fa3"]}).backends == ("fla", "fa3")
     assert resolve({"axes": {"seqlen": "1k", "kind": "kda"}}).backends == ("delta-torch", "fla")
     assert resolve({"axes": {"seqlen": "1k", "kind": "kda"}}).cases[0].causal
