@@ -107,11 +107,6 @@ _PRODUCT = (  # the order of cases
 LATENT: Mapping[str, str] = {"headdim": "576-512", "nheads": "128", "nheads_k": "1"}
 LATENT_SCALE = 192**-0.5
 CHOSEN = "topk:2k"  # the mask of an indexer for which none is given
-FORWARD_ONLY = (
-    "page-size, latent: they are forward only, and queries are the last of their sequence, after a shared prefix; give "
-    "--pass fwd, and a --seqlen-q that is not above --seqlen less --shared-prefix; kind: gdn, kda and indexer are "
-    "causal, and indexer is forward only"
-)
 
 
 def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
@@ -123,11 +118,14 @@ def expand(axes: Axes, tokens: Item | None, hidden: Item | None) -> list[Case]:
     so are cases of another kind than softmax without a causal mask. Raises UserError.
     """
     (found,) = expand_all([axes], tokens, hidden)
-    return found
+    return [case for case in found if isinstance(case, Case)]
 
 
-def expand_all(blocks: Iterable[Axes], tokens: Item | None, hidden: Item | None) -> Iterator[list[Case]]:
-    """Yield the cases of each block, as `expand` does. Raises UserError, also for too many cases in all."""
+def expand_all(blocks: Iterable[Axes], tokens: Item | None, hidden: Item | None) -> Iterator[list[Case | str]]:
+    """Yield the cases of each block, and for each case that `expand` leaves out the reason.
+
+    Raises UserError, also for too many cases in all.
+    """
     total = parse_size(str(tokens), "tokens") if tokens is not None else 16384
     width = parse_size(str(hidden), "hidden") if hidden is not None else 2048
     count = 0
@@ -143,12 +141,11 @@ def expand_all(blocks: Iterable[Axes], tokens: Item | None, hidden: Item | None)
         count += math.prod(map(len, product))
         if count > MAX_CASES:
             raise UserError(f"that is {count} cases, more than the {MAX_CASES} that a run may have; give fewer sizes")
-        found = (_case(dict(zip(_PRODUCT, each, strict=True)), total, width) for each in itertools.product(*product))
-        yield [case for case in found if case]
+        yield [_case(dict(zip(_PRODUCT, each, strict=True)), total, width) for each in itertools.product(*product)]
 
 
-def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
-    """Return the case of one value per axis; None for a case that is impossible with a cache. Raises UserError."""
+def _case(at: Mapping[str, Any], total: int, width: int) -> Case | str:
+    """Return the case of one value per axis; the reason for a case that a product leaves out. Raises UserError."""
     sk, sq = at["seqlen"], at["seqlen_q"]
     d, dv = at["headdim"]
     heads = at["nheads"] or max(1, width // d)
@@ -165,8 +162,8 @@ def _case(at: Mapping[str, Any], total: int, width: int) -> Case | None:
         nheads_k = at["nheads_k"] or (1 if at["latent"] or indexes else heads)
         shape = Shape(batch or max(1, total // sk), sq or sk, sk, heads, nheads_k, d, dv)
         return Case(shape, **{axis.field: values[name] for name, axis in AXES.items() if axis.field})
-    except NotOfCacheError:
-        return None
+    except NotOfCacheError as error:
+        return str(error)
     except ValueError as error:
         raise UserError(str(error)) from None
 

@@ -52,7 +52,7 @@ from attnbench.core.sizes import format_size, parse_duration, parse_size
 from attnbench.core.text import count, shortened
 from attnbench.results.bounds import check_cases
 from attnbench.run import yaml_file
-from attnbench.run.axes import FORWARD_ONLY, LATENT, STRICT, Axes, Item, Text, expand_all, matching, overlay, parsed
+from attnbench.run.axes import LATENT, STRICT, Axes, Item, Text, expand_all, matching, overlay, parsed
 from attnbench.run.model_axes import FIXED, check_not_both, model_axes, parse_phases
 from attnbench.run.select import possible_kinds
 from attnbench.run.shipped_suites import shipped_suites
@@ -239,14 +239,18 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
         usual, merged = merged, _merge([suite, suite.on_cpu, given])
         notes = _shrunk(usual, merged)
     cases: dict[Case, tuple[str, ...]] = {}  # case -> the backends that it is limited to; () for all
+    left_out: list[str] = []  # the reasons of cases that cannot be
     blocks = _blocks(suite, merged, given)
     found = expand_all((block for block, _ in blocks), merged.tokens, merged.hidden)
     for (_, names), of_block in zip(blocks, found, strict=True):
         for case in of_block:
+            if isinstance(case, str):
+                left_out.append(case)
+                continue
             before = cases.get(case, names)
             cases[case] = tuple(dict.fromkeys((*before, *names))) if before and names else ()
     if not cases:
-        raise UserError(FORWARD_ONLY)
+        raise UserError(left_out[0])
     excluded = [matching(axes) for axes in (() if given.models else suite.exclude)]
     kept = tuple(case for case in cases if not any(matches(case) for matches in excluded))
     if not kept:

@@ -493,6 +493,15 @@ def test_an_indexer_chooses_2k_keys_unless_a_mask_says_otherwise() -> None:
     assert (own.mask, own.is_decode, own.dtype) == ("topk:512", True, "fp8")
 
 
+def test_where_all_cases_are_left_out_the_error_is_the_reason_of_the_first() -> None:
+    with pytest.raises(UserError) as told:
+        cases({"axes": {"seqlen": "4k", "seqlen_q": 1, "page_size": 16, "shared_prefix": "8k", "pass": ["fwd", "bwd"]}})
+    assert str(told.value) == (
+        "shared-prefix: the queries come after the 8192 tokens that all sequences share; give a longer --seqlen, or "
+        "--seqlen-q 1"
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -504,7 +513,7 @@ def test_an_indexer_chooses_2k_keys_unless_a_mask_says_otherwise() -> None:
         ({"page_size": 64}, "kind: page-size 64 with an indexer cannot be measured; leave out one of them"),
         ({"softcap": 30}, "kind: softcap 30 with an indexer cannot be measured; leave out one of them"),
         ({"seqlen_q": "2k"}, "mask: topk:2k takes at most as many queries as keys; give a smaller --seqlen-q"),
-        ({"pass": "bwd"}, "kind: gdn, kda and indexer are causal, and indexer is forward only"),
+        ({"pass": "bwd"}, "kind: indexer is forward only; give --pass fwd"),
     ],
 )
 def test_what_an_indexer_cannot_have_is_said_in_a_line(given: dict[str, Any], said: str) -> None:
