@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -49,11 +50,19 @@ def test_softmax_scales() -> None:
     assert [case.softmax_scale for case in cases(softmax_scale="none,0.25")] == [pytest.approx(128**-0.5), 0.25]
 
 
-@pytest.mark.parametrize("axes", [{"direction": "bwd"}, {"seqlen_q": "2k"}])
-def test_a_suite_of_which_no_case_is_left_says_why(axes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("axes", "why"),
+    [
+        ({"direction": "bwd"}, "page-size: forward only; give --pass fwd"),
+        ({"seqlen_q": "2k"}, "page-size: the queries are the last of their sequence; give at most as many as keys"),
+        ({"seqlen_q": "1", "shared_prefix": "8k"}, "shared-prefix: the queries come after the 8192 tokens .*"),
+    ],
+)
+def test_a_suite_of_which_no_case_is_left_says_why(axes: dict[str, Any], why: str) -> None:
     given = parse_options({"axes": {"page_size": "16", "seqlen": "1k", **axes}})
-    with pytest.raises(UserError, match="give --pass fwd, and a --seqlen-q that is not above --seqlen"):
+    with pytest.raises(UserError) as told:
         resolve(load_suite("quick"), "cuda", given)
+    assert re.fullmatch(why, str(told.value))
 
 
 def test_a_ragged_batch_has_the_tokens_of_the_dense_one() -> None:

@@ -493,15 +493,6 @@ def test_an_indexer_chooses_2k_keys_unless_a_mask_says_otherwise() -> None:
     assert (own.mask, own.is_decode, own.dtype) == ("topk:512", True, "fp8")
 
 
-def test_where_all_cases_are_left_out_the_error_is_the_reason_of_the_first() -> None:
-    with pytest.raises(UserError) as told:
-        cases({"axes": {"seqlen": "4k", "seqlen_q": 1, "page_size": 16, "shared_prefix": "8k", "pass": ["fwd", "bwd"]}})
-    assert str(told.value) == (
-        "shared-prefix: the queries come after the 8192 tokens that all sequences share; give a longer --seqlen, or "
-        "--seqlen-q 1"
-    )
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
