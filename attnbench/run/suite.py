@@ -239,18 +239,18 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
         usual, merged = merged, _merge([suite, suite.on_cpu, given])
         notes = _shrunk(usual, merged)
     cases: dict[Case, tuple[str, ...]] = {}  # case -> the backends that it is limited to; () for all
-    left_out: list[str] = []  # the reasons of cases that cannot be
+    impossible: list[str] = []  # the reasons of cases that cannot be
     blocks = _blocks(suite, merged, given)
     found = expand_all((block for block, _ in blocks), merged.tokens, merged.hidden)
     for (_, names), of_block in zip(blocks, found, strict=True):
         for case in of_block:
             if isinstance(case, str):
-                left_out.append(case)
+                impossible.append(case)
                 continue
             before = cases.get(case, names)
             cases[case] = tuple(dict.fromkeys((*before, *names))) if before and names else ()
     if not cases:
-        raise UserError(left_out[0])
+        raise UserError(impossible[0])
     excluded = [matching(axes) for axes in (() if given.models else suite.exclude)]
     kept = tuple(case for case in cases if not any(matches(case) for matches in excluded))
     if not kept:
