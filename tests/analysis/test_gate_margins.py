@@ -26,6 +26,15 @@ def test_a_margin_is_a_percentage_or_a_fraction() -> None:
             parse(text, "--margin")
 
 
+def test_a_margin_that_judges_nothing_is_told() -> None:
+    with pytest.raises(UserError, match="no metric ''"):
+        margins(["=3%"])
+    before, now = (run([ok(case(), "triton", tflops)]) for tflops in (500, 501))
+    request = Request(("latency",), margins=margins(["3%", "joules=3%"]))
+    told = "margins: joules is not judged; --metric latency,joules judges it too"
+    assert [note for note in judge(before, now, request).notes if note.startswith("margins")] == [told]
+
+
 def test_a_file_sets_metrics_and_cells_and_options_win(tmp_path: Path) -> None:
     file = tmp_path / "margins.yaml"
     file.write_text(

@@ -59,3 +59,12 @@ def test_one_model_with_two_power_limits_beside_another(monkeypatch: pytest.Monk
     monkeypatch.setattr(findings, "MOST_PAIRS", 1)
     fewer = Findings(files)
     assert (len(fewer.pairs), fewer.not_compared) == (1, 2)
+
+
+def test_an_address_of_a_long_name_is_short_enough_for_a_file() -> None:
+    deep = Path(*["nightly-runs-of-the-laboratory"] * 9)
+    paths = [deep / "default.jsonl", deep / "sustained.jsonl"]
+    run = run_file.read(RESULTS / "shipped.jsonl")[0]
+    addresses = {file.address for file in run_files([(path, run) for path in paths], [Path()])}
+    assert len(addresses) == 2
+    assert all(len(one) < 150 for one in addresses)

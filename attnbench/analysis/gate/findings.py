@@ -148,6 +148,10 @@ def judge(baseline: Run, current: Run, request: Request, earlier: Sequence[Run] 
     said = [
         *(f"--expect {name}: the runs do not differ in it; are these the runs that were meant?" for name in idle),
         *(f"margins: no cell is called {glob!r}" for glob in request.margins.unused(names)),
+        *(
+            f"margins: {name} is not judged; --metric {','.join((*request.metrics, name))} judges it too"
+            for name in request.margins.idle(request.metrics)
+        ),
         *aside,
         *left,
         *(() if in_turns else notes.runs(1 + len(earlier), controls)),

@@ -86,6 +86,11 @@ class Margins:
         names = list(names) if self.cells else ()
         return [glob for glob, _ in self.cells if not any(fits(name, glob) for name in names)]
 
+    def idle(self, metrics: Iterable[str]) -> list[str]:
+        """Return the metrics with a margin that are none of these, without latency and cycles: one option sets both."""
+        given = {*self.metrics, *(name for _, amounts in self.cells for name in amounts)}
+        return sorted(given - {*metrics, "latency", "cycles"})
+
 
 def between_units(baseline: Run, current: Run) -> uncertainty.Cards:
     """Return the differences between units of a GPU model for runs of two units, else NO_CARDS.
@@ -110,7 +115,7 @@ def margins(options: Sequence[str], file: Path | None = None) -> Margins:
         if option.count("=") > 1:
             raise UserError(f"--margin: {option!r} is more than one margin; give the option once for each")
         metric, _, amount = option.rpartition("=")
-        if metric:
+        if "=" in option:
             own[gated(metric.strip(), "--margin")] = parse(amount, f"--margin {metric.strip()}")
         else:
             own["latency"] = own["cycles"] = parse(amount, "--margin")

@@ -177,8 +177,8 @@ class Findings:
 
 
 def word(text: str) -> str:
-    """Return a text as a part of an address: letters, digits, dots and hyphens."""
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "unnamed"
+    """Return a text as a part of an address: up to 100 letters, digits, dots and hyphens."""
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower())[:100].strip("-.") or "unnamed"
 
 
 def words(names: Sequence[str]) -> list[str]:
