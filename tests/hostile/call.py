@@ -37,7 +37,7 @@ CODES: Mapping[str, tuple[int, ...]] = {
     "bisect": (1, 3, 4, 5),
     "doctor": (3,),
     **dict.fromkeys(("check", "claims", "capacity", "step"), (1, 5)),
-    "recommend": (1,),
+    **dict.fromkeys(("recommend", "history"), (1,)),
     "cluster": (1, 3, 5),
 }
 
