@@ -55,14 +55,14 @@ def published(measured: Iterable[Device], settings: Sequence[Setting] | None = N
     """Return the published figures of GPUs that are none of the measured devices, by GPU in the order of the table.
 
     `settings` are the claims, by default those that ship. Ratios of backends and figures of memory are left out, and
-    so is what only approximates attention.
+    so are approximations and other kinds than softmax attention.
     """
     names = {name for device in measured if (name := model_of(device))}
     order = {gpu.name: place for place, gpu in enumerate(gpus.GPUS)}
     found = [
         one
         for setting in (load() if settings is None else settings)
-        if setting.gpu != ANY_GPU and setting.gpu not in names
+        if setting.gpu != ANY_GPU and setting.gpu not in names and setting.axes.kind in (None, "softmax")
         for figure in setting.figures
         if not figure.is_ratio and figure.metric in (*RATES, "latency") and not is_approximate(figure.backends[0])
         for one in [_published(setting, figure)]

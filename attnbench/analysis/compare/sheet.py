@@ -21,7 +21,7 @@ from attnbench.render.document import Bar, Caution, Column, Document, Entry, Mac
 from attnbench.results.case_names import NOTHING
 from attnbench.results.run_setup import setup_texts
 
-MOST_ROWS, MOST_GPUS, MOST_MACHINES, MOST_CAUTIONS, MOST_NAMED = 7, 8, 3, 3, 3
+MOST_ROWS, MOST_GPUS, MOST_MACHINES, MOST_CAUTIONS, MOST_NAMED = 7, 7, 3, 3, 3
 MOST_LETTERS, MOST_LETTERS_IN_ALL, MOST_LETTERS_OF_CAUTION = 620, 1700, 180  # in a sentence, the answer, a caution
 MORE = with_addresses(
     "The page on the screen has every case, caution and file. Definitions of the figures: docs/compare.md."

@@ -223,9 +223,11 @@ def installed_build(distributions: tuple[str, ...], module: str) -> tuple[str, s
 
 def _has_file(distribution: str, path: Path) -> bool:
     """Return whether a distribution installed this file, as its list of files says, and nothing changed it since."""
-    files = importlib.metadata.files(distribution) or ()
-    found = [file.hash for file in files if file.hash and file.name == path.name and Path(str(file.locate())) == path]
-    return any(_encoded(hash.mode, path) == hash.value for hash in found)
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        for file in importlib.metadata.files(distribution) or ():
+            if file.hash and file.name == path.name and Path(str(file.locate())) == path:
+                return _encoded(file.hash.mode, path) == file.hash.value
+    return False
 
 
 def _encoded(mode: str, path: Path) -> str:
