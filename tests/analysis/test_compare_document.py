@@ -185,7 +185,7 @@ def test_a_workload_is_the_answer(tmp_path: Path) -> None:
     paths, runs = [Path("a"), Path("b")], [a_run(H200, 1.0), a_run(H100, 2.0)]
     got = compare(paths, runs, workload=str(file), prices=("h200=1000", "h100=1000"))
     speed, money = answer(got)
-    assert speed.startswith("H100 is 2.00x (1.92 to 2.08) as fast as H200 in bursts, on the workload 'chat' with")
+    assert speed.startswith("H100 is 2.00x (1.93 to 2.08) as fast as H200 in bursts, on the workload 'chat' with")
     assert "H100 gives 2.00x" in money
     hourly = compare(paths, runs, workload=str(file), prices=("h200=1/h",))
     assert re.search(r"a million tokens of 'chat' cost \$\S+ on H200 \(attention alone, 1 layer\)", answer(hourly)[1])

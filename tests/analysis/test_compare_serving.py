@@ -191,7 +191,7 @@ def test_other_heads_stand_in_by_flops_and_by_bytes() -> None:
         got
     )
     doubt = one.prefill.doubts["prefill", "interpolation", "H200"]
-    assert doubt == pytest.approx(0.29 * one.prefill.attention / one.first_token)
+    assert doubt == pytest.approx(0.31 * one.prefill.attention / one.first_token)
 
 
 def test_without_steps_the_products_are_as_fast_as_a_matmul_and_a_copy_at_most() -> None:
