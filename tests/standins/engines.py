@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from standins import flash_attn, function, modules
 from standins.attend import attend_paged, check
@@ -99,7 +99,7 @@ def _bound(schema: str, given: tuple[Any, ...]) -> SimpleNamespace:
 
 
 @functools.cache
-def operators(namespace: str) -> torch.library.Library:
+def operators(namespace: str) -> library.Library:
     """Define the operators of an engine for a CPU, once in a process, and return the owner of their definitions."""
     schedules: list[dict[str, Any]] = []
 
@@ -128,11 +128,11 @@ def operators(namespace: str) -> torch.library.Library:
         schedules.append(flash_attn.schedule_3(of))
         return torch.tensor(len(schedules) - 1, dtype=torch.int32)
 
-    library = torch.library.Library(namespace, "DEF")
+    owner = library.Library(namespace, "DEF")
     for schema, compute in zip(SCHEMAS[namespace], (fwd, schedule), strict=True):
-        library.define(schema)
-        library.impl(schema.partition("(")[0], compute, "CPU")
-    return library
+        owner.define(schema)
+        owner.impl(schema.partition("(")[0], compute, "CPU")
+    return owner
 
 
 def _unified(of: Any) -> None:
