@@ -21,7 +21,7 @@ from attnbench.core.sizes import (
     format_size,
     parse_headdims,
     parse_numbers,
-    parse_page_sizes,
+    parse_optional_sizes,
     parse_sizes,
     parse_windows,
 )
@@ -381,7 +381,7 @@ _TABLE = (  # in the order of options and columns
         "k and v lie in a cache of pages of so many tokens, shuffled, as a server keeps them: none,16,64. The queries "
         "are the last of each sequence: --seqlen-q 1 is decoding, 2k a chunk of a prefill. Forward only.",
         "k and v in a cache of pages of so many tokens.",
-        parser=parse_page_sizes,
+        parser=parse_optional_sizes,
         text=_or_none,
         examples=("16",),
         kind="pages",
@@ -415,7 +415,7 @@ _TABLE = (  # in the order of options and columns
         "With --page-size; the queries come after them.",
         "Tokens at the beginning of all sequences, whose pages they share.",
         metavar="SIZES",
-        parser=partial(parse_page_sizes, none=("none", "0")),
+        parser=partial(parse_optional_sizes, none=("none", "0")),
         text=lambda tokens: format_size(tokens) if tokens else "none",
         label=lambda c: f"shared_prefix {format_size(c.shared_prefix)}" if c.shared_prefix else "",
         is_extra=True,

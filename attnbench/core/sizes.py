@@ -102,7 +102,7 @@ def parse_headdims(text: str, what: str = "headdim") -> tuple[tuple[int, int], .
     return tuple(dict.fromkeys(found))
 
 
-def parse_page_sizes(text: str, what: str = "page-size", none: Collection[str] = ("none",)) -> tuple[int, ...]:
+def parse_optional_sizes(text: str, what: str = "size", none: Collection[str] = ("none",)) -> tuple[int, ...]:
     """Return the sizes of text such as "none,16,64"; 0 for a word of `none`. Raises UserError."""
     each = ((0,) if part.strip() in none else parse_sizes(part, what) for part in str(text).split(","))
     return tuple(dict.fromkeys(size for sizes in each for size in sizes))
