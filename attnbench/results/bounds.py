@@ -17,7 +17,7 @@ from typing import Any
 from attnbench.core import lengths, masks
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
-from attnbench.core.record import Record, Run
+from attnbench.core.record import Forecast, Record, Run
 
 LARGEST, SHORTEST = 1e30, 1e-15  # bounds in any unit; in seconds, SHORTEST is less than any clock's step
 MOST = 2**48  # bound of counts: bytes, tokens, rounds
@@ -63,42 +63,47 @@ def check_record(record: Record) -> None:
 
 def check_without_samples(record: Record) -> None:
     """Check a record, without its samples, as `check_record` does."""
-    _check_case(record.case)
-    for name, of in record.accuracy.errors.items() if record.accuracy else ():
-        if any(number < 0 for number in (of.max_error, of.eager_error, of.tolerance, of.relative)):
-            raise ValueError(f"errors: {name}: a number below 0 is no error")
-    if record.status == "ok" and record.accuracy and not record.accuracy.ok:
-        raise ValueError(f"its status is ok, but its result is wrong: {record.accuracy.problem()}")
-    if "pairs" in record.measurements:
-        _check_pairs(record.case, max(record.measurements["pairs"].values))
+    check_relations(record)
     counts = (record.round, record.ecc_errors, *record.kernels.values())
     numbers = [*counts, record.seconds or 0.0, *record.phases.values()]
+    texts = (record.backend, record.reason or "", record.version or "", record.stderr or "", record.timer or "")
+    lists = (record.measurements, record.phases, record.kernels, record.notes, record.others, record.limits)
+    _check_texts(itertools.chain(texts, *lists))
+    if not _are_counts(numbers):
+        names = ("round", "seconds", "ecc_errors", "phases", "kernels")
+        _check("", {name: getattr(record, name) for name in names})
     if record.forecast:
-        numbers += (record.forecast.seconds, record.forecast.call, record.forecast.nbytes)
-    if record.accuracy:
-        numbers += (record.accuracy.rows, record.accuracy.heads)
+        check_forecast(record.forecast)
+
+
+def check_relations(record: Record) -> None:
+    """Check a record as `check_record` does, but for the numbers and texts that decode.py bounds by their types."""
+    _check_case(record.case)
+    if found := record.accuracy:
+        for name, of in found.errors.items():
+            if any(number < 0 for number in (of.max_error, of.eager_error, of.tolerance, of.relative)):
+                raise ValueError(f"errors: {name}: a number below 0 is no error")
+        if record.status == "ok" and not found.ok:
+            raise ValueError(f"its status is ok, but its result is wrong: {found.problem()}")
+        _check_texts((*found.flaws, *found.unwritten, *found.errors, *(of.where for of in found.errors.values())))
+        if not _are_counts((found.rows, found.heads)):
+            _check("accuracy", {"rows": found.rows, "heads": found.heads})
+    if "pairs" in record.measurements:
+        _check_pairs(record.case, max(record.measurements["pairs"].values))
     if record.approximation:
         _check("approximation", record.approximation)
-    texts = (record.backend, record.reason or "", record.version or "", record.stderr or "", record.timer or "")
-    lists: tuple[Iterable[str], ...] = (
-        record.measurements,
-        record.phases,
-        record.kernels,
-        record.notes,
-        record.others,
-        record.limits,
-    )
-    if found := record.accuracy:
-        lists += (found.flaws, found.unwritten, found.errors, [of.where for of in found.errors.values()])
-    for text in (*texts, *itertools.chain.from_iterable(lists)):
+
+
+def check_forecast(forecast: Forecast) -> None:
+    """Raise ValueError, which names the field, for an impossible number in a forecast."""
+    if not _are_counts((forecast.seconds, forecast.call, forecast.nbytes)):
+        _check("forecast", forecast)
+
+
+def _check_texts(texts: Iterable[str]) -> None:
+    for text in texts:
         if len(text) > MOST_OF_TEXT:
             raise ValueError(_too_long(text))
-    if _are_counts(numbers):
-        return
-    names = ("round", "seconds", "ecc_errors", "phases", "kernels", "forecast")
-    _check("", {name: getattr(record, name) for name in names})
-    if record.accuracy:
-        _check("accuracy", {"rows": record.accuracy.rows, "heads": record.accuracy.heads})
 
 
 def check_run(run: Run) -> None:
@@ -107,8 +112,8 @@ def check_run(run: Run) -> None:
     for job in run.plan:
         _check_case(job.case)
         _check("plan", [job.backend, job.skip])
-        if not _are_counts((job.round, job.forecast.seconds, job.forecast.call, job.forecast.nbytes)):
-            _check("plan", {"round": job.round, "forecast": job.forecast})
+        _check("plan: round", job.round)
+        check_forecast(job.forecast)
 
 
 def _are_counts(numbers: Sequence[float]) -> bool:

@@ -421,7 +421,8 @@ def _joined(
                 number = before + record.round
                 after = max(after, number + 1)
                 cards[number] = file.card
-                records[file.run.method].append(replace(record, round=number))
+                is_first = number == record.round
+                records[file.run.method].append(record if is_first else replace(record, round=number))
             elif record.status == "ok" and not file.run.search:
                 older[record.backend] += 1
     runs = []
