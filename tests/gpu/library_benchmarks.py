@@ -4,6 +4,10 @@
     python tests/gpu/library_benchmarks.py flashinfer-fa2       FlashInfer, benchmarks/bench_batch_decode.py
     python tests/gpu/library_benchmarks.py fa2 fa3 fa4          flash-attention, benchmarks/benchmark_attn.py --varlen
     python tests/gpu/library_benchmarks.py flashmla             FlashMLA, tests/test_flash_mla_*.py
+    python tests/gpu/library_benchmarks.py fla                  flash-linear-attention, benchmarks/ops/run.py
+    python tests/gpu/library_benchmarks.py flashqla             FlashQLA, benchmark/bench_gated_delta_rule.py
+    python tests/gpu/library_benchmarks.py indexer-deepgemm     DeepGEMM, tests/test_attention.py; the scores alone
+    python tests/gpu/library_benchmarks.py sage2                SageAttention, bench/bench_qk_int8_pv_fp8_cuda_sm90.py
 
 The script makes the libraries' calls as in these files, on separate tensors, and times them by the timers of these
 files, with L2 cold. attnbench times its backend's call of the same case. Both run in turns in one process
@@ -16,11 +20,15 @@ files, with L2 cold. attnbench times its backend's call of the same case. Both r
 - the same for the library's call alone, where its benchmark does more: attention-gym's backward adds to earlier
   gradients.
 
+DeepGEMM's and SageAttention's benchmarks time some of the kernels of attnbench's call: without the choice of the
+highest scores, without the rounding. Only these kernels are compared.
+
 Exit code 1 means that the median ratio in cycles, or of the calls alone, is further than 3 % from 1, or a wrong result.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -50,6 +58,7 @@ class Benchmark:
     call: Callable[[Case], Launch]
     timer: PeerTimer
     alone: Callable[[Case], Launch] | None = None  # a backward's call without the additional work of the benchmark
+    is_part: bool = False  # the benchmark times some kernels of the backend's call, so that only these are compared
 
 
 def attention_gym_cases() -> Iterator[Case]:
@@ -187,8 +196,100 @@ def flashmla_call(case: Case) -> Launch:
     )
 
 
-def _kernels(launch: Launch) -> float:
-    """Return the seconds of a launch's kernels by torch's profiler, with L2 cold, as FlashMLA's bench_kineto."""
+def delta_cases() -> Iterator[Case]:
+    for kind in ("gdn", "kda"):
+        for direction, batch, seqlen, nheads in (("fwd", 2, 16384, 16), ("fwd", 4, 4096, 64), ("fwd_bwd", 4, 2048, 16)):
+            shape = Shape(batch, seqlen, seqlen, nheads, nheads, 128, 128)
+            yield Case(shape, "bf16", direction, causal=True, kind=kind)  # type: ignore[arg-type]
+
+
+def delta_inputs(case: Case) -> dict[str, Any]:
+    """Return q, k, v, g and beta as FlashQLA's benchmark and fla's registry.py make them."""
+    from torch.nn.functional import logsigmoid
+
+    s = case.shape
+    rest: Any = {"device": "cuda", "dtype": torch.bfloat16}
+    tokens = (s.batch, s.seqlen_k, s.nheads)
+    q, k, v = (torch.randn(*tokens[:2], n, 128, **rest) for n in (s.nheads_k, s.nheads_k, s.nheads))
+    gate = logsigmoid(torch.randn(*tokens, *((s.headdim,) if case.kind == "kda" else ()), **rest))
+    return {"q": q, "k": k, "v": v, "g": gate, "beta": torch.randn(*tokens, **rest).sigmoid()}
+
+
+def fla_call(case: Case) -> Launch:
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found,unused-ignore]
+    from fla.ops.kda import chunk_kda  # type: ignore[import-not-found,unused-ignore]
+
+    given = {name: t.requires_grad_() for name, t in delta_inputs(case).items()}
+    if case.kind == "gdn":
+        call = partial(chunk_gated_delta_rule, **given, use_qk_l2norm_in_kernel=True)
+    else:
+        call = partial(chunk_kda, **given, use_qk_l2norm_in_kernel=True, safe_gate=True, lower_bound=-5)
+    dout = torch.randn_like(given["v"])
+    return call if case.direction == "fwd" else lambda: call()[0].backward(dout)
+
+
+def flashqla_cases() -> Iterator[Case]:
+    for seqlen, nheads, nheads_k in ((32768, 64, 16), (16384, 48, 16), (32768, 32, 16)):
+        shape = Shape(1, seqlen, seqlen, nheads, nheads_k, 128, 128)
+        yield Case(shape, "bf16", "fwd", causal=True, kind="gdn")
+
+
+def flashqla_call(case: Case) -> Launch:
+    """Return the call of bench_fwd, whose q and k are divided by their lengths before."""
+    from flash_qla import chunk_gated_delta_rule_fwd  # type: ignore[import-not-found,unused-ignore]
+    from flash_qla.utils import l2norm  # type: ignore[import-not-found,unused-ignore]
+
+    s, given = case.shape, delta_inputs(case)
+    given |= {"q": l2norm(given["q"]), "k": l2norm(given["k"]), "g": given["g"].float() / 16}
+    state = torch.randn(1, s.nheads, 128, 128, device="cuda")
+    ends = torch.tensor([0, s.seqlen_k], dtype=torch.int32, device="cuda")
+    options = {"output_final_state": True, "output_h": False, "cu_seqlens": ends, "auto_cp": True}
+    return lambda: chunk_gated_delta_rule_fwd(*given.values(), scale=case.softmax_scale, initial_state=state, **options)
+
+
+def indexer_cases() -> Iterator[Case]:
+    for queries, keys in ((2048, 65536), (8192, 8192), (8192, 65536)):
+        shape = Shape(1, queries, keys, 64, 1, 128, 128)
+        yield Case(shape, "fp8", "fwd", causal=True, kind="indexer", mask="topk:2k")
+
+
+def indexer_call(case: Case) -> Launch:
+    """Return the call of test_mqa_logits, without its context parallelism."""
+    from deep_gemm import fp8_mqa_logits  # type: ignore[import-not-found,unused-ignore]
+
+    s, fp8 = case.shape, torch.float8_e4m3fn
+    q = torch.randn(s.seqlen_q, s.nheads, s.headdim, device="cuda", dtype=torch.bfloat16).to(fp8)
+    k = torch.randn(s.seqlen_k, s.headdim, device="cuda", dtype=torch.bfloat16)
+    scale = k.abs().float().amax(1) / 448
+    weights = torch.randn(s.seqlen_q, s.nheads, device="cuda")
+    last = torch.arange(s.seqlen_q, dtype=torch.int32, device="cuda") + (s.seqlen_k - s.seqlen_q)
+    keys = (k / scale[:, None]).to(fp8), scale
+    return lambda: fp8_mqa_logits(q, keys, weights, torch.zeros_like(last), last, clean_logits=True)
+
+
+def sage_cases() -> Iterator[Case]:
+    for seqlen in (8192, 16384):
+        for causal in (False, True):
+            yield Case(Shape(4, seqlen, seqlen, 32, 32, 128, 128), "fp16", "fwd", causal=causal)
+
+
+def sage_call(case: Case) -> Launch:
+    """Return the call of the attention kernel alone, on tensors in int8 and e4m3."""
+    from sageattention import _qattn_sm90  # type: ignore[import-not-found,unused-ignore]
+
+    s = case.shape
+    size = (s.batch, s.nheads, s.seqlen_k, s.headdim)
+    q, k = (torch.randint(-95, 95, size, dtype=torch.int8, device="cuda") for _ in range(2))
+    v = torch.randn(*size[:2], *size[:1:-1], dtype=torch.float16, device="cuda").to(torch.float8_e4m3fn)
+    out = torch.empty(size, dtype=torch.float16, device="cuda")
+    scales = [torch.randn(*size[:2], s.seqlen_k // 64 * 32, device="cuda")]
+    scales += [torch.randn(*size[:2], s.seqlen_k // 128 * 4, device="cuda")]
+    attention = _qattn_sm90.qk_int8_sv_f8_accum_f32_attn_inst_buf
+    return lambda: attention(q, k, v, out, *scales, 1, int(case.causal), 3, case.softmax_scale, 0)
+
+
+def _kernels(pattern: str, launch: Launch) -> float:
+    """Return the seconds of a launch's kernels of these names, by torch's profiler with L2 cold, as bench_kineto."""
     from torch.profiler import ProfilerActivity, profile
 
     flush = torch.empty(2 * 10**9, dtype=torch.int, device="cuda")
@@ -197,8 +298,15 @@ def _kernels(launch: Launch) -> float:
             flush.zero_()
             launch()
         torch.cuda.synchronize()
-    kernels = [event for event in profiler.events() or () if "mla" in event.name or "sparse_attn" in event.name]
+    kernels = [event for event in profiler.events() or () if re.search(pattern, event.name)]
     return float(sum(event.device_time for event in kernels)) / 1e7
+
+
+def _tilelang(launch: Launch) -> float:
+    """Return the seconds of a launch by TileLang's do_bench, as in FlashQLA's benchmark."""
+    from tilelang.profiler import do_bench  # type: ignore[import-not-found,unused-ignore]
+
+    return float(do_bench(launch, warmup=10, rep=5, backend="event")) / 1e3
 
 
 def _do_bench(launch: Launch) -> float:
@@ -219,7 +327,15 @@ BENCHMARKS = {
         PeerTimer(_do_bench, "triton"),
         alone=partial(attention_gym_call, adds=False),
     ),
-    "flashmla": Benchmark(flashmla_cases, flashmla_call, PeerTimer(_kernels, "flash_mla")),
+    "flashmla": Benchmark(flashmla_cases, flashmla_call, PeerTimer(partial(_kernels, "mla|sparse_attn"), "flash_mla")),
+    "fla": Benchmark(delta_cases, fla_call, PeerTimer(_do_bench, "triton")),
+    "flashqla": Benchmark(flashqla_cases, flashqla_call, PeerTimer(_tilelang, "tilelang")),
+    "indexer-deepgemm": Benchmark(
+        indexer_cases, indexer_call, PeerTimer(partial(_kernels, "mqa_logits|clean_logits"), "deep_gemm"), is_part=True
+    ),
+    "sage2": Benchmark(
+        sage_cases, sage_call, PeerTimer(partial(_kernels, "qk_int8_sv_f8_attn"), "sageattention"), is_part=True
+    ),
     "flashinfer-fa2": Benchmark(flashinfer_cases, flashinfer_call, PEER_TIMERS["flashinfer.testing"]),
     **{
         name: Benchmark(varlen_cases, partial(varlen_call, name), PEER_TIMERS["benchmark_attn.py"])
@@ -231,7 +347,7 @@ BENCHMARKS = {
 def compare(name: str, measurer: CellMeasurer, device: Any, policy: Policy) -> bool:
     """Compare the cases of a backend, print a line for each, and return whether they agree."""
     benchmark, backend = BENCHMARKS[name], backends.load(name, backends.BACKENDS[name])
-    agree, ratios = True, []
+    agree, cycles, alike = True, list[float](), list[float]()
     for case in benchmark.cases():
         label = case_name("", case, dtype=True, batch=True).strip()
         if reason := backend.unsupported(case, device):
@@ -256,7 +372,8 @@ def compare(name: str, measurer: CellMeasurer, device: Any, policy: Policy) -> b
             timer = replace(benchmark.timer, read=partial(_read_other, benchmark.timer.read, benchmark.alone(case)))
             if (found_alone := compare_timers(measurer, prepared.launch, policy, timer)) is not None:
                 alone = found_alone.ratio / of_ours.ratio
-        ratios.append((against.cycles, alone or calls))
+        cycles += [] if benchmark.is_part else [against.cycles]
+        alike.append(alone or calls)
         clocks = f"{against.clock / 1e6:.0f} and {against.peer_clock / 1e6:.0f} MHz"
         print(
             f"{name}: {label}: {against.latency * 1e3:.3f} ms; benchmark over attnbench {1 / against.ratio:.4f}, "
@@ -265,11 +382,12 @@ def compare(name: str, measurer: CellMeasurer, device: Any, policy: Policy) -> b
             flush=True,
         )
         del prepared, theirs
-    for words, values in zip(("in cycles", "by one timer, calls alone"), zip(*ratios, strict=True), strict=False):
-        median = stats.median([1 / value for value in values])
-        print(f"{name}: median of {len(ratios)} {words}: {median:.4f}")
-        agree = agree and abs(median - 1) <= MOST
-    return agree and bool(ratios)
+    for words, values in (("in cycles", cycles), ("by one timer, calls alone", alike)):
+        if values:
+            median = stats.median([1 / value for value in values])
+            print(f"{name}: median of {len(values)} {words}: {median:.4f}")
+            agree = agree and abs(median - 1) <= MOST
+    return agree and bool(alike)
 
 
 def main() -> int:
