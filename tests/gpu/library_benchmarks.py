@@ -17,8 +17,9 @@ files, with L2 cold. attnbench times its backend's call of the same case. Both r
 - the same ratio in cycles, because a benchmark's loop without pauses lets the clock fall,
 - the times of attnbench's call and of the library's call, both by the library's timer, as a ratio: the difference of
   the calls,
-- the same for the library's call alone, where its benchmark does more: attention-gym's backward adds to earlier
-  gradients.
+- the same for the library's call with the work of attnbench's alone, where its benchmark does more or less:
+  attention-gym's backward adds to earlier gradients, fla's forward keeps what a backward needs and has no state, and
+  FlashQLA's q and k are divided by their lengths before.
 
 DeepGEMM's and SageAttention's benchmarks time some of the kernels of attnbench's call: without the choice of the
 highest scores, without the rounding. Only these kernels are compared.
@@ -57,7 +58,7 @@ class Benchmark:
     cases: Callable[[], Iterator[Case]]
     call: Callable[[Case], Launch]
     timer: PeerTimer
-    alone: Callable[[Case], Launch] | None = None  # a backward's call without the additional work of the benchmark
+    alone: Callable[[Case], Launch] | None = None  # the library's call with exactly the work of the backend's call
     is_part: bool = False  # the benchmark times some kernels of the backend's call, so that only these are compared
 
 
@@ -215,17 +216,22 @@ def delta_inputs(case: Case) -> dict[str, Any]:
     return {"q": q, "k": k, "v": v, "g": gate, "beta": torch.randn(*tokens, **rest).sigmoid()}
 
 
-def fla_call(case: Case) -> Launch:
+def fla_call(case: Case, *, alone: bool = False) -> Launch:
+    """Return the call of run.py, which saves what a backward needs; `alone`: the backend's, with states and without."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found,unused-ignore]
     from fla.ops.kda import chunk_kda  # type: ignore[import-not-found,unused-ignore]
 
-    given = {name: t.requires_grad_() for name, t in delta_inputs(case).items()}
-    if case.kind == "gdn":
-        call = partial(chunk_gated_delta_rule, **given, use_qk_l2norm_in_kernel=True)
-    else:
-        call = partial(chunk_kda, **given, use_qk_l2norm_in_kernel=True, safe_gate=True, lower_bound=-5)
+    is_forward = case.direction == "fwd"
+    given = {name: t.requires_grad_(not (alone and is_forward)) for name, t in delta_inputs(case).items()}
+    options: dict[str, Any] = {} if case.kind == "gdn" else {"safe_gate": True, "lower_bound": -5}
+    if alone:
+        s = case.shape
+        state = torch.randn(s.batch, s.nheads, s.headdim, s.headdim_v, device="cuda")
+        options = {"initial_state": state if is_forward else None, "output_final_state": True}
+    function = chunk_gated_delta_rule if case.kind == "gdn" else chunk_kda
+    call = partial(function, **given, use_qk_l2norm_in_kernel=True, **options)
     dout = torch.randn_like(given["v"])
-    return call if case.direction == "fwd" else lambda: call()[0].backward(dout)
+    return call if is_forward else lambda: call()[0].backward(dout)
 
 
 def flashqla_cases() -> Iterator[Case]:
@@ -234,17 +240,24 @@ def flashqla_cases() -> Iterator[Case]:
         yield Case(shape, "bf16", "fwd", causal=True, kind="gdn")
 
 
-def flashqla_call(case: Case) -> Launch:
-    """Return the call of bench_fwd, whose q and k are divided by their lengths before."""
+def flashqla_call(case: Case, *, alone: bool = False) -> Launch:
+    """Return the call of bench_fwd, with q and k divided by their lengths before; `alone`: in the call."""
     from flash_qla import chunk_gated_delta_rule_fwd  # type: ignore[import-not-found,unused-ignore]
     from flash_qla.utils import l2norm  # type: ignore[import-not-found,unused-ignore]
 
     s, given = case.shape, delta_inputs(case)
-    given |= {"q": l2norm(given["q"]), "k": l2norm(given["k"]), "g": given["g"].float() / 16}
-    state = torch.randn(1, s.nheads, 128, 128, device="cuda")
-    ends = torch.tensor([0, s.seqlen_k], dtype=torch.int32, device="cuda")
-    options = {"output_final_state": True, "output_h": False, "cu_seqlens": ends, "auto_cp": True}
-    return lambda: chunk_gated_delta_rule_fwd(*given.values(), scale=case.softmax_scale, initial_state=state, **options)
+    q, k, *rest = l2norm(given["q"]), l2norm(given["k"]), given["v"], given["g"].float() / 16, given["beta"].float()
+    options = {
+        "scale": case.softmax_scale,
+        "initial_state": torch.randn(1, s.nheads, s.headdim, s.headdim_v, device="cuda"),
+        "cu_seqlens": torch.tensor([0, s.seqlen_k], dtype=torch.int32, device="cuda"),
+        "output_final_state": True,
+        "output_h": False,
+        "auto_cp": True,
+    }
+    if alone:
+        return lambda: chunk_gated_delta_rule_fwd(l2norm(q), l2norm(k), *rest, **options)
+    return lambda: chunk_gated_delta_rule_fwd(q, k, *rest, **options)
 
 
 def indexer_cases() -> Iterator[Case]:
@@ -328,8 +341,10 @@ BENCHMARKS = {
         alone=partial(attention_gym_call, adds=False),
     ),
     "flashmla": Benchmark(flashmla_cases, flashmla_call, PeerTimer(partial(_kernels, "mla|sparse_attn"), "flash_mla")),
-    "fla": Benchmark(delta_cases, fla_call, PeerTimer(_do_bench, "triton")),
-    "flashqla": Benchmark(flashqla_cases, flashqla_call, PeerTimer(_tilelang, "tilelang")),
+    "fla": Benchmark(delta_cases, fla_call, PeerTimer(_do_bench, "triton"), alone=partial(fla_call, alone=True)),
+    "flashqla": Benchmark(
+        flashqla_cases, flashqla_call, PeerTimer(_tilelang, "tilelang"), alone=partial(flashqla_call, alone=True)
+    ),
     "indexer-deepgemm": Benchmark(
         indexer_cases, indexer_call, PeerTimer(partial(_kernels, "mqa_logits|clean_logits"), "deep_gemm"), is_part=True
     ),
@@ -366,23 +381,26 @@ def compare(name: str, measurer: CellMeasurer, device: Any, policy: Policy) -> b
         if against is None or of_ours is None:
             print(f"{name}: {label}: too short to compare")
             continue
-        calls = against.ratio / of_ours.ratio
         alone = None
-        if benchmark.alone is not None and case.has_backward:
+        if benchmark.alone is not None:
             timer = replace(benchmark.timer, read=partial(_read_other, benchmark.timer.read, benchmark.alone(case)))
-            if (found_alone := compare_timers(measurer, prepared.launch, policy, timer)) is not None:
-                alone = found_alone.ratio / of_ours.ratio
-        cycles += [] if benchmark.is_part else [against.cycles]
-        alike.append(alone or calls)
+            alone = compare_timers(measurer, prepared.launch, policy, timer)
+        calls, alike_calls = (found.ratio / of_ours.ratio for found in (against, alone or against))
+        cycles += [] if benchmark.is_part else [(alone or against).cycles]
+        alike.append(alike_calls)
         clocks = f"{against.clock / 1e6:.0f} and {against.peer_clock / 1e6:.0f} MHz"
         print(
             f"{name}: {label}: {against.latency * 1e3:.3f} ms; benchmark over attnbench {1 / against.ratio:.4f}, "
             f"in cycles {1 / against.cycles:.4f} ({clocks}), by one timer {1 / calls:.4f}"
-            + (f", its call alone {1 / alone:.4f}" if alone else ""),
+            + (
+                f"; its call alone {1 / alone.cycles:.4f} in cycles, {1 / alike_calls:.4f} by one timer"
+                if alone
+                else ""
+            ),
             flush=True,
         )
         del prepared, theirs
-    for words, values in (("in cycles", cycles), ("by one timer, calls alone", alike)):
+    for words, values in (("in cycles", cycles), ("by one timer", alike)):
         if values:
             median = stats.median([1 / value for value in values])
             print(f"{name}: median of {len(values)} {words}: {median:.4f}")
