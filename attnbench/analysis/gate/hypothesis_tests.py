@@ -37,7 +37,8 @@ the mean of the pairs' differences.
 **The interval** of a cell is the one that decided: with 5 % beyond either end where d lies within the margin, and with
 FDR R/m where it lies outside, R of m tests being rejected (R + 1 where this one is not): Benjamini and Yekutieli's
 intervals for selected parameters, JASA 100, 2005. So the interval of a regressed cell always lies wholly beyond the
-margin, the interval of an unchanged cell wholly within it, and the interval of an inconclusive cell crosses it.
+margin, the interval of an unchanged cell wholly within it, and the interval of an inconclusive cell crosses it, except
+where only its slow rounds keep it from being called unchanged.
 """
 
 from __future__ import annotations
