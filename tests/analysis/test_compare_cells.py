@@ -171,6 +171,14 @@ def test_own_kernels_of_a_changed_checkout_are_of_one_run() -> None:
     changed = compare([Path("a"), Path("b")], [of(H200, "abc+dirty", "01"), of(H100, "abc+dirty", "02")])
     assert {key[1] for key in changed.cells} == {"sdpa-flash"}
 
+    def by_code(device: Device, code: str) -> Run:
+        return replace(of(device, "abc+dirty", "03"), versions={"triton": f"3.6.0, code {code}"})
+
+    same = compare([Path("a"), Path("b")], [by_code(H200, "1a2b3c4d"), by_code(H100, "1a2b3c4d")])
+    assert {key[1] for key in same.cells} == {"triton", "sdpa-flash"}
+    other = compare([Path("a"), Path("b")], [by_code(H200, "1a2b3c4d"), by_code(H100, "5e6f7a8b")])
+    assert {key[1] for key in other.cells} == {"sdpa-flash"}
+
 
 def test_many_cases_are_told_by_kind_of_work() -> None:
     lengths = [128 * n for n in range(1, 26)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import itertools
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 
 from attnbench.backends import BACKENDS, SEVERAL
 from attnbench.backends.limits import Limits
+from attnbench.backends.shared import libraries
 from attnbench.backends.shared.libraries import (
     Library,
     flash_workspace,
@@ -148,6 +150,24 @@ def test_every_error_at_import_becomes_one_line_and_a_command(
     assert probe.version is None
     assert probe.install
     assert "\n" not in probe.install
+
+
+def test_a_change_of_own_kernels_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gluon's kernels call functions of Triton's: a change of either is another version of `gluon`."""
+    for folder in ("triton", "gluon"):
+        shutil.copytree(libraries.BACKENDS / folder, tmp_path / folder)
+    monkeypatch.setattr(libraries, "BACKENDS", tmp_path)
+
+    def versions() -> dict[str, str]:
+        return {name: str(found.version) for name in ("triton", "gluon") if (found := backend(name).installed())}
+
+    before = versions()
+    (tmp_path / "gluon" / "forward.py").write_text("")
+    of_gluon = versions()
+    assert [name for name in before if of_gluon[name] != before[name]] == ["gluon"]
+    (tmp_path / "triton" / "problem.py").write_text("")
+    assert all(found not in (before[name], of_gluon[name]) for name, found in versions().items())
+    assert version_numbers(before["triton"]) == version_numbers(installed_version(("triton",)) or "")
 
 
 @pytest.mark.parametrize("name", LIBRARIES)

@@ -32,7 +32,8 @@ def version(run: Run, record: Record) -> str:
     """Return the libraries with their version numbers, without the parts that identify a build."""
     said = record.version or run.versions.get(record.backend, "")
     if re.match(r"\d", said):  # only the number
-        said = next((f"{name} {number}" for name, number in run.environment.packages.items() if number == said), said)
+        alone = said.partition(", ")[0]
+        said = next((f"{name} {number}" for name, number in run.environment.packages.items() if number == alone), said)
     return ", ".join(part for part in said.split(", ") if re.match(r"(?!code |without )\S+ \d", part))
 
 

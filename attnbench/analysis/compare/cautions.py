@@ -10,7 +10,7 @@ from typing import Any
 from attnbench.analysis.cautions import Places, Rule, stated, when
 from attnbench.analysis.compare.common_cells import common
 from attnbench.analysis.compare.findings import Comparison
-from attnbench.analysis.compare.machines import Machine, is_own_kernel, libraries
+from attnbench.analysis.compare.machines import CODE, Machine, is_own_kernel, libraries
 from attnbench.analysis.compare.speed_ratio import ROUNDS, TABLE
 from attnbench.analysis.report.cautions import RANK_CHANGE, rank_change
 from attnbench.core.formats import percent
@@ -222,7 +222,7 @@ def _setups(c: Comparison) -> Iterator[dict[str, Any]]:
         **{name: versions_of(name) for name in packages},
     }
     yield from _differing(software, "It may explain a part of the ratio.")
-    if any(is_own_kernel(backend) for m in machines for _, backend in m.log_rounds):
+    if any(is_own_kernel(key[1]) and CODE not in m.versions[key][1] for m in machines for key in m.log_rounds):
         commits = {m.label: {file.run.environment.git or "unknown" for file in m.files} for m in machines}
         told = {label: some(sorted(found), MOST_NAMED) for label, found in commits.items()}
         yield from _differing({"attnbench's commit": told}, "It may explain a part of the ratio of its own kernels.")

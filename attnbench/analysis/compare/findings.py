@@ -183,8 +183,8 @@ class Comparison:
     def one_setup(self) -> bool:
         """Whether the machines differ by nothing but noise and their cards."""
         first, *others = (machine.run for machine in self.machines)
-        commits = {machine.run.environment.git for machine in self.machines}
-        changed = len(commits) > 1 and any(is_own_kernel(backend) for _, backend in self.cells)
+        own = [key for key in self.cells if is_own_kernel(key[1])]
+        changed = any(len({machine.versions.get(key) for machine in self.machines}) > 1 for key in own)
         return not changed and not any(setup_differs(first, other) for other in others)
 
     @cached_property

@@ -44,6 +44,7 @@ from attnbench.results.uncertainty import hardly_known, load, spread
 _BRANDS = re.compile(r"\(R\)|\(TM\)|\bNVIDIA\b|\bAMD\b|\bIntel\b|\bTesla\b|\bProcessor\b|\bCPU\b.*|\d+-Core\b|@.*")
 _CORES = re.compile(r"\s*\(\d+ cores\)$")
 _OF_MODEL = [name for name in OF_ONE_MACHINE if name != "method"] + ["device threads", "device instructions"]
+CODE = ", code "  # in a version: what is before a hash of code
 _OWN_KERNELS = ("triton", "gluon", "tilelang", "helion")  # kernels of attnbench, whose code changes with its commits
 SEARCH = "a search of a batch, or within --memory"
 STEPS = "steps of whole models; compare them alone"
@@ -442,10 +443,11 @@ def is_own_kernel(backend: str) -> bool:
 def version_of(run: Run, record: Record) -> Version:
     """Return the method and version that all rounds of one cell must share.
 
-    For attnbench's own kernels this includes the commit and, with uncommitted changes, the start of the run.
+    For attnbench's own kernels whose version has no hash of their code, as in files before 2026-11-30, this includes
+    the commit and, with uncommitted changes, the start of the run.
     """
     found = record.version or run.versions.get(record.backend, "")
-    if is_own_kernel(record.backend):
+    if is_own_kernel(record.backend) and CODE not in found:
         commit = run.environment.git or ""
         changed = f" of {run.started}" if commit.endswith(DIRTY) else ""
         found = f"{found}, attnbench {run.environment.attnbench} {commit}{changed}"

@@ -15,7 +15,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from attnbench.backends.base import BackendBase
 from attnbench.core.backend import Probe, Workspace, cu_seqlens
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # replaces torch.
 UPGRADE, REINSTALL = "--upgrade", "--force-reinstall --no-deps --no-cache-dir"
 
+BACKENDS = Path(__file__).parents[1]  # the folder with the folders of own kernels
 PADDING = 128  # queries; blocks of up to this size are loaded without a mask
 
 # Code that calls flash-attn's function for variable lengths
@@ -47,6 +48,7 @@ class Library(BackendBase):
     below_version = ""  # the oldest version that is too new
     probe_imports = True
     required_name = ""  # a name that the module must have, for versions that numbers do not distinguish
+    own_code: ClassVar[tuple[str, ...]] = ()  # folders beside this one with attnbench's own kernels
 
     def load(self) -> Any:
         """Import and return the module, or any object with the functions that the backend calls."""
@@ -85,7 +87,13 @@ class Library(BackendBase):
             return Probe(reason=reason, install=_with_pip_options(self.install, UPGRADE))
         if version and self.below_version and version_numbers(version) >= version_numbers(self.below_version):
             return Probe(reason=f"{build} {version} is not below {self.below_version}", install=self.install)
-        return Probe(version=f"{build} {version}" if version else "unknown")
+        return Probe(version=", ".join(filter(None, (f"{build} {version}" if version else "unknown", self._code()))))
+
+    def _code(self) -> str:
+        """Return the first digits of a SHA-256 of the own kernels, so that a change of one is another version."""
+        files = [file for folder in self.own_code for file in sorted((BACKENDS / folder).glob("*.py"))]
+        digest = hashlib.sha256(b"".join(file.read_bytes() for file in files))
+        return f"code {digest.hexdigest()[:8]}" if files else ""
 
     def workspace(self, case: Case) -> Workspace:
         return flash_workspace(case)
@@ -103,14 +111,14 @@ def probe_of_both(own: P, kernels: P) -> P:
 
 
 class OwnKernels(Library):
-    """Base of a backend with attnbench's own kernels, which Triton compiles."""
+    """Base of a backend with attnbench's own kernels, which Triton compiles. Its version has Triton's number alone."""
 
     module = "triton"
     distributions = ("triton", "pytorch-triton", "pytorch-triton-rocm")
 
     def _judged(self, build: str, version: str | None) -> Probe:
         found = super()._judged(build, version)
-        return replace(found, version=version) if found.usable else found  # Triton's version
+        return replace(found, version=str(found.version).removeprefix(f"{build} ")) if found.usable else found
 
 
 def padded_queries(seqlen_q: int) -> int:
