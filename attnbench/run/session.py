@@ -257,9 +257,18 @@ class Recording:
         return run_file.with_records(self.run, self.records)
 
 
-def create(planned: Run, out: Path | None) -> Recording:
-    """Return the recording of a run in a new file. Raises UserError where the file cannot be written."""
-    return Recording(planned, run_file.RunFile.create(out or new_run_paths(planned)[0], planned))
+def create(planned: Run, out: Path | None, endings: Sequence[str] = ("",)) -> Recording:
+    """Return the recording of a run in a new file, by default the first of `new_run_paths`.
+
+    Raises UserError where the file cannot be written.
+    """
+    while True:
+        path = out or new_run_paths(planned, endings)[0]
+        try:
+            return Recording(planned, run_file.RunFile.create(path, planned))
+        except UserError:
+            if out or not path.exists():  # else another process took the name of the same second
+                raise
 
 
 def reopen(path: Path, old: Run, *, trust: bool, named: Iterable[str] = (), lock: bool = True) -> Recording:

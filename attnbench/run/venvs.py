@@ -239,6 +239,8 @@ def planned(
     Raises UserError where the environment cannot be made.
     """
     extra = extra_for(name)
+    if another := next((word for word in options if word in (*EXTRAS, FROM_SOURCE)), None):
+        raise UserError(f"{another}: an environment is for one library; attnbench env create {another} makes its own")
     if old := known_venvs().get(extra):
         raise UserError(
             f"there is an environment {extra} already ({old.path}); attnbench env remove {extra} removes it"

@@ -27,6 +27,8 @@ ENDS = 'code that ends its process cannot be measured; in a script, put it under
 REENTRANT = "gradients are taken by torch.autograd.grad here: give its checkpoint use_reentrant=False"
 TODO = "_attnbench_todo"  # attribute of an exception with a remedy for a person
 EXCERPT = re.compile(r"\A(at \d+:\d+:)\n(?:.*\n)*?(.*)\n *\^\n?")  # Triton's: source, then the cause
+TRACED = "(most recent call last)"  # in texts of TorchScript and of torch.compile's processes
+RAISED = re.compile(r"\w[\w.]*(Error|Exception)\b")
 RELATIVE = "attempted relative import with no known parent"
 PACKAGE = "name it by its package, as in package.module:function, in the folder that has the package"
 STABLE_ALLOCATION = re.compile(r"aoti_torch_(aten_)?(new_)?(empty|zeros)\w*\(.*API call failed.*", re.DOTALL)
@@ -85,13 +87,18 @@ def _reason(error: BaseException, spec: str) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    """Return an exception's text; of a compiler's, its error without the commands or the source code before it."""
+    """Return an exception's text: of a compiler's, its error without the commands or the source code before it.
+
+    Of a text that has a traceback it is the first line and the error.
+    """
     while error.__cause__ and EXCERPT.fullmatch(_text(error)[:READ]):  # the kernel's call of a function that fails
         error = error.__cause__
     text = _text(error)
     found = next((line for line in text.splitlines() if ": error: " in line or ": fatal error: " in line), "")
     if text.find(found) + len(found) > LONGEST:
         text = f"{text.partition(': ')[0]}: {found}"
+    if raised := next(filter(RAISED.match, text.partition(TRACED)[2].splitlines()), ""):
+        text = f"{text.splitlines()[0]} {raised}"
     return EXCERPT.sub(r"\1 \2: ", text[:READ])
 
 

@@ -355,6 +355,13 @@ def test_each_function_of_ones_own_must_be_checked(mine: Tool) -> None:
     assert "is RIGHT" in mine("check", "eager", "sdpa-cudnn", *options).out
 
 
+def test_a_refusal_of_several_lines_keeps_its_reason(mine: Tool) -> None:
+    why = "No operator found with inputs:\\n  p : 0.0\\n`cutlassF` is not supported because:\\n    headdim > 32"
+    mine.write("none.py", f"def none(q, k, v, *, causal, softmax_scale):\n    raise NotImplementedError('{why}')\n")
+    out = mine("check", "./none.py:none", *small_cases(mine, "fwd", 64), code=1).out
+    assert "`cutlassF` is not supported because: headdim > 32" in " ".join(out.split())
+
+
 def test_csv_and_json_have_a_row_a_case_and_other_formats_the_verdict(tool: Tool) -> None:
     files = [tool.folder / f"found.{form}" for form in ("csv", "json", "md", "html")]
     tool(*FAKE, *(word for file in files for word in ("-f", f"{file.suffix[1:]}={file}")), fake="wrong@203", code=5)

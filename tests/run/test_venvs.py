@@ -212,6 +212,11 @@ def test_names_that_have_no_environment(word: str, said: str) -> None:
     assert {name: venvs.extra_for(name) for name in names} == names
 
 
+def test_a_second_library_is_not_taken_for_a_package() -> None:
+    with pytest.raises(UserError, match="fa4: an environment is for one library"):
+        venvs.planned("xformers", None, ("fa4",))
+
+
 def test_where_they_are_kept(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert venvs.data_folder() == data
     monkeypatch.setenv("XDG_DATA_HOME", "relative")  # the standard requires to ignore it

@@ -205,3 +205,18 @@ def test_a_checkpoint_that_torch_does_not_differentiate_so() -> None:
     with pytest.raises(RuntimeError, match="use_reentrant") as caught:
         torch.autograd.grad(checkpoint(torch.neg, x, use_reentrant=True), x)
     assert failures.reason(caught.value, "").endswith(f"; {failures.REENTRANT}")
+
+
+def test_a_text_that_has_a_traceback_is_its_error() -> None:
+    """The reason has the error that TorchScript, or a process of torch.compile, puts below its traceback."""
+    add = torch.jit.CompilationUnit("def add(a, b):\n  return a + b\n").add
+    with pytest.raises(RuntimeError) as caught:
+        add(torch.ones(2), torch.ones(3))
+    said = failures.reason(caught.value, "")
+    assert said.startswith("RuntimeError: The following operation failed")
+    assert "RuntimeError: The size of tensor a (2) must match the size of tensor b (3)" in said
+    traced = 'Name=triton_0\nTraceback (most recent call last):\n  File "a.py", line 3, in f\n    1 / 0\n'
+    compiler = RuntimeError(f"An exception occurred in a subprocess:\n\n{traced}ZeroDivisionError: division by zero\n")
+    assert failures.reason(compiler, "") == (
+        "RuntimeError: An exception occurred in a subprocess: ZeroDivisionError: division by zero"
+    )

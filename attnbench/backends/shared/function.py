@@ -20,6 +20,7 @@ from attnbench.core.case import Case
 from attnbench.core.live_state import digest, live_state
 from attnbench.core.machine import Device
 from attnbench.core.own_code import IN_PROCESS, WRITTEN
+from attnbench.core.text import one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,7 +105,7 @@ class Function(BackendBase):
             try:
                 out = self.fn(q, k, v, causal=case.causal, **scale)
             except NotImplementedError as refusal:
-                raise Unsupported(str(refusal).partition("\n")[0] or "not implemented") from None
+                raise Unsupported(one_line(str(refusal).split("\n\n")[0])[:400] or "not implemented") from None
             except TypeError as error:
                 if error.__traceback__ and error.__traceback__.tb_next:  # raised within the function
                     raise

@@ -25,7 +25,7 @@ from attnbench.run.ab.schedule import LOOKS, START
 from attnbench.run.ab.turns import LABELS, AbObserver, Gate, Half, Turns
 from attnbench.run.device_probe import probe_device
 from attnbench.run.select import Chosen, is_user_code, parse_device
-from attnbench.run.session import Session, check_output_path, create, new_run_paths
+from attnbench.run.session import Session, check_output_path, create
 from attnbench.run.suite import Resolved, Settings, load_suite, resolve, resolve_suite_for
 
 FILES = ("a.jsonl", "b.jsonl")  # the run files in the folder of --out
@@ -120,11 +120,11 @@ def measure(
         if least > deadline - clock():
             limit = format_duration(request.time_limit)
             raise TooShortError(f"{option}: {limit} is too short for one pair of turns; give more")
-        paths = [request.out / file for file in FILES] if request.out else new_run_paths(runs[0], ("-a", "-b"))
-        halves = [
-            Half(session, stack.enter_context(closing(create(run, path))), jobs)
-            for run, jobs, session, path in zip(runs, plans, sessions, paths, strict=True)
-        ]
+        a = stack.enter_context(closing(create(runs[0], request.out and request.out / FILES[0], ("-a", "-b"))))
+        assert a.path
+        paths = [a.path, a.path.with_stem(f"{a.path.stem[:-1]}b")]  # a new name for a is new for both
+        b = stack.enter_context(closing(create(runs[1], paths[1])))
+        halves = [Half(*of) for of in zip(sessions, (a, b), plans, strict=True)]
         sessions[0].have_judged()
         sessions[1].pool.judge = sessions[0].pool.judge  # one judge, as both measure the same cases
         observer.begun(*runs, len(keys), paths, [*resolved.notes, *sessions[0].commit_notes()])
