@@ -112,7 +112,7 @@ def _written_before(folder: Path) -> list[str]:
         return []
     if not folder.is_dir():
         raise UserError(f"--out: {folder} is a file; give the name of a folder")
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
         names = json.loads((folder / LIST).read_text(encoding="utf-8"))["files"]
         return [name for name in names if isinstance(name, str) and _OURS.fullmatch(name)]
     if any(folder.iterdir()):

@@ -78,6 +78,7 @@ def test_a_choice_is_added_to_the_others(tmp_path: Path) -> None:
         '{"format": 1, "choices": {"k": {"blocks": 3}}}',
         '{"format": 1, "choices": 7}',
         "\xff\xfe\x00",
+        "[" * 200_000,
     ],
 )
 def test_a_damaged_file_counts_as_empty_and_is_replaced(tmp_path: Path, text: str) -> None:

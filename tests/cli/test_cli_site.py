@@ -35,3 +35,10 @@ def test_links_in_the_folder_are_not_followed(tool: Tool, name: str) -> None:
     (site / name).symlink_to(precious)
     assert "is a link; remove it" in tool("site", "run.jsonl", code=2).err
     assert precious.read_text() == '{"files": []}'
+
+
+def test_a_list_of_files_that_cannot_be_read_is_of_others(tool: Tool) -> None:
+    tool("run", "--device", "fake", "-b", "fake", "--seqlen", "1k", "--out", "run.jsonl")
+    (tool.folder / "site").mkdir()
+    (tool.folder / "site" / "site.json").write_text("[" * 200_000)
+    assert "files that attnbench site did not write" in tool("site", "run.jsonl", "--out", "site", code=2).err

@@ -50,7 +50,7 @@ def read_choices(path: Path) -> dict[str, dict[str, Any]]:
         data = json.loads(path.read_text(encoding="utf-8"))
         choices = data["choices"] if data["format"] == FORMAT else {}
         return {key: entry for key, entry in choices.items() if isinstance(entry["blocks"], list)}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 
