@@ -11,6 +11,7 @@ and read it:
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import gzip
 import os
@@ -105,6 +106,7 @@ def simulated() -> Iterator[None]:
         yield
 
 
+@functools.cache
 def measures(example: Example) -> str:
     """Return the measurements of an example on a GPU, as text."""
 
@@ -138,7 +140,7 @@ def measures(example: Example) -> str:
 
 def measured() -> str:
     """Return the expected content of examples_measure.txt."""
-    said = {" ".join(one.arguments): measures(one) for one in ALL if _measures(one)}
+    said = {" ".join(one.arguments): measures(one) for one in ONCE if _measures(one)}
     return "".join(f"attnbench {example}\n    {what}\n" for example, what in sorted(said.items()))
 
 

@@ -23,8 +23,10 @@ sys.path.insert(0, str(ROOT))
 from typer.testing import CliRunner  # noqa: E402
 
 from attnbench.commands.command_line import command_line  # noqa: E402
+from attnbench.results import run_file  # noqa: E402
 
 WIDTH = 116
+run_file.read = functools.cache(run_file.read)  # many answers are of the same files
 
 
 def answer(command: str, *sentences: int) -> None:

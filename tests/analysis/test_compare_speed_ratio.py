@@ -126,7 +126,7 @@ def test_a_machine_against_itself_is_one() -> None:
     assert speed_ratio(one, equal_weights(one.log_rounds), one) == Ratio(1.0, 1.0, 1.0, ())
 
 
-@pytest.mark.parametrize(("rounds", "shared"), [(2, 0.0), (3, 0.01), (5, 0.01)])
+@pytest.mark.parametrize(("rounds", "shared"), [(2, 0.0), (5, 0.01)])
 def test_intervals_from_rounds_hold_the_truth_as_often_as_they_say(rounds: int, shared: float) -> None:
     """The interval of a geometric mean of four cells, with noise of cells and rounds, covers 95 % or more."""
     held, times, rng = 0, 150, random.Random(f"{rounds}/{shared}")

@@ -27,10 +27,17 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_template(tmp_path_factory.mktemp("random") / "template")
 
 
+def state() -> list[object]:
+    """Return what a command could leave changed in this process."""
+    handlers = [signal.getsignal(s) for s in (signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGPROF)]
+    return [os.getcwd(), dict(os.environ), sys.stdout, sys.stderr, [*sys.argv], [*sys.path], handlers]
+
+
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kind", EACH)
 def test_random_input_ends_as_documented(kind: str, part: int, template: Path, tmp_path: Path) -> None:
-    failed = []
+    """Random input ends as documented, and changes nothing of the process."""
+    before, failed = state(), []
     for number in range(part, EACH[kind], PARTS):
         folder = tmp_path / "attempt"
         failed += [
@@ -40,23 +47,13 @@ def test_random_input_ends_as_documented(kind: str, part: int, template: Path, t
         ]
         shutil.rmtree(folder)
     assert not failed, "\n\n".join(failed)
+    assert state() == before
 
 
 def test_an_input_can_be_repeated(template: Path, tmp_path: Path) -> None:
     first, second = (attempt("run-file", 1, 5, template, tmp_path / name) for name in "ab")
     assert [e.command for e in first] == [e.command for e in second]
     assert (tmp_path / "a/mutated.jsonl").read_bytes() == (tmp_path / "b/mutated.jsonl").read_bytes()
-
-
-def test_nothing_of_the_process_is_changed(template: Path, tmp_path: Path) -> None:
-    def state() -> list[object]:
-        handlers = [signal.getsignal(s) for s in (signal.SIGPIPE, signal.SIGTERM, signal.SIGINT, signal.SIGPROF)]
-        return [os.getcwd(), dict(os.environ), sys.stdout, sys.stderr, [*sys.argv], [*sys.path], handlers]
-
-    before = state()
-    for number in range(5):
-        attempt("command-line", 2, number, template, tmp_path / str(number))
-    assert state() == before
 
 
 def test_what_must_not_be_is_found() -> None:

@@ -39,8 +39,9 @@ MORE = "Feature by feature: attnbench backends --matrix --gpu h100 (or sm_90, am
 
 def document(matrices: Sequence[SupportMatrix]) -> Document:
     """Return the support feature by feature on each GPU; without GPUs, on which GPUs each backend runs."""
-    rows = list(_csv_rows(matrices or matrices_by_architecture()))
-    tables = [table for matrix in matrices for table in by_feature(matrix)] or [by_architecture()]
+    of_all = matrices or matrices_by_architecture()
+    rows = list(_csv_rows(of_all))
+    tables = [table for matrix in matrices for table in by_feature(matrix)] or [by_architecture(of_all)]
     return Document(
         command="backends",
         title="What each backend supports",
@@ -51,9 +52,8 @@ def document(matrices: Sequence[SupportMatrix]) -> Document:
     )
 
 
-def by_architecture() -> Table:
-    """Return a table of the backends by generation of GPUs."""
-    matrices = matrices_by_architecture()
+def by_architecture(matrices: Sequence[SupportMatrix]) -> Table:
+    """Return a table of the backends by generation of GPUs, each of which has a matrix."""
     footnotes: dict[str, int] = {}
     rows = [
         (row.backend, "" if row.backend in trials() else UNVERIFIED, [matrix.rows[i].overall for matrix in matrices])
@@ -196,7 +196,7 @@ def documented() -> str:
     tables = [
         how_to_install(),
         *where_right(),
-        by_architecture(),
+        by_architecture(matrices_by_architecture()),
         *by_feature(support_matrix(named_device(DOCUMENTED))),
     ]
     parts = [BEGIN, *map(_in_docs, tables), markdown.safe(LEGEND)]
