@@ -14,6 +14,7 @@ import sys
 import tempfile
 import textwrap
 from pathlib import Path
+from unittest import mock
 
 import cog  # of the running cog
 
@@ -26,7 +27,7 @@ from attnbench.commands.command_line import command_line  # noqa: E402
 from attnbench.results import run_file  # noqa: E402
 
 WIDTH = 116
-run_file.read = functools.cache(run_file.read)  # many answers are of the same files
+read = functools.cache(run_file.read)  # many answers are of the same files
 
 
 def answer(command: str, *sentences: int) -> None:
@@ -57,7 +58,7 @@ def code(command: str) -> None:
 def _shown(command: str) -> str:
     """Return what a command shows, as Markdown; patterns stand for files of the repository."""
     words = [path for word in shlex.split(command) for path in (sorted(glob.glob(str(ROOT / word))) or [word])]
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(run_file, "read", read):
         file = Path(folder) / "md"
         done = CliRunner().invoke(command_line(words[0]), [*words, "-f", f"md={file}"])
         if done.exit_code not in (0, 1, 5):  # 1: a regression, 5: the files have a wrong result
