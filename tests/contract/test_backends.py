@@ -104,6 +104,10 @@ FP8 |= {
     for nheads_k, causal, direction in ((2, True, "bwd"), (4, False, "bwd"), (4, True, "fwd_bwd"))
 }
 CASES |= FP8
+ONE_OF_EACH = {
+    f"{dtype}-{direction}": Case(SHAPES[name], dtype, direction, causal)
+    for (dtype, direction), (name, causal) in zip(KINDS, [("gqa", True), ("decode", False)] * 2, strict=True)
+} | {"square-fp32-fwd_bwd": Case(SHAPES["square"], "fp32", "fwd_bwd", True), "fp8-fwd": FP8["fp8-gqa-full"]}
 LAYOUTS = {
     f"{layout}-{name}-{'causal' if causal else 'full'}-{dtype}-{direction}": Case(
         SHAPES[name], dtype, direction, causal, layout=layout
@@ -122,6 +126,7 @@ LAYOUTS = {
     if layout != "packed" or packable(SHAPES[name])
 }
 CASES |= LAYOUTS
+ONE_OF_EACH |= {name: case for name, case in LAYOUTS.items() if "gqa" in name or name.startswith("bhsd-square")}
 CASES["window"] = Case(SHAPES["square"], "fp32", "fwd_bwd", True, window_size=(16, 0))
 CASES["softcap"] = Case(SHAPES["square"], "fp32", "fwd_bwd", softcap=2.0)
 CASES["window-more-keys"] = Case(SHAPES["more-keys"], "fp32", "bwd", window_size=(9, 5))
@@ -150,6 +155,7 @@ RAGGED |= {  # SDPA's nested tensors have no grouped heads
     for dtype, direction in KINDS
 }
 CASES |= RAGGED
+ONE_OF_EACH |= {name: case for name, case in RAGGED.items() if re.match("ragged-unlike-(causal|ungrouped)", name)}
 PAGED = {
     f"paged-{page}-{name}-{dtype}{'-causal' if causal else ''}": Case(
         SHAPES[name], dtype, "fwd", causal, page_size=page
@@ -271,20 +277,29 @@ CHOSEN = {
 }
 CHOSEN["chosen-contiguous"] = Case(Shape(1, 40, 200, 4, 2, 32, 32), "fp32", "fwd_bwd", True, mask="topk:16")
 CASES |= PAGED | LATENT | SINK | ALIBI | MASKED | CHOSEN
+for name in ("paged-append-served", "paged-16-decode-bf16-causal", "paged-ragged-16-served-fp32", "paged-fp8"):
+    ONE_OF_EACH[name] = PAGED[name]
+ONE_OF_EACH["prefix-served"] = PREFIX["prefix-served"]
+for name in ("sink-square-fp32-fwd_bwd-causal", "sink-gqa-bf16-bwd-causal", "sink-paged"):
+    ONE_OF_EACH[name] = SINK[name]
+for name in ("alibi-square-fp32-fwd_bwd-causal", "alibi-paged"):
+    ONE_OF_EACH[name] = ALIBI[name]
+for name in ("mask-prefix:32-square-fp32-fwd_bwd-causal", "mask-sink_tokens"):
+    ONE_OF_EACH[name] = MASKED[name]
 OTHER_KINDS = {
     f"{kind}-{name}-{dtype}-{direction}": Case(shape, dtype, direction, True, kind=kind)
     for kind, name, shape, dtype, direction in (
         ("gdn", "prompt", Shape(2, 150, 150, 4, 2, 64, 64), "fp32", "fwd"),
         ("gdn", "prompt", Shape(2, 150, 150, 4, 2, 64, 64), "bf16", "fwd"),
         ("gdn", "prompt", Shape(2, 150, 150, 4, 2, 128, 128), "fp16", "fwd_bwd"),
-        ("gdn", "whole", Shape(1, 128, 128, 4, 4, 128, 128), "bf16", "bwd"),
+        ("gdn", "whole", Shape(1, 256, 256, 4, 4, 128, 128), "bf16", "bwd"),
         ("gdn", "headdim-v", Shape(2, 70, 70, 2, 1, 64, 128), "bf16", "fwd_bwd"),
         ("gdn", "short", Shape(2, 5, 5, 4, 2, 128, 128), "bf16", "fwd"),
         ("gdn", "token", Shape(3, 1, 1, 4, 2, 128, 128), "bf16", "fwd"),
         ("gdn", "token", Shape(3, 1, 1, 4, 2, 128, 128), "fp32", "fwd"),
         ("kda", "prompt", Shape(2, 150, 150, 4, 4, 64, 64), "bf16", "fwd"),
         ("kda", "prompt", Shape(2, 150, 150, 4, 2, 64, 64), "fp32", "fwd_bwd"),
-        ("kda", "whole", Shape(1, 128, 128, 4, 4, 128, 128), "bf16", "bwd"),
+        ("kda", "whole", Shape(1, 256, 256, 4, 4, 128, 128), "bf16", "bwd"),
         ("kda", "headdim-v", Shape(2, 70, 70, 2, 2, 64, 128), "bf16", "fwd_bwd"),
         ("kda", "token", Shape(3, 1, 1, 4, 4, 128, 128), "bf16", "fwd"),
     )
@@ -551,6 +566,42 @@ def test_inputs_that_are_not_views_of_one_tensor_are_packed_and_named() -> None:
 
 
 @pytest.mark.usefixtures("able")
+@taken(ONE_OF_EACH | OTHER_KINDS)
+def test_declared_kernels_run_and_results_follow_the_inputs(backend: Backend, case: Case) -> None:
+    signature, ran = backend.signature(case, DEVICE), operators_of_launches(backend, case)
+    if DEVICE.kind == "cpu" and signature != Signature() and ran:
+        assert kernel_rules.find_broken_rule(case, signature, kernel_rules.count_by_name(ran)) is None
+
+
+def operators_of_launches(backend: Backend, case: Case) -> list[str]:
+    """Return the operators of a launch on inputs that were changed in place, which the results must follow.
+
+    So a backend that copies inputs in `prepare` must name the copies in `reads`, and one that returns stored results
+    fails. `canonical` must return views only, because its computations would not be timed.
+    """
+    given = inputs.make(case, DEVICE.kind, seed=0)
+    prepared, raw = prepared_or_skip(backend, case, given)
+    assert kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(raw))) is None
+    assert set(prepared.reads) <= {"q", "k", "v", "dout", "sink"}
+    for name, tensor in prepared.reads.items():
+        own = given.values[name]
+        assert tensor.numel() == own.numel()
+        assert tensor.shape[-1] == own.shape[-1], f"{name}: headdim is not its last dimension"
+    before = {name: t.detach().float() for name, t in prepared.canonical(raw).items()}
+    renewal = InputRenewal(case, given, prepared, seed=0)
+    renewal.renew()
+    launched: list[Any] = []
+    ran = operator_names(lambda: launched.append(prepared.launch()))
+    results = prepared.canonical(launched.pop())
+    for name in set(judge.expected_results(case)) - ({"out"} if case.direction == "bwd" else set()):
+        assert not torch.equal(results[name].float(), before[name]), f"{name} did not change with the inputs"
+    fresh = renewal.apply_to(inputs.make(case, DEVICE.kind, seed=0))
+    accuracy = judge.make_check(case, fresh, 0, backend).check_first(results)
+    assert accuracy.ok, accuracy.problem()
+    return ran
+
+
+@pytest.mark.usefixtures("able")
 @taken(DROPOUT)
 def test_dropout(backend: Backend, case: Case) -> None:
     """Dropout keeps the right fraction, and results are exact for its mask in each launch and on other inputs."""
@@ -581,12 +632,7 @@ def test_dropout(backend: Backend, case: Case) -> None:
 @pytest.mark.usefixtures("able")
 @taken(CASES | OTHER_KINDS)
 def test_results(backend: Backend, case: Case) -> None:
-    """Results of every accepted case have the right names, shapes, dtypes and values, and no input changes.
-
-    The results of a second launch, planned again, are right for inputs that were changed in place. So a backend that
-    copies inputs in `prepare` must name the copies in `reads`, and one that returns stored results fails. `canonical`
-    must return views only, because its computations would not be timed. On a CPU the declared operators run.
-    """
+    """Results of every accepted case have the right names, shapes, dtypes and values, and no input changes."""
     given = inputs.make(case, DEVICE.kind, seed=0)
     before = inputs.clone(given)
     check = judge.make_check(case, given, 0, backend)
@@ -594,38 +640,16 @@ def test_results(backend: Backend, case: Case) -> None:
     results = prepared.canonical(raw)
     factors = {f"descale_{name}" for name, t in results.items() if t.dtype.itemsize == 1}
     assert set(results) - factors - {"selected"} == set(judge.expected_results(case))
-    assert kernel_rules.first_computing_operator(operator_names(lambda: prepared.canonical(raw))) is None
     accuracy = check.check_first(results)  # checks shapes and dtypes too
     assert accuracy.ok, accuracy.problem()
     assert check.fp8_problem(prepared, accuracy) is None
-    first = {name: t.detach().float() for name, t in results.items()}
     if case.has_backward:
         assert prepared.forward is not None, "without it the memory that the forward keeps is not measured"
         prepared.forward()
     if prepared.plan is not None:
         prepared.plan()
-
-    assert set(prepared.reads) <= {"q", "k", "v", "dout", "sink"}
-    for name, tensor in prepared.reads.items():
-        own = getattr(given, name)
-        assert tensor.numel() == own.numel()
-        assert tensor.shape[-1] == own.shape[-1], f"{name}: headdim is not its last dimension"
-    renewal = InputRenewal(case, given, prepared, seed=0)
-    renewal.renew()
-    launched: list[Any] = []
-    ran = operator_names(lambda: launched.append(prepared.launch()))
-    results = prepared.canonical(launched.pop())
-    for name in set(judge.expected_results(case)) - ({"out"} if case.direction == "bwd" else set()):
-        assert not torch.equal(results[name].float(), first[name]), f"{name} did not change with the inputs"
-    fresh = renewal.apply_to(inputs.make(case, DEVICE.kind, seed=0))
-    again = judge.make_check(case, fresh, 0, backend).check_first(results)
-    assert again.ok, f"second launch, planned again, on new inputs: {again.problem()}"
-    signature = backend.signature(case, DEVICE)
-    if DEVICE.kind == "cpu" and signature != Signature() and ran:
-        assert kernel_rules.find_broken_rule(case, signature, kernel_rules.count_by_name(ran)) is None
-
-    renewal.restore()
-    for of in (given, before):  # the second launch appended the changed rows
-        pages.appender(case, of)()
+    again = check.check_restored(prepared.canonical(prepared.launch()))
+    assert again.ok, f"second launch, planned again: {again.problem()}"
+    pages.appender(case, before)()
     assert inputs.first_changed(given, before) is None, "launching changed an input"
     assert not any(t.requires_grad for t in given.values.values()), "preparing changed an input"
