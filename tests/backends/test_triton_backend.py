@@ -38,7 +38,7 @@ def test_a_cpu_is_for_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_probe() -> None:
-    assert Triton().probe().version == pytest.importorskip("triton").__version__
+    assert str(Triton().probe().version).startswith(f"{pytest.importorskip('triton').__version__}, code ")
 
 
 def test_an_old_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
