@@ -7,7 +7,6 @@ the next dtype or headdim that it can run. Nothing is measured and no library is
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,7 @@ PRODUCTS = {gpu.product.lower(): gpu.capability for gpu in gpus.GPUS if gpu.capa
 CPU = Device("cpu", 0, "a CPU", 2**36, 2**36)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Feature:
     """A column of the matrix: its name, and the fields of a case that it changes."""
 
@@ -46,7 +45,6 @@ class Feature:
     change: Mapping[str, Any] = field(default_factory=dict)
     any_pages: bool = False  # its pages may have any size that the backend supports
 
-    @functools.cache  # noqa: B019  (features are constants)
     def of(self, plain: Case) -> Case:
         """Return the plain case with this feature."""
         sizes = {k: v for k, v in self.change.items() if hasattr(plain.shape, k)}
@@ -72,9 +70,6 @@ _LATENT = {"latent": True, "nheads": 128, "nheads_k": 1, "headdim": 576, "headdi
 
 def _paged(name: str, group: str = PAGES, **change: Any) -> Feature:
     return Feature(name, group, {**_DECODE, **change}, any_pages="page_size" not in change)
-
-
-DECODE = _paged("decode")
 
 
 def _of_kind(kind: str, name: str = "", **change: Any) -> Feature:
@@ -261,15 +256,10 @@ def case_of(feature: Feature, backend: Backend, device: Device, plain: Case) -> 
         return case
 
     def refused(case: Case, size: int) -> bool:
-        return refusal(backend, _in_pages(case, size), device) is not None
+        return refusal(backend, replace(case, page_size=size), device) is not None
 
-    decode = DECODE.of(plain)
+    decode = _paged("decode").of(plain)
     size, *_ = sorted(PAGE_SIZES, key=lambda size: (refused(case, size), refused(decode, size)))
-    return _in_pages(case, size)
-
-
-@functools.cache
-def _in_pages(case: Case, size: int) -> Case:
     return replace(case, page_size=size)
 
 

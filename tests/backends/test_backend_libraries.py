@@ -155,8 +155,8 @@ def test_every_error_at_import_becomes_one_line_and_a_command(
 def test_a_change_of_own_kernels_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gluon's kernels call functions of Triton's: a change of either is another version of `gluon`."""
     for folder in ("triton", "gluon"):
-        shutil.copytree(libraries.BACKENDS / folder, tmp_path / folder)
-    monkeypatch.setattr(libraries, "BACKENDS", tmp_path)
+        shutil.copytree(libraries.FOLDER / folder, tmp_path / folder)
+    monkeypatch.setattr(libraries, "FOLDER", tmp_path)
 
     def versions() -> dict[str, str]:
         return {name: str(found.version) for name in ("triton", "gluon") if (found := backend(name).installed())}

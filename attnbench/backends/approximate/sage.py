@@ -4,17 +4,15 @@ q and k are rounded to int8, k after its mean over the tokens is subtracted, whi
 forward only, and the time of a call includes the rounding. Their causal masks are aligned top-left. Checked against
 1.0.6 and 2.2.0 (`sage`), and the source of 2.2.0 at d1a57a5 (`sage2`).
 
-`sage` (arXiv 2410.02367) is the Triton kernel that all versions have, in 2.x under
-another name. There is one scale for each block of 64 keys and of 128 queries. Probabilities and v are fp16, and their
-products are summed in fp16 within a block of keys. 1.0.6 would subtract the mean from the caller's k in place, so the
-backend subtracts it first. Without a causal mask it does not mask the keys behind the last one, so the keys must be
-whole blocks.
+`sage` (arXiv 2410.02367) is the Triton kernel that all versions have, in 2.x under another name. There is one scale for
+each block of 64 keys and of 128 queries. Probabilities and v are fp16, and their products are summed in fp16 within a
+block of keys. 1.0.6 would subtract the mean from the caller's k in place, so the backend subtracts it first. Without a
+causal mask it does not mask the keys behind the last one, so the keys must be whole blocks.
 
-`sage2` (arXiv 2411.10958) is the CUDA kernel for Hopper, which
-`sageattn` calls there. 2 queries of 16, and 32 keys of 128, share a scale: those that one thread of the kernel has.
-Probabilities and v are e4m3. At the tag 2.2.0 a second function of the same name replaces the one that launches the
-kernel, so that the call returns memory that was never written (issue 320). Later commits, of the same version, have the
-second function under `required_name`.
+`sage2` (arXiv 2411.10958) is the CUDA kernel for Hopper, which `sageattn` calls there. 2 queries of 16, and 32 keys of
+128, share a scale: those that one thread of the kernel has. Probabilities and v are e4m3. At the tag 2.2.0 a second
+function of the same name replaces the one that launches the kernel, so that the call returns memory that was never
+written (issue 320). Later commits, of the same version, have the second function under `required_name`.
 """
 
 from __future__ import annotations

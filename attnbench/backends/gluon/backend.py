@@ -28,7 +28,7 @@ class Gluon(OwnKernels):
     module = "triton.experimental.gluon"
     install = "pip install 'triton>=3.6'"
     min_version = "3.6"  # the first with the warp-specialised Gluon that the kernels use
-    own_code: ClassVar = ("gluon", "triton")
+    kernel_folders: ClassVar = ("gluon", "triton")
     paste = Paste(
         ("from attnbench.backends.gluon.attention import attention",),
         {"dense": f"{BSHD}out = attention(q, k, v{{options}})"},

@@ -27,7 +27,7 @@ class Helion(Library):
     uses: ClassVar = ("triton",)
     install = "pip install 'helion>=1.5'  # beside torch 2.11: helion==1.5.0"
     min_version = "1.5"
-    own_code: ClassVar = ("helion",)
+    kernel_folders: ClassVar = ("helion",)
     limits: ClassVar = Limits(amd=False, headdim_pairs=((64, 64), (128, 128)), backward=False)
     efficiency = 0.5
     compiles = 15.0

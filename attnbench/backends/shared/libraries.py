@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 # replaces torch.
 UPGRADE, REINSTALL = "--upgrade", "--force-reinstall --no-deps --no-cache-dir"
 
-BACKENDS = Path(__file__).parents[1]  # the folder with the folders of own kernels
+FOLDER = Path(__file__).parents[1]  # the folder with the folders of own kernels
 PADDING = 128  # queries; blocks of up to this size are loaded without a mask
 
 # Code that calls flash-attn's function for variable lengths
@@ -48,7 +48,7 @@ class Library(BackendBase):
     below_version = ""  # the oldest version that is too new
     probe_imports = True
     required_name = ""  # a name that the module must have, for versions that numbers do not distinguish
-    own_code: ClassVar[tuple[str, ...]] = ()  # folders beside this one with attnbench's own kernels
+    kernel_folders: ClassVar[tuple[str, ...]] = ()  # folders beside this one with attnbench's own kernels
 
     def load(self) -> Any:
         """Import and return the module, or any object with the functions that the backend calls."""
@@ -91,7 +91,7 @@ class Library(BackendBase):
 
     def _code(self) -> str:
         """Return the first digits of a SHA-256 of the own kernels, so that a change of one is another version."""
-        files = [file for folder in self.own_code for file in sorted((BACKENDS / folder).glob("*.py"))]
+        files = [file for folder in self.kernel_folders for file in sorted((FOLDER / folder).glob("*.py"))]
         digest = hashlib.sha256(b"".join(file.read_bytes() for file in files))
         return f"code {digest.hexdigest()[:8]}" if files else ""
 

@@ -27,7 +27,7 @@ class TileLang(Library):
     uses: ClassVar = ("apache-tvm-ffi",)
     install = "pip install tilelang  # compiles with nvcc"
     min_version = "0.1.15"
-    own_code: ClassVar = ("tilelang",)
+    kernel_folders: ClassVar = ("tilelang",)
     limits: ClassVar = Limits(amd=False, headdim_pairs=((64, 64), (128, 128)), backward=False)
     efficiency = 0.5
     starts_compiler = True  # nvcc takes about 10 s for each of the tiles

@@ -44,7 +44,7 @@ class Triton(OwnKernels):
     compiles = 1.1
     install = "pip install 'triton>=3.4'"
     min_version = "3.4"  # the first version with tensor descriptors made on the host
-    own_code: ClassVar = ("triton",)
+    kernel_folders: ClassVar = ("triton",)
     paste = Paste(
         (
             "from attnbench.backends.triton.attention import attention",

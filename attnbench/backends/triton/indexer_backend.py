@@ -31,7 +31,7 @@ class IndexerTriton(Indexer, OwnKernels):
     compiles = 1.0
     install = "pip install 'triton>=3.4'"
     min_version = "3.4"
-    own_code: ClassVar = ("triton",)
+    kernel_folders: ClassVar = ("triton",)
     limits: ClassVar = replace(
         TORCH_LIMITS, dtypes=DTYPES, capability=(8, 0), headdim=(1, 256), chosen=True, backward=False
     )
