@@ -378,7 +378,7 @@ def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
     The deviation of processes is estimated with them.
     """
     import numpy as np
-    from scipy import optimize  # type: ignore[import-untyped]
+    from scipy import optimize, sparse  # type: ignore[import-untyped]
 
     told = [reading for reading in readings.values() if _tells(reading)]
     pairs = [(card, reading) for reading in told for card in reading.rounds]
@@ -388,20 +388,27 @@ def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
     cell = np.repeat(np.arange(len(told)), [len(reading.rounds) for reading in told])
     loads = _loads_of([card for card, _ in pairs], load, np.array([reading.by_memory for _, reading in pairs]))
     used = np.flatnonzero(loads.any(axis=0))  # most cards have no cell of a kind
-    kinds, loads = used // (loads.shape[1] // len(KINDS)), loads[:, used]
+    kinds, effects = used // (loads.shape[1] // len(KINDS)), sparse.csr_array(loads[:, used])
+    of_cells = sparse.csr_array((np.ones(len(cell)), (cell, np.arange(len(cell)))))  # cells x pairs
     y -= (np.bincount(cell, y) / np.bincount(cell))[cell]  # changes only the rounding
 
     def unlikely(logs: Floats) -> float:
-        """Return minus the logarithm of the restricted likelihood, without its constant."""
+        """Return minus the logarithm of the restricted likelihood, without its constant.
+
+        Two of a pair's effects are not 0, so that the equations of `_mixed_model` are sparse.
+        """
         process, *rest = np.exp(logs)
         known = Cards(*rest)
+        deviations = _of_effects(known, 1)[kinds]
         precision = 1 / (known.of_cell(load) ** 2 + process**2 * noise)
-        effects = loads * _of_effects(known, 1)[kinds]
-        absorbed, system = _mixed_model(cell, effects, precision)
-        totals = np.bincount(cell, precision)
-        means = np.bincount(cell, precision * y) / totals
-        right = y @ absorbed
-        square = precision @ (y - means[cell]) ** 2 - right @ np.linalg.solve(system, right)
+        totals = of_cells @ precision
+        scaled = sparse.diags_array(precision) @ effects
+        of_means = sparse.diags_array(1 / np.sqrt(totals)) @ (of_cells @ scaled)
+        informed = (effects.T @ scaled - of_means.T @ of_means).toarray()
+        system = np.eye(len(used)) + deviations[:, None] * informed * deviations
+        left = y - (of_cells @ (precision * y) / totals)[cell]
+        right = effects.T @ (precision * left) * deviations
+        square = precision @ left**2 - right @ np.linalg.solve(system, right)
         return float(np.log(totals).sum() - np.log(precision).sum() + np.linalg.slogdet(system)[1] + square) / 2
 
     first = np.log(np.maximum((start.processes, *start.cards), 1e-4))
