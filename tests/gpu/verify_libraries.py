@@ -33,7 +33,10 @@ UNUSABLE = "not usable"
 
 
 def cases(device: str) -> Iterator[Any]:
-    """Yield cases of headdim 64, 128, 256, both masks, grouped heads, unequal lengths, fp8; large enough for peers."""
+    """Yield cases of headdim 64, 128, 256, both masks, grouped heads, unequal lengths, fp8, pages, a shared prefix.
+
+    They are large enough for peers.
+    """
     from attnbench.core.case import Case, Shape
 
     batch, n, dtype = (8, 4096, "bf16") if device != "cpu" else (2, 64, "fp32")
@@ -48,6 +51,10 @@ def cases(device: str) -> Iterator[Any]:
                     yield Case(shape, dtype, direction, causal)  # type: ignore[arg-type]
         for causal in (False, True):
             yield Case(shapes[0], "fp8", "fwd", causal)
+    decode = Shape(16 * batch, 1, 4 * n, 16, 4, 128, 128)
+    for page_size in (1, 16):
+        for shared_prefix in (0, n):
+            yield Case(decode, dtype, "fwd", True, page_size=page_size, shared_prefix=shared_prefix)
 
 
 def features(device: str) -> Iterator[Any]:
