@@ -90,19 +90,20 @@ def _lacking(c: Comparison) -> Iterator[dict[str, Any]]:
     """Yield the backends that each machine lacks: the ones that others have, and the fastest ones on another."""
     machines = c.main.machines
     asked = c.workload.cases if c.workload else common(machine.fastest for machine in machines.values())
+    every = [key for machine in machines.values() for key in machine.log_rounds if key[1] not in machine.own_code]
+    measured = {backend for case, backend in every if not c.workload or case in asked}
+    best = [(name, m.fastest[case]) for name, m in machines.items() for case in asked if case in m.fastest]
+    winners = {key: [name for name, _ in pairs] for key, pairs in grouped(best, lambda pair: pair[1]).items()}
     for label, machine in machines.items():
         has = {backend for _, backend in machine.log_rounds}
-        others = {name: other for name, other in machines.items() if name != label}
-        every = [key for other in others.values() for key in other.log_rounds if key[1] not in other.own_code]
-        measured = [key for key in every if not c.workload or key[0] in asked]
-        lost = {key[1]: Counter[str]() for key in measured if key[1] not in has}
-        for name, other in others.items():
-            for key in (other.fastest[case] for case in asked if case in other.fastest):
-                if key not in machine.log_rounds:
-                    lost.setdefault(key[1], Counter())[name] += 1
+        lost = {backend: Counter[str]() for backend in measured - has}
+        for key, names in winners.items():
+            if key not in machine.log_rounds:
+                lost.setdefault(key[1], Counter()).update(names)
         named = []
         for backend in sorted(lost, key=lambda name: (-lost[name].total(), case_names.backend_rank(name))):
-            where = ", ".join(f"{count(n, 'case')} on {name}" for name, n in lost[backend].items())
+            numbers = [(name, lost[backend][name]) for name in machines]
+            where = ", ".join(f"{count(n, 'case')} on {name}" for name, n in numbers if n)
             if backend in has:  # in some cases
                 named.append(f"{backend} where it is the fastest ({where})")
             else:
