@@ -239,8 +239,13 @@ class _Taken(msgspec.Struct, gc=False):  # gc=False: it cannot be in a cycle
     runs: list[tuple[_Sample, Annotated[int, msgspec.Meta(ge=1)]]] | None = None
 
 
+_NONE = Samples({}, array("d", (0.0, 0.0)))  # of all records that measured nothing
+
+
 def _samples(found: Mapping[str, _Taken]) -> Samples:
     """Return the measurements of a record. Raises ValueError for one without samples, and for impossible values."""
+    if not found:
+        return _NONE
     taken = [*found.values()]
     values = [*map(attrgetter("values"), taken)]
     pairs = tuple([i for i, of in enumerate(values) if of is None])
