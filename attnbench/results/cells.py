@@ -170,6 +170,9 @@ class Cell:
 
         For `ci` it is the uncertainty of the latency's median over the rounds. Raises UserError for an unknown metric.
         """
+        if self.status != "ok":
+            metrics.named(metric)
+            return None
         if not isinstance(metric, str) or metric not in self._values:
             self._values[metric] = self._value(metric)
         return self._values[metric]
@@ -182,9 +185,8 @@ class Cell:
     def _value(self, metric: str) -> float | None:
         metrics.named(metric)
         if metric == "ci":
-            return self.uncertainty.total if self.status == "ok" and self.uncertainty else None
-        rows = self.ok if self.status == "ok" else ()
-        found = [value for row in rows if (value := metrics.value(metric, row)) is not None]
+            return self.uncertainty.total if self.uncertainty else None
+        found = [value for row in self.ok if (value := metrics.value(metric, row)) is not None]
         return stats.median(found) if found else None
 
     @cached_property
@@ -195,6 +197,8 @@ class Cell:
     @cached_property
     def not_computed(self) -> str:
         """Why the latency is probably not the time of the computation; "" where no sign of it is found."""
+        if not self.ok:
+            return ""
         if self.source.beside and any(versioned(row.record) in self.source.beside.stored for row in self.ok):
             longer = self.value("new_inputs")
             where = f"a call on new inputs takes {times(longer)} as long as the next" if longer else ""

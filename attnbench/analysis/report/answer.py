@@ -80,7 +80,7 @@ def _fastest(cells: Sequence[Cell], where: str, named: Mapping[tuple[str, str], 
 
     Backends that are alike within the uncertainty are named together, with how far apart they are at most.
     """
-    ranked = [cell for cell in cells if cell.is_ranked and cell.value("latency") is not None]
+    ranked = [cell for cell in cells if cell.value("latency") is not None and cell.is_ranked]
     rivals = grouped(ranked, lambda cell: (cell.device, cell.case))
     judged = {device for (device, _), of_case in rivals.items() if len(of_case) > 1}
     contests = [contest_of(of_case) for of_case in rivals.values() if len(of_case) > 1]
