@@ -52,7 +52,9 @@ def write_whole(path: Path, content: bytes | Iterable[bytes]) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             file.writelines(pieces)
-        os.chmod(fresh, target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask())
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o666 & ~_umask()
+        with contextlib.suppress(OSError):  # a file system without permissions: FAT, shares of Windows and Azure
+            os.chmod(fresh, mode)
         os.replace(fresh, target)
     except BaseException:
         with contextlib.suppress(OSError):

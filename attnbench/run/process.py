@@ -28,6 +28,7 @@ MOST_OF_ANSWER = 2**28  # most bytes of an answer
 MOST_OF_STDERR = 2**30  # most bytes on stderr during one request
 TO_CLEAN_UP = 1.0  # seconds that an interrupted import has
 AFTER_QUESTION = 5.0  # least seconds left to a worker after the answer to its question
+IN_WORKER = "ATTNBENCH_WORKER"  # environment variable of workers, and of what they start
 TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
 
@@ -90,7 +91,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env={**child_environment(), **(variables or {})},
+            env={**child_environment(), **(variables or {}), IN_WORKER: "1"},
             start_new_session=True,
             bufsize=0,
         )

@@ -31,7 +31,7 @@ from attnbench.run.device_probe import DeviceProbe
 from attnbench.run.first_look import first_look
 from attnbench.run.judge import Judge
 from attnbench.run.plan import CaseSupport
-from attnbench.run.process import WorkerProcess
+from attnbench.run.process import IN_WORKER, WorkerProcess
 from attnbench.run.select import Chosen, check_trusted, is_executable, is_user_code, select_backends
 from attnbench.run.workers import WorkerPool
 
@@ -59,8 +59,14 @@ class Session:
 
         `variables` are in the environment of all workers. `here` maps a spec ("module:object") to a function that makes
         its worker in this process, and `live` maps a spec to the required state of its function (core/live_state.py).
-        The other arguments are as for DeviceProbe. With None as the device, none is described.
+        The other arguments are as for DeviceProbe. With None as the device, none is described. Raises UserError in a
+        worker, where a file that is imported to be measured would measure itself without end.
         """
+        if os.environ.get(IN_WORKER):
+            raise UserError(
+                "code that attnbench imports to measure it calls attnbench itself; put that call under "
+                'if __name__ == "__main__":'
+            )
         self.pool = WorkerPool({}, variables=variables or {}, here=here or {}, live=live or {})
         self.probes: Mapping[str, Probe] = {}
         self._device = device

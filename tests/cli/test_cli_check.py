@@ -268,6 +268,10 @@ def test_what_a_function_prints_is_shown(mine: Tool) -> None:
             "has no 'tild'; known: f, p, m",
         ),
         ("def tild(q:\n  pass", "SyntaxError: '(' was never closed (mine.py, line 1), at column 9 of: def tild(q:"),
+        (
+            "import attnbench\ndef tild(q, k, v): ...\nattnbench.check(tild)",
+            'calls attnbench itself; put that call under if __name__ == "__main__": (mine.py:3)',
+        ),
     ],
 )
 def test_a_function_that_cannot_be_loaded(mine: Tool, text: str, said: str) -> None:

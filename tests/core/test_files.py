@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -38,6 +39,15 @@ def test_permissions_and_links_are_kept(tmp_path: Path) -> None:
     write_whole(link, b"2")
     assert link.is_symlink()
     assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"2", 0o604)
+
+
+def test_a_file_system_without_permissions_takes_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", refused)
+    write_whole(tmp_path / "page.html", b"1")
+    assert (tmp_path / "page.html").read_bytes() == b"1"
 
 
 def test_a_link_that_another_person_planted_under_a_guessed_name_is_not_followed(tmp_path: Path) -> None:
