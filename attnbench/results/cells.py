@@ -170,9 +170,6 @@ class Cell:
 
         For `ci` it is the uncertainty of the latency's median over the rounds. Raises UserError for an unknown metric.
         """
-        if self.status != "ok":
-            metrics.named(metric)
-            return None
         if not isinstance(metric, str) or metric not in self._values:
             self._values[metric] = self._value(metric)
         return self._values[metric]
@@ -184,6 +181,8 @@ class Cell:
 
     def _value(self, metric: str) -> float | None:
         metrics.named(metric)
+        if self.status != "ok":
+            return None
         if metric == "ci":
             return self.uncertainty.total if self.uncertainty else None
         found = [value for row in self.ok if (value := metrics.value(metric, row)) is not None]

@@ -46,6 +46,7 @@ from attnbench.results.uncertainty import FREEDOM, MEDIAN, NORMAL, Cards, Spread
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
+    from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
     Floats = NDArray[numpy.float64]
     Integers = NDArray[numpy.int64]
@@ -287,8 +288,11 @@ class Pool(Generic[K]):
         import numpy as np
 
         informs = np.array([self.readings[key].informs for key, _ in self.pairs])
-        absorbed, system = _mixed_model(self._cell, self._loads * self._deviations, self._precision * informs)
-        return absorbed @ np.linalg.solve(system, np.diag(self._deviations))
+        absorbed, informed = _mixed_model(*_sparse(self._cell, self._loads), self._precision * informs)
+        deviations = self._deviations
+        solved = np.linalg.solve(_system(informed, deviations), np.diag(deviations))
+        found: Floats = absorbed @ (deviations[:, None] * solved)
+        return found
 
 
 def of_cards(*sides: tuple[Pool[K], Mapping[K, float]]) -> float:
@@ -351,19 +355,38 @@ def _loads_of(cards: Sequence[Card], loads: Floats, by_memory: NDArray[numpy.boo
     return found
 
 
-def _mixed_model(cell: Integers, effects: Floats, precision: Floats) -> tuple[Floats, Floats]:
-    """Return MZ and I + Z'MZ: the equations of the effects Z, scaled to a variance of 1, with the cells X absorbed.
+def _sparse(cell: Integers, effects: Floats) -> tuple[csr_array, csr_array]:
+    """Return X' (cells x pairs, 1 where a pair is of the cell) and Z, the `effects` (pairs x effects, two of a pair).
 
-    M = R - R X (X'RX)^-1 X'R, with R the precisions. The pairs of a cell follow each other.
+    `cell` is the number of each pair's cell.
     """
     import numpy as np
+    from scipy import sparse  # type: ignore[import-untyped]
 
-    starts = np.flatnonzero(np.diff(cell, prepend=-1))
-    totals = np.add.reduceat(precision, starts)
-    shares = np.divide(precision, totals[cell], out=np.zeros_like(precision), where=totals[cell] > 0)
-    scaled = precision[:, None] * effects
-    absorbed = scaled - shares[:, None] * np.add.reduceat(scaled, starts)[cell]
-    return absorbed, np.eye(effects.shape[1]) + effects.T @ absorbed
+    pairs = np.arange(len(cell))
+    return sparse.csr_array((np.ones(len(cell)), (cell, pairs))), sparse.csr_array(effects)
+
+
+def _mixed_model(of_cells: csr_array, effects: csr_array, precision: Floats) -> tuple[csr_array, Floats]:
+    """Return MZ (pairs x effects) and Z'MZ: the equations of the effects Z, with the cells X absorbed.
+
+    M = R - R X (X'RX)^-1 X'R, with R the precisions. X' and Z are as from `_sparse`.
+    """
+    import numpy as np
+    from scipy import sparse
+
+    totals, weighted = of_cells @ precision, sparse.diags_array(precision)
+    shares = np.divide(1.0, totals, out=np.zeros_like(totals), where=totals > 0)
+    scaled = weighted @ effects
+    absorbed = scaled - weighted @ (of_cells.T @ (sparse.diags_array(shares) @ (of_cells @ scaled)))
+    return absorbed, (effects.T @ absorbed).toarray()
+
+
+def _system(informed: Floats, deviations: Floats) -> Floats:
+    """Return I + Z'MZ with the effects Z scaled to a variance of 1, from the unscaled Z'MZ of `_mixed_model`."""
+    import numpy as np
+
+    return np.eye(len(deviations)) + deviations[:, None] * informed * deviations
 
 
 def _joined(found: float, table: float, freedom: float) -> float:
@@ -378,7 +401,7 @@ def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
     The deviation of processes is estimated with them.
     """
     import numpy as np
-    from scipy import optimize, sparse  # type: ignore[import-untyped]
+    from scipy import optimize
 
     told = [reading for reading in readings.values() if _tells(reading)]
     pairs = [(card, reading) for reading in told for card in reading.rounds]
@@ -388,27 +411,21 @@ def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
     cell = np.repeat(np.arange(len(told)), [len(reading.rounds) for reading in told])
     loads = _loads_of([card for card, _ in pairs], load, np.array([reading.by_memory for _, reading in pairs]))
     used = np.flatnonzero(loads.any(axis=0))  # most cards have no cell of a kind
-    kinds, effects = used // (loads.shape[1] // len(KINDS)), sparse.csr_array(loads[:, used])
-    of_cells = sparse.csr_array((np.ones(len(cell)), (cell, np.arange(len(cell)))))  # cells x pairs
+    kinds, equations = used // (loads.shape[1] // len(KINDS)), _sparse(cell, loads[:, used])
     y -= (np.bincount(cell, y) / np.bincount(cell))[cell]  # changes only the rounding
 
     def unlikely(logs: Floats) -> float:
-        """Return minus the logarithm of the restricted likelihood, without its constant.
-
-        Two of a pair's effects are not 0, so that the equations of `_mixed_model` are sparse.
-        """
+        """Return minus the logarithm of the restricted likelihood, without its constant."""
         process, *rest = np.exp(logs)
         known = Cards(*rest)
         deviations = _of_effects(known, 1)[kinds]
         precision = 1 / (known.of_cell(load) ** 2 + process**2 * noise)
-        totals = of_cells @ precision
-        scaled = sparse.diags_array(precision) @ effects
-        of_means = sparse.diags_array(1 / np.sqrt(totals)) @ (of_cells @ scaled)
-        informed = (effects.T @ scaled - of_means.T @ of_means).toarray()
-        system = np.eye(len(used)) + deviations[:, None] * informed * deviations
-        left = y - (of_cells @ (precision * y) / totals)[cell]
-        right = effects.T @ (precision * left) * deviations
-        square = precision @ left**2 - right @ np.linalg.solve(system, right)
+        absorbed, informed = _mixed_model(*equations, precision)
+        system = _system(informed, deviations)
+        totals = np.bincount(cell, precision)
+        means = np.bincount(cell, precision * y) / totals
+        right = (y @ absorbed) * deviations
+        square = precision @ (y - means[cell]) ** 2 - right @ np.linalg.solve(system, right)
         return float(np.log(totals).sum() - np.log(precision).sum() + np.linalg.slogdet(system)[1] + square) / 2
 
     first = np.log(np.maximum((start.processes, *start.cards), 1e-4))
