@@ -117,7 +117,8 @@ def one_comes_back_and_one_stays_away(tool: Tool, cluster: Nodes, at: tuple[str,
     assert process.returncode == 1, err
     assert files[0].read_text().startswith(before[0])
     assert sorted(statuses(files[0])) == ["ok"] * 3, err
-    assert files[1].read_text() == before[1]
+    assert files[1].read_text().startswith(before[1])  # a second job may have ended before the node died
+    assert set(statuses(files[1])) == {"ok"}
     assert "beta: retried: continues after" in err
     assert "gamma: LOST: the node died; it did not come back; " in err
     assert "attnbench run --resume gamma.jsonl" in err
