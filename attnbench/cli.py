@@ -265,11 +265,12 @@ def _interruptible() -> Iterator[None]:
     def dropped(found: Any) -> None:
         nonlocal latest
         error = found.exc_value
-        if not isinstance(error, Interrupted) or not hasattr(signal, "setitimer"):  # Windows
-            return hook(found)
-        latest = -IMPATIENCE
-        signal.signal(signal.SIGALRM, lambda *_: interrupt(error.args[0], None))
-        signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        if isinstance(error, Interrupted) and hasattr(signal, "setitimer"):  # Windows has no timer
+            latest = -IMPATIENCE
+            signal.signal(signal.SIGALRM, lambda *_: interrupt(error.args[0], None))
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        else:
+            hook(found)
 
     hook, sys.unraisablehook = sys.unraisablehook, dropped
     there = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
