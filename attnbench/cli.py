@@ -33,6 +33,7 @@ SIGNALS = (  # of a person, a terminal, and batch systems (Slurm, SGE, LSF) befo
     *("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"),
 )
 IMPATIENCE = 2.0  # seconds after a signal in which further ones are ignored
+AGAIN = 0.001  # seconds after which a signal whose exception Python dropped is raised again
 COLUMNS = range(20, 1001)  # widths to which a table or a text can be fitted
 
 
@@ -249,7 +250,8 @@ def _interruptible() -> Iterator[None]:
     """Let signals in the block raise Interrupted, except those that are ignored (nohup).
 
     Signals that follow at once are ignored, so that tidying up and output after the first one finish; so are all
-    signals after the block, when only the end of the process is left.
+    signals after the block, when only the end of the process is left. Python drops exceptions that are raised in a
+    finaliser or in the callback of a weak reference, which each import has; Interrupted is then raised again.
     """
     latest = -IMPATIENCE
 
@@ -260,6 +262,17 @@ def _interruptible() -> Iterator[None]:
             latest = now
             raise Interrupted(number)
 
+    def dropped(found: Any) -> None:
+        nonlocal latest
+        error = found.exc_value
+        if isinstance(error, Interrupted) and hasattr(signal, "setitimer"):  # Windows has no timer
+            latest = -IMPATIENCE
+            signal.signal(signal.SIGALRM, lambda *_: interrupt(error.args[0], None))
+            signal.setitimer(signal.ITIMER_REAL, AGAIN)
+        else:
+            hook(found)
+
+    hook, sys.unraisablehook = sys.unraisablehook, dropped
     there = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
     before = {number: signal.getsignal(number) for number in there}
     handled = [number for number, handler in before.items() if handler not in (signal.SIG_IGN, None)]
@@ -272,6 +285,9 @@ def _interruptible() -> Iterator[None]:
             raise error.__cause__ from None
         raise
     finally:
+        sys.unraisablehook = hook
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number in handled:
             interrupted = latest >= 0
             signal.signal(number, signal.SIG_IGN if interrupted else before[number])

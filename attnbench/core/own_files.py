@@ -34,7 +34,7 @@ def named_by(files: Iterable[Path], path: Iterable[str], folders: Collection[Pat
     Modules are looked up on `path`, as on sys.path, for the last file first; `folders` are as for `is_own`. The
     statements of at most MOST_NAMED files are read, found files included.
     """
-    roots = [Path(folder) for folder in path if folder and is_own(Path(folder).resolve() / "x", folders)]
+    roots = [Path(folder) for folder in path if folder and is_own(Path(os.path.realpath(folder), "x"), folders)]
     todo = [*files]
     found = {*todo}
     for _ in range(MOST_NAMED):

@@ -296,7 +296,7 @@ def _own_spec(pattern: str) -> str:
     if where.lower().endswith(".py"):
         if not where.endswith(".py"):
             raise UserError(f"{where}: Python imports files whose names end with .py; rename it")
-        path = str(Path(where).resolve())
+        path = os.path.realpath(where)  # Path.resolve raises RuntimeError for links in a circle
         if path != path.encode(errors="replace").decode():
             raise UserError(f"{where}: this path is not UTF-8, as the text of run files must be; rename it")
         if not os.path.isfile(where):

@@ -310,6 +310,24 @@ def test_a_later_signal_ends_what_the_first_began_to_tidy_up(
     assert ended == ["the second"]
 
 
+@posix
+def test_a_signal_in_a_finaliser_interrupts(
+    command: Callable[[Callable[[], None]], int], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A signal during a finaliser ends the command, though Python drops the exception that its handler raises."""
+
+    class Finalised:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def drops() -> None:
+        Finalised()
+        time.sleep(10)
+
+    assert command(drops) == 143
+    assert capfd.readouterr().err == "attnbench: interrupted\n"
+
+
 @pytest.mark.parametrize(
     ("error", "lacks"),
     [

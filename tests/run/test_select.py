@@ -14,6 +14,7 @@ import torch
 
 from attnbench import backends
 from attnbench.backends import BACKENDS, NOT_BY_DEFAULT
+from attnbench.core import own_files
 from attnbench.core.errors import UserError
 from attnbench.core.own_code import load_file
 from attnbench.results import run_file
@@ -196,6 +197,16 @@ def test_own_code_that_is_not_there(pattern: str, said: str) -> None:
     with pytest.raises(UserError) as error:
         select.select_backends([pattern])
     assert said in str(error.value)
+
+
+def test_links_in_a_circle_have_no_code(tmp_path: Path) -> None:
+    """A symbolic link to itself is no file of code, and no folder from which code is imported."""
+    circle, kernel = tmp_path / "circle.py", tmp_path / "kernel.py"
+    circle.symlink_to(circle)
+    kernel.write_text("import circle")
+    with pytest.raises(UserError, match="no such file"):
+        select.select_backends([f"{circle}:mine"])
+    assert own_files.named_by([kernel], [str(circle)], ()) == {kernel}
 
 
 def test_interpreters(tmp_path: Path) -> None:
