@@ -322,6 +322,11 @@ _FORECAST: Any = msgspec.json.Decoder(Forecast)
 _PLAN: Any = msgspec.json.Decoder(list[_Job])
 
 
+def jobs(line: bytes) -> tuple[Job, ...]:
+    """Return the jobs of a line that adds jobs to a plan. Raises one of DAMAGE."""
+    return _jobs(fields(line)["plan"])
+
+
 def _jobs(plan: bytes) -> tuple[Job, ...]:
     _check_text(plan)
     try:

@@ -8,7 +8,8 @@ gzip.
 Schema 1 (attnbench 0.1): {"type": "run", "schema": 1, ...the fields of Run but its records}, {"type": "record", ...}.
 Schema 2: a measurement may have "runs", [value, times] each, in place of "values". A file of schema 1 keeps its schema
 when it is resumed, so that the attnbench that wrote it can still read it. A line {"type": "rounds", "rounds": 9} among
-the records sets the number of planned rounds; an attnbench that does not know it reads only the records.
+the records sets the number of planned rounds; an attnbench that does not know it reads only the records. A line
+{"type": "jobs", "plan": [...]} adds jobs to the plan, whose records follow it.
 """
 
 from __future__ import annotations
@@ -153,6 +154,10 @@ class RunFile:
     def add_rounds(self, rounds: int) -> None:
         """Append a new number of planned rounds. Raises UserError as `append` does."""
         self.add_lines(_line({"type": "rounds", "rounds": rounds}))
+
+    def add_jobs(self, jobs: Sequence[Job]) -> None:
+        """Append further jobs of the plan. Raises UserError as `append` does."""
+        self.add_lines(_line({"type": "jobs", "plan": to_json(tuple(jobs))}))
 
     def add_lines(self, lines: bytes) -> None:
         """Append lines unchanged. Raises UserError as `append` does."""
@@ -340,8 +345,12 @@ def read(path: Path) -> tuple[Run, list[str]]:
                 if repeated > bounds.MOST_OF_FILE:
                     raise ValueError("the file has more repeated samples than fit the memory")
                 records.append(record)
-            elif decode.type_of(line) == "rounds":
+            elif (kind := decode.type_of(line)) == "rounds":
                 rounds = max(rounds, _rounds(line, MOST_JOBS // jobs))
+            elif kind == "jobs":
+                run = _with_jobs(run, decode.jobs(line))
+                jobs = jobs_with(run, 1)
+                planned |= {(job.case, job.backend): job.forecast for job in run.plan} if planned else {}
         except decode.DAMAGE as error:
             why = without_long_words(str(error))[:MOST_OF_WHY]  # the error may quote a long line
             problems.append(f"{path}:{number}: {DAMAGED} ({type(error).__name__}: {why})")
@@ -405,6 +414,14 @@ def _rounds(line: bytes, most: int) -> int:
     if not isinstance(rounds, int) or rounds > most:
         raise ValueError("not a number of rounds")
     return rounds
+
+
+def _with_jobs(run: Run, jobs: Sequence[Job]) -> Run:
+    """Return the run with further planned jobs. Raises ValueError for more than a plan may have, and for known ones."""
+    if len(run.plan) + len(jobs) > MOST_JOBS or {job.id for job in jobs} & {job.id for job in run.plan}:
+        raise ValueError("not further jobs of the plan")
+    bounds.check_run(replace(run, plan=tuple(jobs)))
+    return replace(run, plan=(*run.plan, *jobs))
 
 
 def with_rounds(run: Run, rounds: int) -> Run:

@@ -29,6 +29,8 @@ from attnbench.run.session import Recording, Session, check_output_path, create,
 from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve, resolve_suite_for
 from attnbench.run.workers import has_nvidia_gpu
 
+Further = Callable[[Run], Mapping[Case, Sequence[str]]]  # what was measured -> cases to measure too, on which backends
+
 MAX_ROUNDS = 1000
 NO_LIMIT = "the time limit of the run does not apply to the remaining jobs; --time-limit TIME sets one"
 MAY_COMPILE = "may compile for minutes in a first call, which is not in the forecast; with --time-limit they come last"
@@ -56,6 +58,7 @@ class Request:
     argv: tuple[str, ...] = ()
     here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> maker of its worker in this process
     live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> required state of its function
+    further: Further | None = None  # asked after the plan, and again after each answer, until its answer has no new job
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,9 @@ class RunObserver(Protocol):
         `run` has no records yet, `todo` are the jobs to measure, `path` is the run file (None for a dry run), `limit`
         is the time limit in seconds from now (None without one).
         """
+
+    def extended(self, jobs: Sequence[Job]) -> None:
+        """Take jobs that are added to the plan."""
 
     def started(self, job: Job) -> None:
         """Take a job whose measurement begins."""
@@ -122,7 +128,7 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
             return Outcome(replace(planned, records=skipped), None, EXIT_NOTHING_MEASURED)
         recording = create(planned, request.out)
         observer.planned(planned, planned.plan, recording.path, chosen.notes, chosen.time_limit)
-        _measure(recording, planned.plan, session, observer, chosen.time_limit)
+        _measure(recording, planned.plan, session, observer, chosen.time_limit, further=request.further)
     return _outcome(recording, request)
 
 
@@ -303,14 +309,14 @@ def _resume(request: Request, path: Path, device: str, observer: RunObserver) ->
         users = (other_work(now),) if was.kind != "cpu" and is_too_busy(now) else ()
         unlimited = any(job.resumable for job in run_file.missing(old)) and not limit
         notes = [*problems, there if todo else "nothing is missing", *([NO_LIMIT] if unlimited else []), *elsewhere]
-        if request.dry_run or not todo:
+        if request.dry_run or not (todo or request.further):
             observer.planned(old, todo, None, notes)
             return Outcome(replace(old, plan=tuple(todo)), path) if request.dry_run else _outcome(recording, request)
         session.load_again(old, path, partial(observer.say, also_in_a_pipe=True))
         if request.rounds > had:
             recording.add_rounds(request.rounds)
         observer.planned(old, todo, path, notes, limit)
-        _measure(recording, todo, session, observer, limit, elsewhere, users)
+        _measure(recording, todo, session, observer, limit, elsewhere, users, request.further)
     return _outcome(recording, request)
 
 
@@ -352,21 +358,40 @@ def _measure(
     limit: float | None,
     notes: tuple[str, ...] = (),
     users: tuple[str, ...] = (),
+    further: Further | None = None,
 ) -> None:
-    """Measure jobs until the end or an interrupt.
+    """Measure jobs, and those that `further` adds, until the end or an interrupt.
 
     `notes` are added to each measured record; so are `users`, other processes on the GPU, where the worker named none.
     """
     session.have_judged()
     time_limit = TimeLimit(limit) if limit else None
     with recording:
-        for job, record in measure_jobs(todo, session.pool, recording.run.policy, session.device, time_limit):
-            if record is None:
-                observer.started(job)
-                continue
-            if record.measurements:
-                record = replace(record, notes=(*record.notes, *notes), others=record.others or users)
-            observer.ended(job, recording.add(record))
+        while True:
+            for job, record in measure_jobs(todo, session.pool, recording.run.policy, session.device, time_limit):
+                if record is None:
+                    observer.started(job)
+                    continue
+                if record.measurements:
+                    record = replace(record, notes=(*record.notes, *notes), others=record.others or users)
+                observer.ended(job, recording.add(record))
+            todo = _added(recording, session, further(recording.measured)) if further else ()
+            if not todo:
+                break
+            observer.extended(todo)
+
+
+def _added(recording: Recording, session: Session, cases: Mapping[Case, Sequence[str]]) -> tuple[Job, ...]:
+    """Add the jobs of further cases to the plan of a run, and return them; () where the plan has them all."""
+    if not cases:
+        return ()
+    known = {(job.case, job.backend) for job in recording.run.plan}
+    answers = session.survey(cases)
+    jobs = planning.make_plan([*cases], answers, session.device, recording.run.policy, only=cases, devices=session.gpus)
+    new = tuple(job for job in jobs if (job.case, job.backend) not in known)
+    if new:
+        recording.add_jobs(new)
+    return new
 
 
 def _not_with_resume(request: Request) -> list[str]:

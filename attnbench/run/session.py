@@ -257,6 +257,12 @@ class Recording:
         assert self.file
         self.file.add_rounds(rounds)
 
+    def add_jobs(self, jobs: Sequence[Job]) -> None:
+        """Add further jobs to the plan of the run, and of its file."""
+        if self.file:
+            self.file.add_jobs(jobs)
+        self.run = replace(self.run, plan=(*self.run.plan, *jobs))
+
     @property
     def measured(self) -> Run:
         """The run with its present records."""

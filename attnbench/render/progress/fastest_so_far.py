@@ -19,7 +19,7 @@ SHOWN = 3  # most backends of a case
 class FastestSoFar:
     """A line for each case: its fastest backends with their speeds, and how many of the planned ones were measured."""
 
-    planned: Mapping[Case, int]  # case -> how many backends are to be measured
+    planned: dict[Case, int]  # case -> how many backends are to be measured
     several_dtypes: bool = False
     _found: dict[Case, dict[str, float]] = field(default_factory=dict)  # in the order in which they were last measured
     _metric: dict[Case, Metric] = field(default_factory=dict)

@@ -54,11 +54,16 @@ class RunProgress(JobProgress):
         self._header("attnbench", facts, f"{run.suite}: {plan_summary(todo)}", notes, *([path] if path else []))
         self._source = Source(run)
         self._several_dtypes = len({j.case.dtype for j in todo}) > 1
-        self._ahead = {j.id: j.forecast.seconds for j in todo if not j.skip}
-        self._total = len(self._ahead)
-        of_case = Counter(case for case, _ in {(job.case, job.backend) for job in todo if not job.skip})
-        self._fastest = FastestSoFar(of_case, self._several_dtypes)
+        self._ahead, self._total = {}, 0
+        self._fastest = FastestSoFar({}, self._several_dtypes)
+        self.extended(todo)
         self.say("starting the workers")
+
+    def extended(self, jobs: Sequence[Job]) -> None:
+        todo = [job for job in jobs if not job.skip]
+        self._ahead |= {job.id: job.forecast.seconds for job in todo}
+        self._total += len(todo)
+        self._fastest.planned.update(Counter(case for case, _ in {(job.case, job.backend) for job in todo}))
 
     def started(self, job: Job) -> None:
         self._ahead.setdefault(job.id, job.forecast.seconds)  # new: left out by the plan for want of time

@@ -1,0 +1,69 @@
+"""The grid of `attnbench tune`: the sizes of each phase of a model, or of a person's own axes, before refinement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from attnbench.core.models import Phase, find
+from attnbench.run.axes import Axes, overlay
+from attnbench.run.model_axes import check_not_both, model_axes, parse_phases
+from attnbench.run.suite import Block, Settings, Suite, check_has_model
+
+NAME = "tune"  # of the suite in run files
+PHASES: Sequence[Phase] = ("prefill", "decode", "train")  # of a model where none is named
+Sizes = Sequence[tuple[str, str]]  # batches and lengths
+
+GRID: Mapping[Phase, Sizes] = {
+    "prefill": (("1", "512-32k"), ("4", "512-8k"), ("16", "512-2k")),
+    "decode": (("1,16", "1k,4k,16k,64k"), ("128", "1k,4k,16k")),
+    "mixed": (("32", "4k,16k"),),
+    "train": (("1", "512-16k"), ("4", "512-4k")),
+}
+ON_CPU: Mapping[Phase, Sizes] = {
+    "prefill": (("1", "64-256"),),
+    "decode": (("1,4", "128,512"),),
+    "mixed": (("4", "3k"),),
+    "train": (("1", "64,128"),),
+}
+PAGES = "none,16"  # where keys and values lie in decode: in one tensor each, as in transformers, and in pages, as in
+# servers
+
+
+def tune_suite(given: Settings, kind: str) -> Suite:
+    """Return the suite of the grid for a kind of device; the axes that are given replace its own.
+
+    A model of a fixed length has this length, its half and its quarter. Raises UserError for options that do not go
+    together.
+    """
+    grid = ON_CPU if kind == "cpu" else GRID
+    usual = Axes(dtype="fp32" if kind == "cpu" else "bf16")
+    if not given.models:
+        check_has_model(given)
+        blocks = [overlay(usual, Axes(causal=True, batch=batch, seqlen=seqlen)) for batch, seqlen in grid["prefill"]]
+    else:
+        check_not_both(given.axes)
+        blocks = [block for name in given.models for block in _of_model(name, given, grid, usual)]
+    whole = dict.fromkeys(_key(overlay(block, given.axes)) for block in blocks)
+    return Suite(name=NAME, cases=[Block(**dict(key)) for key in whole])
+
+
+def without_model(given: Settings) -> Settings:
+    """Return the settings that remain for a suite of `tune_suite`, which has the axes of the models."""
+    return given.model_copy(update={"models": None, "tp": None, "phase": None, "axes": Axes()})
+
+
+def _of_model(name: str, given: Settings, grid: Mapping[Phase, Sizes], usual: Axes) -> list[Axes]:
+    model = find(name)
+    phases = parse_phases(given.phase) if given.phase else [one for one in PHASES if not model.lacks(one)]
+    found: list[Axes] = []
+    for phase in phases:
+        lengths = ",".join(str(model.seqlen // part) for part in (4, 2, 1)) if model.seqlen else ""
+        for batch, seqlen in [("1", lengths)] if lengths else grid[phase]:
+            sizes = Axes(batch=batch, seqlen=seqlen, **({"page_size": PAGES} if phase == "decode" else {}))
+            below = overlay(usual, sizes)
+            found += model_axes([name], given.tp, phase, below, overlay(Axes(seqlen=seqlen), given.axes))
+    return found
+
+
+def _key(axes: Axes) -> tuple[tuple[str, object], ...]:
+    return tuple((name, value) for name in Axes.model_fields if (value := getattr(axes, name)) is not None)
