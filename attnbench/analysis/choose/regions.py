@@ -54,7 +54,9 @@ class Region:
 
     @property
     def loss(self) -> float:
-        """How many times as long `use` takes as the fastest, at worst; 1 where it is the fastest everywhere."""
+        """How many times as long `use` takes as the fastest, at worst; 1 where it is the fastest, or there is none."""
+        if not self.use:
+            return 1.0
         return max((_loss(problem, self.use) for problem in self.problems), default=1.0)
 
 

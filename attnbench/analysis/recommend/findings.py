@@ -91,6 +91,13 @@ class Candidate:
         return max((peak for cell in self.cells if (peak := cell.value("memory_peak")) is not None), default=None)
 
     @property
+    def error(self) -> float | None:
+        """The largest error of its results against the reference, as a share of the tolerance; None where unknown."""
+        checks = [row.record.accuracy for cell in self.cells for row in cell.ok]
+        errors = [error for check in checks if check for error in check.errors.values()]
+        return max((error.max_error / error.tolerance for error in errors if error.tolerance), default=None)
+
+    @property
     def rate(self) -> tuple[str, float | None]:
         """The most telling metric of the speed, and its value over all of the cells."""
         metric = "gbps" if metrics.limit(self.cells[0].case, self.cells[0].rates) == "memory" else "tflops"
@@ -228,11 +235,15 @@ class Problem:
     @property
     def gain(self) -> Gain | None:
         """The gain of `use` over the default; None where it is not known, or `use` is the default."""
-        if not self.use or not self.default or self.use is self.default:
+        return self.gain_of(self.use) if self.use else None
+
+    def gain_of(self, use: Candidate) -> Gain | None:
+        """Return the gain of a candidate over the default; None for the default, and where it has no figure."""
+        if not self.default or use is self.default:
             return None
-        ratio = self.default.latency / self.use.latency
-        halves = (math.inf if one.half is None else one.half for one in (self.use, self.default))
-        half = math.hypot(*halves, self.use.between_runs(self.default))
+        ratio = self.default.latency / use.latency
+        halves = (math.inf if one.half is None else one.half for one in (use, self.default))
+        half = math.hypot(*halves, use.between_runs(self.default))
         if half > 700:  # its exponential would overflow
             return Gain(ratio, None, None)
         return Gain(ratio, ratio * stats.exp(-half), ratio * stats.exp(half))

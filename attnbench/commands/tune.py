@@ -1,0 +1,122 @@
+"""`attnbench tune`: measures which backend to use for which shapes, for programs to load. Heavy imports stay inside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from attnbench.commands import options, output
+from attnbench.commands.shared import command_line, measured
+from attnbench.core.errors import UserError
+
+if TYPE_CHECKING:
+    from attnbench.core.case import Case
+    from attnbench.core.record import Run
+    from attnbench.results.cells import Cell
+    from attnbench.run.run_suite import Request
+    from attnbench.run.suite import Settings
+
+FORMATS = (*output.FORMATS, "choice", "module")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatToMeasure):
+    """The options of `attnbench tune`."""
+
+    format: list[str] | None = output.formats(
+        "table (default), md, html, json, csv; choice=FILE.json: the choice file, module=FILE.py: a module that calls the "
+        "backends. Several may be given, all but one to a file."
+    )
+    suite: str | None = options.shape(  # type: ignore[assignment]
+        "FILE", "Shapes of your own in place of the grid: a suite (YAML), which the borders between choices refine."
+    )
+    vary_in_training: bool = options.how.flag(
+        "Let a training run change its backend with the shape, which changes its rounding.",
+        "--vary-in-training/--one-for-training",
+    )
+    time_limit: str | None = options.how("TIME", "Stop after this time; --resume goes on.", "10m")
+    resume: Path | None = options.files("FILE", "Go on with a run of this command: measure what it lacks, and refine.")
+    trust: bool = options.trust()
+
+
+@options.command
+def tune(given: Options) -> None:
+    """Find which backend to use for which shapes: measure a grid, refine where the winner changes, write the choice.
+
+    Lengths are halved between neighbours of unlike choice, until each border is known to a factor of 1.2. A model has its
+    phases prefill, decode and train; other shapes are the product of the options. The choice can be loaded: as a file
+    (JSON), as a module without attnbench, as the names that engines take. docs/tune.md
+
+    attnbench tune --model llama-3.1-8b -f module=attention_choice.py
+    attnbench tune --model wan-2.1-t2v-14b --phase prefill -f choice=choice.json
+    attnbench tune --seqlen 512-16k --batch 1,8 --nheads 32 --nheads-k 8 --headdim 128 --causal --pass fwd,bwd
+    attnbench tune --suite my_shapes.yaml --time-limit 5m
+    attnbench tune --resume results/20261130-120000-tune-nvidia-h200.jsonl
+
+    Exit code 0: done; 1: nothing can be chosen; 2: bad input, or output that cannot be written; 5: a wrong result, unless
+    --allow-wrong is given; 129, 130, 143: hung up, interrupted, terminated.
+    """
+    wanted = given.wanted(FORMATS)
+    settings = options.settings(given)
+    outcome = measured(_request(given, settings))
+    if given.dry_run:
+        from attnbench.analysis.report import planned
+
+        raise typer.Exit(output.write(planned.document(outcome.run), wanted))
+    from attnbench.results.cells import cells as cells_of
+
+    cells = cells_of([outcome.run], by_machine=True)
+    code = written(cells, wanted, vary=given.vary_in_training, file=outcome.path)
+    raise typer.Exit(outcome.exit_code or code)
+
+
+def written(cells: Sequence[Cell], wanted: output.Wanted, *, vary: bool, file: Path | None = None) -> int:
+    """Write the choices of some cells in the formats of this command; return the exit code."""
+    from attnbench.analysis.choose.document import document
+
+    return output.write(document(cells, vary=vary, file=file), wanted, writers(cells, vary=vary))
+
+
+def writers(cells: Sequence[Cell], *, vary: bool) -> dict[str, Callable[[], str]]:
+    """Return the makers of a choice file and of a module from some cells, by format."""
+    from attnbench.analysis.choose import choice_file, document, module
+
+    def made_choice() -> str:
+        run = document.newest_run(cells)
+        return choice_file.text(choice_file.choice_file(document.problems_of(cells), run, vary=vary))
+
+    def made_module() -> str:
+        run, command = document.newest_run(cells), module.command_of(command_line())
+        return module.module(document.problems_of(cells), run, command, vary=vary)
+
+    return {"choice": made_choice, "module": made_module}
+
+
+def _request(given: Options, settings: Settings) -> Request:
+    from attnbench.analysis.choose.refine import further_cases
+    from attnbench.run import run_suite as runs
+    from attnbench.run.suite import load_suite
+    from attnbench.run.tune import NAME, tune_suite, without_model
+
+    def further(run: Run) -> Mapping[Case, Sequence[str]]:
+        return further_cases(run, given.vary_in_training)
+
+    if given.resume:
+        if given.rounds != 1:
+            raise UserError(f"--rounds: attnbench run --resume {given.resume} adds rounds")
+        return options.request(runs.Request, given, settings=settings, further=further, suite=None)
+    if given.suite:
+        suite = load_suite(given.suite).model_copy(update={"name": NAME})
+        return options.request(runs.Request, given, settings=settings, further=further, suite=suite)
+    return options.request(
+        runs.Request,
+        given,
+        settings=without_model(settings),
+        suite=tune_suite(settings, "cuda"),
+        suite_for=lambda device: tune_suite(settings, device.kind),
+        further=further,
+    )
