@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import measured, read_runs, tell
+from attnbench.commands.shared import command_line, measured, read_runs, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
 
 if TYPE_CHECKING:
@@ -26,7 +26,11 @@ class Options(output.Output, options.ShortRun, options.WhichModel, options.WhatT
     """The options of `attnbench recommend`: those of a short run, some of which also choose cells of run files."""
 
     results: list[Path] | None = options.argument(
-        "RUN|DIR", "Run files, or folders; without any a short run is measured.", None
+        "RUN|DIR", "Run files, or folders, or one choice file; without any a short run is measured.", None
+    )
+    format: list[str] | None = output.formats(
+        "table (default), md, html, json, csv; for programs, as of attnbench tune: choice=FILE.json, module=FILE.py. "
+        "Several may be given, all but one to a file."
     )
     suite: str = options.suite("quick", "The suite of the short run: a shipped one, or a YAML file of your own.")
     every: bool = options.files.flag(
@@ -51,7 +55,9 @@ def recommend(given: Options) -> None:
     Exit code 0: done; 1: nothing can be recommended; 2: bad input, or output that cannot be written; 129, 130, 143:
     hung up, interrupted, terminated.
     """
-    wanted = given.wanted()
+    wanted = given.wanted((*output.FORMATS, *output.CHOICES))
+    if given.results and len(given.results) == 1 and (shown := _of_choice_file(given.results[0], wanted)):
+        raise typer.Exit(output.write(shown, wanted))
     if given.results:
         given.refuse_measuring("suite", "tokens")
     settings = options.settings(given)
@@ -73,10 +79,26 @@ def recommend(given: Options) -> None:
     def made(every: bool) -> Document:
         return output.with_damage(document(cells, competes, models, settings.tp or 1, file, every), damage)
 
+    from attnbench.analysis.choose.document import Choices
+
+    writers = Choices(cells, competes).writers(command_line())
     tables = [(name, path) for name, path in wanted if name == "table"]
     others = [(name, path) for name, path in wanted if name != "table"]
-    codes = [output.write(made(True), others) if others else 0, output.write(made(given.every), tables)]
+    codes = [output.write(made(True), others, writers) if others else 0, output.write(made(given.every), tables)]
     raise typer.Exit((outcome and outcome.gravest) or max(codes))
+
+
+def _of_choice_file(path: Path, wanted: output.Wanted) -> Document | None:
+    """Return what a choice file says; None for another file. Raises UserError for formats that need run files."""
+    from attnbench.analysis.choose import choice_file
+
+    if not choice_file.is_choice_file(path):
+        return None
+    if others := [name for name, _ in wanted if name in output.CHOICES]:
+        raise UserError(f"--format {others[0]}: {path} is a choice file; give the run files that it was made from")
+    from attnbench.analysis.choose.document import of_file
+
+    return of_file(choice_file.read(path))
 
 
 def _with_latencies(runs: Sequence[Run]) -> Sequence[Run]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,11 +16,8 @@ from attnbench.core.errors import UserError
 if TYPE_CHECKING:
     from attnbench.core.case import Case
     from attnbench.core.record import Run
-    from attnbench.results.cells import Cell
     from attnbench.run.run_suite import Request
     from attnbench.run.suite import Settings
-
-FORMATS = (*output.FORMATS, "choice", "module")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +25,8 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
     """The options of `attnbench tune`."""
 
     format: list[str] | None = output.formats(
-        "table (default), md, html, json, csv; choice=FILE.json: the choice file, module=FILE.py: a module that calls the "
-        "backends. Several may be given, all but one to a file."
+        "table (default), md, html, json, csv; choice=FILE.json: the choice file; module=FILE.py: a module that calls "
+        "the backends. Several may be given, all but one to a file."
     )
     suite: str | None = options.shape(  # type: ignore[assignment]
         "FILE", "Shapes of your own in place of the grid: a suite (YAML), which the borders between choices refine."
@@ -47,9 +44,9 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
 def tune(given: Options) -> None:
     """Find which backend to use for which shapes: measure a grid, refine where the winner changes, write the choice.
 
-    Lengths are halved between neighbours of unlike choice, until each border is known to a factor of 1.2. A model has its
-    phases prefill, decode and train; other shapes are the product of the options. The choice can be loaded: as a file
-    (JSON), as a module without attnbench, as the names that engines take. docs/tune.md
+    Lengths are halved between neighbours of unlike choice, until each border is known to a factor of 1.2. A model has
+    its phases prefill, decode and train; other shapes are the product of the options. A program can load the choice: as
+    a file (JSON), as a module without attnbench, as the names that engines take. docs/tune.md
 
     attnbench tune --model llama-3.1-8b -f module=attention_choice.py
     attnbench tune --model wan-2.1-t2v-14b --phase prefill -f choice=choice.json
@@ -57,43 +54,22 @@ def tune(given: Options) -> None:
     attnbench tune --suite my_shapes.yaml --time-limit 5m
     attnbench tune --resume results/20261130-120000-tune-nvidia-h200.jsonl
 
-    Exit code 0: done; 1: nothing can be chosen; 2: bad input, or output that cannot be written; 5: a wrong result, unless
-    --allow-wrong is given; 129, 130, 143: hung up, interrupted, terminated.
+    Exit code 0: done; 1: nothing can be chosen; 2: bad input, or output that cannot be written; 5: a wrong result,
+    unless --allow-wrong is given; 129, 130, 143: hung up, interrupted, terminated.
     """
-    wanted = given.wanted(FORMATS)
+    wanted = given.wanted((*output.FORMATS, *output.CHOICES))
     settings = options.settings(given)
     outcome = measured(_request(given, settings))
     if given.dry_run:
         from attnbench.analysis.report import planned
 
         raise typer.Exit(output.write(planned.document(outcome.run), wanted))
+    from attnbench.analysis.choose.document import Choices
     from attnbench.results.cells import cells as cells_of
 
-    cells = cells_of([outcome.run], by_machine=True)
-    code = written(cells, wanted, vary=given.vary_in_training, file=outcome.path)
-    raise typer.Exit(outcome.exit_code or code)
-
-
-def written(cells: Sequence[Cell], wanted: output.Wanted, *, vary: bool, file: Path | None = None) -> int:
-    """Write the choices of some cells in the formats of this command; return the exit code."""
-    from attnbench.analysis.choose.document import document
-
-    return output.write(document(cells, vary=vary, file=file), wanted, writers(cells, vary=vary))
-
-
-def writers(cells: Sequence[Cell], *, vary: bool) -> dict[str, Callable[[], str]]:
-    """Return the makers of a choice file and of a module from some cells, by format."""
-    from attnbench.analysis.choose import choice_file, document, module
-
-    def made_choice() -> str:
-        run = document.newest_run(cells)
-        return choice_file.text(choice_file.choice_file(document.problems_of(cells), run, vary=vary))
-
-    def made_module() -> str:
-        run, command = document.newest_run(cells), module.command_of(command_line())
-        return module.module(document.problems_of(cells), run, command, vary=vary)
-
-    return {"choice": made_choice, "module": made_module}
+    choices = Choices(cells_of([outcome.run], by_machine=True), vary=given.vary_in_training)
+    shown, writers = choices.document(outcome.path), choices.writers(command_line())
+    raise typer.Exit(outcome.exit_code or output.write(shown, wanted, writers))
 
 
 def _request(given: Options, settings: Settings) -> Request:

@@ -1,7 +1,7 @@
-"""The choice file: JSON that a program reads, with the backend for each region of shapes and the measurements behind it.
+"""The choice file: JSON for programs, with the backend of each region of shapes and the measurements behind it.
 
-docs/choice-file.schema.json is its JSON Schema. `seqlen_q` of a region is 0 where there are as many queries as keys.
-Latencies are in seconds, with the ends of their 95 % intervals where these are known.
+docs/choice-file.schema.json is its JSON Schema. A `shape` has `seqlen_q` only where there are not as many queries as
+keys. Latencies are in seconds, with the ends of their 95 % intervals where these are known.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from attnbench.analysis.choose.regions import Region, regions
 from attnbench.analysis.recommend.findings import Candidate, Problem
@@ -55,7 +54,7 @@ class Chosen:
     """A region of shapes with its backend."""
 
     step: str  # "fwd", "bwd", "fwd_bwd", or "fwd + bwd" for both passes of one implementation, timed one by one
-    shape: Mapping[str, Any]  # the values of the other axes: dtype, nheads, nheads_k, headdim, causal, ...
+    shape: Mapping[str, str]  # the values of the other axes, as in a suite: dtype, nheads, headdim, causal, ...
     batch: tuple[int, int]  # first and last
     seqlen_k: tuple[int, int]  # first and last
     use: str  # the backend; "" where none was right, or none is known to be the fastest
@@ -140,13 +139,14 @@ def is_choice_file(path: Path) -> bool:
 
 def _chosen(region: Region) -> Chosen:
     case = region.kind.case
-    shape: dict[str, Any] = {
+    shape = {
         name: axis.text(axis.of(case))
         for name, axis in AXES.items()
-        if name not in ("seqlen", "batch", "direction", "lengths")
+        if name not in ("seqlen", "seqlen_q", "batch", "direction", "lengths")
         and (axis.of(case) not in (axis.usual, (None, None)) or name in ("dtype", "causal", "headdim"))
     }
-    shape["seqlen_q"] = case.shape.seqlen_q if region.kind.is_decode else 0
+    if region.kind.is_decode:
+        shape["seqlen_q"] = str(case.shape.seqlen_q)
     measured = tuple(_measured(region, problem) for problem in region.problems)
     return Chosen(
         step=region.kind.step,

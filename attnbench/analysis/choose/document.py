@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.cautions import stated
 from attnbench.analysis.choose.choice_file import ChoiceFile, Chosen, choice_file
-from attnbench.analysis.choose.module import callable_by, of_module
+from attnbench.analysis.choose.choice_file import text as choice_text
+from attnbench.analysis.choose.module import callable_by, module, of_module
 from attnbench.analysis.choose.regions import BORDER, Region, regions, single, unknown_borders
 from attnbench.analysis.recommend import problem_names
 from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, Recommended
@@ -34,52 +38,75 @@ COLUMNS = ("batch", "keys", "use", "alike", "latency", "gain", "at worst")
 ROWS = ("step", "shape", "batch_first", "batch_last", "seqlen_k_first", "seqlen_k_last", "use", "alternatives", "worst")
 
 
-def problems_of(cells: Sequence[Cell]) -> list[Problem]:
-    """Return the problems of the cells of one machine. Raises UserError for several machines."""
-    found = problem_names.told_apart(answered_once(problems(cells)))
-    devices = list(dict.fromkeys(problem.device for problem in found))
-    if len(devices) > 1:
-        raise UserError(f"a choice is of one machine, and these runs are of {some(devices)}; give the files of one")
-    return found
+@dataclass(frozen=True)
+class Choices:
+    """The choices for the cases of the cells of one machine, among the backends that are wanted.
 
+    `vary` is as for `regions`.
+    """
 
-def newest_run(cells: Sequence[Cell]) -> Run:
-    """Return the newest of the runs of some cells."""
-    return max(runs_of(cells), key=lambda run: run.started)
+    cells: Sequence[Cell]
+    wanted: Callable[[str], bool] = lambda _: True
+    vary: bool = False
 
+    @cached_property
+    def problems(self) -> list[Problem]:
+        """The problems to choose for. Raises UserError for several machines."""
+        found = problem_names.told_apart(answered_once(problems(self.cells, self.wanted)))
+        devices = list(dict.fromkeys(problem.device for problem in found))
+        if len(devices) > 1:
+            raise UserError(f"a choice is of one machine, and these runs are of {some(devices)}; give the files of one")
+        return found
 
-def document(cells: Sequence[Cell], *, vary: bool, file: Path | None = None) -> Document:
-    """Return the choices for the cases of the cells of one machine; `vary` is as for `regions`."""
-    found = problems_of(cells)
-    runs = runs_of(cells)
-    if not found:
+    @cached_property
+    def run(self) -> Run:
+        """The newest run of the cells."""
+        return max(runs_of(self.cells), key=lambda run: run.started)
+
+    @cached_property
+    def file(self) -> ChoiceFile:
+        """The content of the choice file."""
+        return choice_file(self.problems, self.run, vary=self.vary)
+
+    def writers(self, command: Sequence[str]) -> Mapping[str, Callable[[], str]]:
+        """Return the makers of a choice file and of a module, by format; `command` has the words of this command."""
+        line = shlex.join(["attnbench", *command])
+        return {
+            "choice": lambda: choice_text(self.file),
+            "module": lambda: module(self.problems, self.run, line, vary=self.vary),
+        }
+
+    def document(self, file: Path | None = None) -> Document:
+        """Return the choices, with what one backend for all shapes would cost; `file` is the run's."""
+        if not self.problems:
+            return Document(
+                command="tune",
+                title="No choice",
+                answer=(NOTHING_MEASURED,),
+                machines=tuple(machines(self.cells)),
+                reasons=tuple(reasons(self.cells)),
+                exit_code=EXIT_NOTHING_MEASURED,
+            )
+        found, runs = self.problems, runs_of(self.cells)
+        parts = regions(found, vary=self.vary)
+        files = [file] if file else []
+        asked = Recommended(found, self.cells, (), 1, found, found, files, runs=runs)
+        answer = (*disturbed.doubt(runs), *_answer(found, parts, self.run, self.vary))
+        chosen = any(region.use for region in parts)
         return Document(
             command="tune",
-            title="No choice",
-            answer=(NOTHING_MEASURED,),
-            reasons=tuple(reasons(cells)),
-            machines=tuple(machines(cells)),
-            exit_code=EXIT_NOTHING_MEASURED,
+            title=f"Which attention to call on {found[0].device}, by shape",
+            answer=answer,
+            machines=tuple(machines(self.cells)),
+            blocks=tuple(_tables(parts)),
+            reasons=tuple(reasons(self.cells)),
+            cautions=stated(CAUTIONS, asked),
+            facts=stated(FACTS, asked),
+            data={"answer": answer, **to_json(self.file)},
+            rows=_rows(self.file),
+            columns=ROWS,
+            exit_code=EXIT_DONE if chosen else EXIT_NOTHING_MEASURED,
         )
-    parts, run = regions(found, vary=vary), newest_run(cells)
-    asked = Recommended(found, cells, (), 1, found, found, [file] if file else [], runs=runs)
-    choices = choice_file(found, run, vary=vary)
-    answer = (*disturbed.doubt(runs), *_answer(found, parts, run, vary))
-    chosen = any(region.use for region in parts)
-    return Document(
-        command="tune",
-        title=f"Which attention to call on {found[0].device}, by shape",
-        answer=answer,
-        machines=tuple(machines(cells)),
-        blocks=tuple(_tables(parts)),
-        reasons=tuple(reasons(cells)),
-        cautions=stated(CAUTIONS, asked),
-        facts=stated(FACTS, asked),
-        data={"answer": answer, **to_json(choices)},
-        rows=_rows(choices),
-        columns=ROWS,
-        exit_code=EXIT_DONE if chosen else EXIT_NOTHING_MEASURED,
-    )
 
 
 def of_file(choices: ChoiceFile) -> Document:
@@ -128,7 +155,10 @@ def _answer(found: Sequence[Problem], parts: Sequence[Region], run: Run, vary: b
     ]
     if gains:
         mean = stats.exp(sum(math.log(gain) for gain in gains) / len(gains))
-        yield f"That is {times(mean)} as fast as {DEFAULT} in the geometric mean of {count(len(gains), 'measured case')}, and at most {times(max(gains))}."
+        yield (
+            f"That is {times(mean)} as fast as {DEFAULT} in the geometric mean of "
+            f"{count(len(gains), 'measured case')}, and at most {times(max(gains))}."
+        )
     yield from _of_one_name(found)
     yield from _of_module(found, run, vary)
     if unknown := unknown_borders(parts):
@@ -231,7 +261,7 @@ def _span(first: int, last: int) -> str:
 
 
 def _shape(region: Chosen) -> str:
-    return ", ".join(f"{name} {value}" for name, value in region.shape.items() if value not in ("false", 0))
+    return ", ".join(f"{name} {value}" for name, value in region.shape.items() if value != "false")
 
 
 def _rows(choices: ChoiceFile) -> MadeRows:

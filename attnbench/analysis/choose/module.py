@@ -1,7 +1,8 @@
-"""The module to vendor: plain Python that calls the backend of each region, without attnbench (attention_choice.py.txt).
+"""The module to vendor: plain Python, without attnbench, that calls the backend of each region.
 
-A backend can be called there if its code to paste (backends/paste.py) is one stateless call of dense tensors: a call
-that needs a plan, a graph, a block mask or a compiler for each shape is left out, and so is attnbench's own code.
+attention_choice.py.txt is its text without the calls and the table. A backend can be called there if its code to paste
+(backends/paste.py) is one stateless call of dense tensors: a call that needs a plan, a graph, a block mask or a
+compiler for each shape is left out, and so is attnbench's own code.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import builtins
 import functools
 import pprint
 import re
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -146,19 +146,17 @@ def _rows(own: Sequence[Region], run: Run, names: dict[Call, str]) -> list[str]:
         for region in of_batch:
             call = call_of(run, region.use, region.problems[0].case) if region.use else None
             name = names.setdefault(call, _name(region.use, names)) if call else "None"
-            lines.append(
-                f"            ({region.lengths[0]}, {region.lengths[1]}, {region.use or 'sdpa'!r}, {name}),{_comment(region)}"
-            )
+            (low, high), backend = region.lengths, region.use or "sdpa"
+            lines.append(f"            ({low}, {high}, {backend!r}, {name}),{_comment(region)}")
         rows.append("\n".join([*lines, "        )),"]))
     return rows
 
 
 def _comment(region: Region) -> str:
     """Return the evidence of a region as a comment."""
-    parts = []
-    for problem in (region.problems[0], region.problems[-1])[: len(region.problems)]:
-        if one := region.candidate(problem):
-            parts.append(f"{problem.case.shape.seqlen_k}: {one.latency * 1e6:.1f} us")
+    ends = (region.problems[0], region.problems[-1])[: len(region.problems)]
+    timed = [(problem.case.shape.seqlen_k, one) for problem in ends if (one := region.candidate(problem))]
+    parts = [f"{length}: {one.latency * 1e6:.1f} us" for length, one in timed]
     gains = [
         problem.default.latency / one.latency
         for problem in region.problems
@@ -201,8 +199,3 @@ def _table(rows: dict[tuple[Any, ...], list[str]]) -> str:
     for key, of_key in rows.items():
         lines += [f"    {key!r}: (", *of_key, "    ),"]
     return "\n".join([*lines, "}"])
-
-
-def command_of(words: Sequence[str]) -> str:
-    """Return a command line that makes the module again."""
-    return shlex.join(["attnbench", *words])
