@@ -12,6 +12,7 @@ import typer
 
 from attnbench.commands import options, output
 from attnbench.commands.shared import command_line, measured, read_runs, tell
+from attnbench.commands.tune import of_choice_file
 from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def recommend(given: Options) -> None:
     hung up, interrupted, terminated.
     """
     wanted = given.wanted((*output.FORMATS, *output.CHOICES))
-    if given.results and len(given.results) == 1 and (shown := _of_choice_file(given.results[0], wanted)):
+    if shown := of_choice_file(given.results, wanted):
         raise typer.Exit(output.write(shown, wanted))
     if given.results:
         given.refuse_measuring("suite", "tokens")
@@ -86,19 +87,6 @@ def recommend(given: Options) -> None:
     others = [(name, path) for name, path in wanted if name != "table"]
     codes = [output.write(made(True), others, writers) if others else 0, output.write(made(given.every), tables)]
     raise typer.Exit((outcome and outcome.gravest) or max(codes))
-
-
-def _of_choice_file(path: Path, wanted: output.Wanted) -> Document | None:
-    """Return what a choice file says; None for another file. Raises UserError for formats that need run files."""
-    from attnbench.analysis.choose import choice_file
-
-    if not choice_file.is_choice_file(path):
-        return None
-    if others := [name for name, _ in wanted if name in output.CHOICES]:
-        raise UserError(f"--format {others[0]}: {path} is a choice file; give the run files that it was made from")
-    from attnbench.analysis.choose.document import of_file
-
-    return of_file(choice_file.read(path))
 
 
 def _with_latencies(runs: Sequence[Run]) -> Sequence[Run]:

@@ -51,6 +51,7 @@ def test_borders_are_refined_and_the_choice_is_written(two: Tool) -> None:
     assert "Short in 1, fake in 1" in " ".join(done.out.split())
     shown = two("recommend", "c.json").out
     assert "Short in 1" in " ".join(shown.split())
+    assert two("tune", "t.jsonl").out == done.out
     assert "give the run files" in two("recommend", "c.json", "-f", "module=x.py", code=2).err
     two(*TUNE, "--out", "again.jsonl", "-f", "module=m.py")  # a module of an earlier tune is replaced
     assert "Python code, which would be overwritten" in two(*TUNE, "-f", "module=other.py", code=2).err
