@@ -8,7 +8,8 @@ milliseconds.
 
 Its own rows are calls of an engine, which first write the keys and values of their queries to a cache of pages. Where
 several cells have the same row, the ones most like that are taken: with pages and appending, else with pages, else
-contiguous. Among them the fastest right backend has the row, and its name is the `kernel_source`.
+contiguous. Among them the fastest right backend has the row. Its name is a column of ours, `backend`, which
+aiconfigurator does not read: it interpolates within one `kernel_source`, so all rows have the same.
 
 Cells that no row can stand for are left out: ragged batches, backward passes, soft caps, sinks, masks by name, scales,
 dtypes other than bf16 and fp8. So are approximations, and cells whose latency cannot be believed: other processes
@@ -30,7 +31,7 @@ from attnbench.results.cells import Cell
 TABLES = {"aiconfigurator-context": "context_attention", "aiconfigurator-generation": "generation_attention"}
 _OF_CASE = ("batch_size", "isl", "num_heads", "num_key_value_heads", "head_dim", "beam_width")
 _LAST = ("attn_dtype", "kv_cache_dtype", "step", "window_size")
-COLUMNS = ("framework", "version", "device", "op_name", "kernel_source", *_OF_CASE, *_LAST, "latency")
+COLUMNS = ("framework", "version", "device", "op_name", "kernel_source", *_OF_CASE, *_LAST, "latency", "backend")
 _DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
 
 
@@ -69,9 +70,10 @@ def table_rows(op_name: str, cells: Sequence[Cell]) -> list[Mapping[str, Any]]:
             "version": __version__,
             "device": device,
             "op_name": op_name,
-            "kernel_source": cell.backend,
+            "kernel_source": "attnbench",
             **of_case,
             "latency": 1e3 * latency,
+            "backend": cell.backend,
         }
         key = (device, *of_case.values())
         rank = (not cell.case.append, not cell.case.is_paged, latency)
