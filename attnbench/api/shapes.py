@@ -62,14 +62,27 @@ def record_shapes(path: str | Path) -> Iterator[None]:
 def _watching(seen: _Seen) -> contextlib.AbstractContextManager[Any]:
     """Return a context that counts the calls of scaled_dot_product_attention that worked and were not compiled."""
     import torch
+    from torch.nn import functional
     from torch.overrides import TorchFunctionMode
+
+    attention = functional.scaled_dot_product_attention
+
+    def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = attention(*args, **kwargs)
+        seen.count(*args, **kwargs)
+        return out
 
     class Watching(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
-            if func is torch.nn.functional.scaled_dot_product_attention and not torch.compiler.is_compiling():
-                seen.count(*args, **(kwargs or {}))
-            return out
+            if func is attention and not torch.compiler.is_compiling():
+                return counted(*args, **(kwargs or {}))
+            if func is not functional.multi_head_attention_forward or torch.compiler.is_compiling():
+                return func(*args, **(kwargs or {}))
+            functional.scaled_dot_product_attention = counted  # while a function runs, its mode does not see its calls
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                functional.scaled_dot_product_attention = attention
 
     return Watching()
 

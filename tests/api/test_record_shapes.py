@@ -64,6 +64,18 @@ def test_compiled_code_works_and_is_not_recorded(tmp_path: Path) -> None:
     assert "1 case of 1 call" in (tmp_path / "shapes.yaml").read_text()
 
 
+def test_the_attention_of_torchs_own_layers_is_recorded(tmp_path: Path) -> None:
+    layer = torch.nn.TransformerEncoderLayer(64, 4, batch_first=True)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    with attnbench.record_shapes(tmp_path / "shapes.yaml"):
+        layer(torch.randn(2, 32, 64))
+        compiled(torch.randn(2, 48, 64))
+    assert torch.nn.functional.scaled_dot_product_attention is sdpa
+    shape = Shape(2, 32, 32, 4, 4, 16, 16)
+    found = resolve(load_suite(str(tmp_path / "shapes.yaml")), "cuda").cases
+    assert {*found} == {Case(shape, "fp32", "fwd", dropout_p=0.1), Case(shape, "fp32", "bwd", dropout_p=0.1)}
+
+
 def test_an_exception_keeps_what_was_recorded(tmp_path: Path) -> None:
     q = tensor(1, 2, 16, 64)
 
