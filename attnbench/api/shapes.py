@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attnbench.api.arguments import DTYPES, path_of
 from attnbench.core.errors import UserError
@@ -47,19 +47,33 @@ def record_shapes(path: str | Path) -> Iterator[None]:
     if file.suffix not in (".yaml", ".yml"):
         raise UserError(f"{file}: a suite is a YAML file; give a name that ends in .yaml")
     write_file(file, "cases: []  # nothing is recorded yet\n")  # raises now what would cost the record at the end
-    seen = _Seen()
+    calls: Counter[_Call] = Counter()
     try:
-        with _watching(seen):
+        with _watching(calls):
             yield
     finally:
-        if seen.cases or seen.left:
-            write_file(file, seen.suite())
-    if not seen.cases:
-        left = "".join(f"; {line}" for line in seen.left_out())
-        raise UserError(f"{file}: no call of scaled_dot_product_attention was recorded{left}")
+        cases, left = _sorted(calls)
+        if calls:
+            write_file(file, _suite(cases, left))
+    if not cases:
+        raise UserError("; ".join([f"{file}: no call of scaled_dot_product_attention was recorded", *_left_out(left)]))
 
 
-def _watching(seen: _Seen) -> contextlib.AbstractContextManager[Any]:
+class _Call(NamedTuple):
+    """What is kept of a call: the sizes of query, key and value, and the other arguments."""
+
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+    value: tuple[int, ...]
+    dtype: torch.dtype  # the one of the computation: of autocast, where that is on
+    has_mask: bool
+    dropout: float
+    causal: bool
+    scale: float | None
+    has_gradient: bool
+
+
+def _watching(calls: Counter[_Call]) -> contextlib.AbstractContextManager[Any]:
     """Return a context that counts the calls of scaled_dot_product_attention that worked and were not compiled."""
     import torch
     from torch.nn import functional
@@ -67,9 +81,26 @@ def _watching(seen: _Seen) -> contextlib.AbstractContextManager[Any]:
 
     attention = functional.scaled_dot_product_attention
 
+    def count_call(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **_: bool,
+    ) -> None:
+        needs = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        dtype = query.dtype
+        if torch.is_autocast_enabled(query.device.type) and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(query.device.type)
+        sizes = ((), (), ()) if query.is_nested else (query.shape, key.shape, value.shape)
+        calls[_Call(*sizes, dtype, attn_mask is not None, dropout_p, is_causal, scale, needs)] += 1
+
     def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = attention(*args, **kwargs)
-        seen.count(*args, **kwargs)
+        count_call(*args, **kwargs)
         return out
 
     class Watching(TorchFunctionMode):
@@ -87,73 +118,68 @@ def _watching(seen: _Seen) -> contextlib.AbstractContextManager[Any]:
     return Watching()
 
 
-class _Seen:
-    """The cases of the calls of scaled_dot_product_attention."""
-
-    def __init__(self) -> None:
-        self.cases: Counter[str] = Counter()  # block of a suite, as YAML -> calls
-        self.left: Counter[str] = Counter()  # why calls are left out -> calls
-
-    def count(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attn_mask: torch.Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> None:
-        """Count a call, of which the arguments are the ones of scaled_dot_product_attention."""
-        import torch
-
-        device, dtype = query.device.type, query.dtype
-        if torch.is_autocast_enabled(device) and dtype != torch.float64:
-            dtype = torch.get_autocast_dtype(device)
-        if query.is_nested:
-            self.left["nested tensors"] += 1
-        elif attn_mask is not None:
-            self.left["a tensor as mask"] += 1
-        elif str(dtype) not in DTYPES:
-            self.left[str(dtype)] += 1
-        elif is_causal and query.shape[-2] != key.shape[-2]:
-            self.left["is_causal and unlike lengths"] += 1
-        elif query.shape[:-3] != key.shape[:-3] or key.shape[:-1] != value.shape[:-1] or 0 in query.shape + key.shape:
-            self.left["broadcast or empty tensors"] += 1
+def _sorted(calls: Counter[_Call]) -> tuple[Counter[str], Counter[str]]:
+    """Return the calls by their case, as YAML, and the calls without a case by the reason."""
+    cases: Counter[str] = Counter()
+    left: Counter[str] = Counter()
+    for call, number in calls.items():
+        if reason := _why_not(call):
+            left[reason] += number
         else:
-            *batch, nheads, seqlen_q, headdim = (1, 1, *query.shape)
-            sizes: dict[str, Any] = {"batch": math.prod(batch), "nheads": nheads}
-            if query.dim() > 2 and key.shape[-3] != nheads:
-                sizes["nheads_k"] = key.shape[-3]
-            sizes["seqlen"] = key.shape[-2]
-            if seqlen_q != key.shape[-2]:
-                sizes["seqlen_q"] = seqlen_q
-            values = value.shape[-1]
-            sizes["headdim"] = headdim if headdim == values else f"{headdim}-{values}"
-            sizes |= {"dtype": DTYPES[str(dtype)], "causal": str(bool(is_causal)).lower()}
-            if dropout_p:
-                sizes["dropout"] = dropout_p
-            if scale and not math.isclose(scale, headdim**-0.5):
-                sizes["softmax_scale"] = scale
-            if torch.is_grad_enabled() and any(of.requires_grad for of in (query, key, value)):
-                sizes["pass"] = "[fwd, bwd]"
-            self.cases["{" + ", ".join(f"{name}: {size}" for name, size in sizes.items()) + "}"] += 1
+            cases[_block(call)] += number
+    return cases, left
 
-    def suite(self) -> str:
-        """Return the content of a suite file."""
-        lines = [
-            f"# {count(len(self.cases), 'case')} of {count(self.cases.total(), 'call')} of "
-            "scaled_dot_product_attention, recorded by attnbench.record_shapes",
-            *(f"# {line}" for line in self.left_out()),
-            "cases:",
-            *(f"- {case}  # {count(calls, 'call')}" for case, calls in self.cases.most_common(MOST)),
-        ]
-        return "\n".join(lines) + "\n"
 
-    def left_out(self) -> Iterator[str]:
-        """Yield a line for each reason why calls have no case in the suite."""
-        for reason, calls in self.left.items():
-            yield f"left out: {count(calls, 'call')} with {reason}"
-        if len(self.cases) > MOST:
-            yield f"left out: {count(len(self.cases) - MOST, 'case')} with the fewest calls"
+def _why_not(call: _Call) -> str:
+    """Return why no case stands for a call; "" where one does."""
+    query, key, value = call.query, call.key, call.value
+    if not query:
+        return "nested tensors"
+    if call.has_mask:
+        return "a tensor as mask"
+    if str(call.dtype) not in DTYPES:
+        return str(call.dtype)
+    if call.causal and query[-2] != key[-2]:
+        return "is_causal and unlike lengths"
+    if query[:-3] != key[:-3] or key[:-1] != value[:-1] or 0 in (*query, *key, *value):
+        return "broadcast or empty tensors"
+    return ""
+
+
+def _block(call: _Call) -> str:
+    """Return the case of a call as a block of a suite, in YAML."""
+    *batch, nheads, seqlen_q, headdim = (1, 1, *call.query)
+    seqlen_k, headdim_v = call.value[-2:]
+    sizes: dict[str, Any] = {"batch": math.prod(batch), "nheads": nheads}
+    if len(call.key) > 2 and call.key[-3] != nheads:
+        sizes["nheads_k"] = call.key[-3]
+    sizes["seqlen"] = seqlen_k
+    if seqlen_q != seqlen_k:
+        sizes["seqlen_q"] = seqlen_q
+    sizes["headdim"] = headdim if headdim == headdim_v else f"{headdim}-{headdim_v}"
+    sizes |= {"dtype": DTYPES[str(call.dtype)], "causal": str(bool(call.causal)).lower()}
+    if call.dropout:
+        sizes["dropout"] = call.dropout
+    if call.scale and not math.isclose(call.scale, headdim**-0.5):
+        sizes["softmax_scale"] = call.scale
+    if call.has_gradient:
+        sizes["pass"] = "[fwd, bwd]"
+    return "{" + ", ".join(f"{name}: {size}" for name, size in sizes.items()) + "}"
+
+
+def _suite(cases: Counter[str], left: Counter[str]) -> str:
+    """Return the content of a suite file."""
+    calls = f"{count(cases.total(), 'call')} of scaled_dot_product_attention"
+    fewest = len(cases) - MOST
+    lines = [
+        f"# {count(len(cases), 'case')} of {calls}, recorded by attnbench.record_shapes",
+        *(f"# {line}" for line in _left_out(left)),
+        *([f"# left out: {count(fewest, 'case')} with the fewest calls"] if fewest > 0 else ()),
+        "cases:",
+        *(f"- {case}  # {count(number, 'call')}" for case, number in cases.most_common(MOST)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _left_out(left: Counter[str]) -> list[str]:
+    return [f"left out: {count(number, 'call')} with {reason}" for reason, number in left.items()]

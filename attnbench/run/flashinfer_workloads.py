@@ -1,6 +1,6 @@
 """Workloads of flashinfer-trace as a suite: the batches of a server, which flashinfer-bench has recorded.
 
-A file has a workload per line (flashinfer-ai/flashinfer-bench, docs/flashinfer-trace/workload.mdx). The name of its
+A file has a workload per line (flashinfer-ai/flashinfer-bench on GitHub, "flashinfer-trace"). The name of its
 definition has the sizes: `gqa_paged_decode_h32_kv8_d128_ps16`. Where each sequence begins is in int32 or int64 tensors
 of safetensors files (8 bytes with the length of the header, the header as JSON, the tensors), whose paths are relative
 to the root of the data set, a folder above the file.
