@@ -95,8 +95,8 @@ def _watching(calls: Counter[_Call]) -> contextlib.AbstractContextManager[Any]:
         dtype = query.dtype
         if torch.is_autocast_enabled(query.device.type) and dtype != torch.float64:
             dtype = torch.get_autocast_dtype(query.device.type)
-        sizes = ((), (), ()) if query.is_nested else (query.shape, key.shape, value.shape)
-        calls[_Call(*sizes, dtype, attn_mask is not None, dropout_p, is_causal, scale, needs)] += 1
+        q, k, v = (() if query.is_nested else tuple(of.shape) for of in (query, key, value))
+        calls[_Call(q, k, v, dtype, attn_mask is not None, dropout_p, is_causal, scale, needs)] += 1
 
     def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
         out: torch.Tensor = attention(*args, **kwargs)

@@ -23,6 +23,7 @@ def test_the_suite_has_the_cases_of_the_program(tmp_path: Path) -> None:
     file = tmp_path / "shapes.yaml"
     q, k = tensor(2, 8, 32, 64), tensor(2, 2, 32, 64)
     learnt = tensor(1, 4, 16, 64, dtype=torch.float16, requires_grad=True)
+    cast, double = tensor(5, 16, 64, dtype=torch.float32), tensor(2, 8, 4, 64, dtype=torch.float64)
     with attnbench.record_shapes(file):
         for _ in range(3):
             sdpa(q, k, k, is_causal=True, enable_gqa=True)
@@ -31,10 +32,10 @@ def test_the_suite_has_the_cases_of_the_program(tmp_path: Path) -> None:
         with torch.no_grad():
             sdpa(learnt, learnt, learnt)
         with torch.autocast("cpu", torch.bfloat16):
-            sdpa(*[tensor(5, 16, 64, dtype=torch.float32)] * 3)
+            sdpa(cast, cast, cast)
         sdpa(q, q, q, attn_mask=torch.ones(32, 32, dtype=torch.bool))
         sdpa(tensor(2, 8, 1, 64), q, q, is_causal=True)
-        sdpa(*[tensor(2, 8, 4, 64, dtype=torch.float64)] * 3)
+        sdpa(double, double, double)
         with pytest.raises(RuntimeError):
             sdpa(q, tensor(2, 8, 32, 16), q)
     sdpa(q, q, q)  # after the block

@@ -57,7 +57,8 @@ def test_a_context_row_has_the_latency_in_ms_of_the_fastest_right_backend() -> N
             ]
         ),
     )
-    common = {"framework": "attnbench", "kernel_source": "attnbench", "version": __version__, "device": "NVIDIA H200"}
+    common: dict[str, Any] = {"framework": "attnbench", "kernel_source": "attnbench", "version": __version__}
+    common |= {"device": "NVIDIA H200"}
     common |= {"op_name": "context_attention", "batch_size": 8, "isl": 2048, "num_heads": 16, "head_dim": 128}
     common |= {"beam_width": 1, "attn_dtype": "bfloat16", "kv_cache_dtype": "bfloat16", "step": 0}
     assert found == [
