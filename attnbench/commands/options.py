@@ -241,7 +241,11 @@ def dry_run(help: str = "Show the plan and how long it would take. Measures and 
 class WhatToMeasure:
     """The options that choose what to measure."""
 
-    suite: str = suite("default", "A shipped suite (`attnbench suites` lists them), or a YAML file of your own.")
+    suite: str = suite(
+        "default",
+        "A shipped suite (`attnbench suites` lists them), a YAML file of your own, or workloads of flashinfer-trace "
+        "(JSONL).",
+    )
     backend: list[str] | None = backend(
         "Names, patterns such as sdpa-*, and !name to leave one out. Your own code: ./file.py:function or "
         "pkg.mod:object, also './file.py:f\\[block=64,128]'. Default: every backend that works here."
