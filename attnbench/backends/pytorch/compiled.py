@@ -112,6 +112,8 @@ class Compiled(BackendBase):
 class Flex(Compiled):
     name = "flex"
     paste = FLEX_PASTE
+    # Others call flex_attention with blocks of other sizes (vLLM), for one sequence (SGLang), or uncompiled (diffusers).
+    engine_names: ClassVar = {"transformers": "flex_attention"}
     efficiency = 0.5
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp32"),
