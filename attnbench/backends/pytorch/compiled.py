@@ -112,7 +112,7 @@ class Compiled(BackendBase):
 class Flex(Compiled):
     name = "flex"
     paste = FLEX_PASTE
-    # Others call flex_attention with blocks of other sizes (vLLM), for one sequence (SGLang), or uncompiled (diffusers).
+    # vLLM calls it with blocks of other sizes, SGLang for each sequence, diffusers uncompiled.
     engine_names: ClassVar = {"transformers": "flex_attention"}
     efficiency = 0.5
     limits: ClassVar = Limits(
