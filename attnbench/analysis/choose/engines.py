@@ -355,11 +355,11 @@ def _transformers(problems: Sequence[Problem]) -> Iterator[Setting]:
 def _vllm(problems: Sequence[Problem]) -> Iterator[Setting]:
     """Yield a backend for each kind of layer, all with one version of FlashAttention, for prefill and decode."""
     kinds = grouped(_paged_first("vllm", problems), _kind)
-    names = {name for problem in problems for name in _names("vllm", problem).values()}
-    versions = {_options(name).get(VERSION) for name in names} - {None}
+    needs = [_options(name) for problem in problems for name in _names("vllm", problem).values()]
+    versions: list[int | None] = sorted({need[VERSION] for need in needs if VERSION in need}) or [None]
     tried = [
         {kind: one for kind, own in kinds.items() if (one := _choose("vllm", own, "vllm-", partial(_has, version)))}
-        for version in sorted(versions) or [None]
+        for version in versions
     ]
     best = min(tried, key=lambda chosen: (-len(chosen), sum(choice.weight for choice in chosen.values())))
     if not best:
