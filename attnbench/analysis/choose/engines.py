@@ -316,9 +316,8 @@ def _sdpa(problems: Sequence[Problem]) -> Iterator[Setting]:
         if implementation := "".join(implementations):
             text = f"from torch.nn.attention import activate_flash_attention_impl\n{text}"
             text += f'activate_flash_attention_impl("{implementation}")  # once in a process\n'
-        text += (
-            f"with sdpa_kernel([{', '.join(f'SDPBackend.{name}' for name in members)}], set_priority=True):\n    ..."
-        )
+        in_order = ", ".join(f"SDPBackend.{name}" for name in members)
+        text += f"with sdpa_kernel([{in_order}], set_priority=True):\n    ..."
         loss, where = max(losses, key=lambda pair: pair[0])
         notes = [] if "MATH" in members else ["a call that none of an order takes is an error; MATH takes all"]
         yield Setting("", text, order, ((phase, ""),), loss, where, _of_default(own), tuple(notes))
@@ -329,15 +328,20 @@ def _orders(problems: Sequence[Problem], named: dict[str, str]) -> Iterator[_Ord
 
     A process has one implementation of the flash backend.
     """
-    flash = [backend for backend, name in named.items() if name.startswith("FLASH_ATTENTION")]
     usable = [{one.backend: one for one in problem.candidates} for problem in problems]
+
+    def mean(order: Sequence[str]) -> tuple[float, _Losses]:
+        first = (next((of[backend] for backend in order if backend in of), None) for of in usable)
+        losses = [(_loss(problem, one), problem) for problem, one in zip(problems, first, strict=True) if one]
+        return sum(math.log(loss) for loss, _ in losses) / max(1, len(losses)), losses
+
+    ranked = sorted(named, key=lambda backend: mean([backend])[0])  # where orders tie, the first is taken
+    flash = [backend for backend in ranked if named[backend].startswith("FLASH_ATTENTION")]
     for kept in flash or [""]:
-        for order in itertools.permutations(sorted({*named} - {*flash} | {kept} & {*flash})):
-            first = (next((of[backend] for backend in order if backend in of), None) for of in usable)
-            losses = [(_loss(problem, one), problem) for problem, one in zip(problems, first, strict=True) if one]
+        for order in itertools.permutations(b for b in ranked if b == kept or b not in flash):
+            loss, losses = mean(order)
             if losses:
-                mean = sum(math.log(loss) for loss, _ in losses) / len(losses)
-                yield len(problems) - len(losses), mean, order, losses
+                yield len(problems) - len(losses), loss, order, losses
 
 
 # The other engines
