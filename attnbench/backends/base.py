@@ -48,6 +48,11 @@ class BackendBase:
     distributions: ClassVar[tuple[str, ...]] = ()  # the names of one library, the usual one first
     uses: ClassVar[tuple[str, ...]] = ()  # other libraries that it may run
     paste: ClassVar[Paste | None] = None  # the code that calls it, as a person would write it
+    # Engine -> the name under which the engine runs these kernels. Keys: "sdpa" (a member of SDPBackend, and the name
+    # of an implementation that must be activated), "transformers" (attn_implementation), "vllm" and "vllm mla" (a
+    # member of AttentionBackendEnum, and other keys of AttentionConfig: "NAME key=value"), "sglang" and "sglang mla"
+    # (--attention-backend), "diffusers" (a value of AttentionBackendName). "mla" is for latent attention.
+    engine_names: ClassVar[Mapping[str, str]] = {}
     probe_imports = False  # whether `probe` imports the library and finds more than `installed`
     # Name of the library that may refuse, in `prepare` or the first launch, a case that `unsupported` accepts; "" if
     # none does.
@@ -62,6 +67,7 @@ class BackendBase:
             cls.other_kernels, cls.choices = of.other_kernels, of.choices
             cls.uses = (*of.distributions, *of.uses)
         cls.paste = vars(cls).get("paste")
+        cls.engine_names = vars(cls).get("engine_names", {})
 
     def probe(self) -> Probe:
         try:
@@ -94,6 +100,10 @@ class BackendBase:
         names = list(kernels)
         ran = (choice for choice, pattern in self.choices.items() if any(re.search(pattern, name) for name in names))
         return next(ran, "")
+
+    def engine_name(self, engine: str, case: Case) -> str:
+        """Return the name of its kernels in an engine, a key of `engine_names`; "" where it runs others for a case."""
+        return self.engine_names.get(engine, "")
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         raise NotImplementedError

@@ -51,6 +51,7 @@ class FlashMla(Library):
         causal="causal=True",
         scale="softmax_scale={scale}",
     )
+    engine_names: ClassVar = {"vllm mla": "FLASHMLA", "sglang mla": "flashmla"}
     efficiency = 0.6
     limits: ClassVar = Limits(
         capability=(9, 0),

@@ -47,6 +47,7 @@ class VllmTriton(Library):
         headdim=(32, 256), backward=False, window=True, softcap=True, sink=True, ragged=True, page_sizes=(16,)
     )
     compiles = 3.0
+    engine_names: ClassVar = {"vllm": "TRITON_ATTN"}
     forward_kernels = "kernel_unified_attention"
     paste = Paste(
         ("from vllm.v1.attention.ops.triton_unified_attention import unified_attention",),

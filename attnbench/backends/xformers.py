@@ -60,6 +60,7 @@ def xformers_paste(operator: str = "", backward: bool = True) -> Paste:
 class XFormers(Library):
     name = "xformers"
     paste = xformers_paste()
+    engine_names: ClassVar = {"diffusers": "xformers"}
     efficiency = 0.45
     runtime_checker = "xFormers"
     operator_install = "python -m xformers.info says what is there"

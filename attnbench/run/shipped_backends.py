@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attnbench.backends import BACKENDS, load, present_spec
@@ -29,6 +29,21 @@ def libraries(backend: str) -> tuple[str, ...]:
     """Return the names in pip of the libraries, beside torch, that a backend uses; () for one that does not ship."""
     ours = _loaded(backend) if backend in BACKENDS else None
     return (*ours.distributions, *ours.uses) if ours else ()
+
+
+def engine_name(run: Run, backend: str, engine: str, case: Case) -> str:
+    """Return the name of a backend's kernels in an engine, for a case; "" where the engine does not run them.
+
+    Engines are the keys of `BackendBase.engine_names`.
+    """
+    ours = _shipped(run, backend)
+    name: str = ours.engine_name(engine, case) if ours else ""
+    return name
+
+
+def named_in(engine: str) -> dict[str, str]:
+    """Return backend -> its name in an engine, for the backends that ship."""
+    return {backend: name for backend in BACKENDS if (name := _names(backend).get(engine))}
 
 
 def may_use(backend: str, spec: str | None, library: str, *, gpu: bool = True) -> bool:
@@ -67,6 +82,10 @@ def _users(library: str) -> frozenset[str]:
     """Return the backends that name a library."""
     own = {name: _loaded(name) for name in BACKENDS}
     return frozenset(name for name, of in own.items() if library in (*of.distributions, *of.uses))
+
+
+def _names(backend: str) -> Mapping[str, str]:
+    return getattr(_loaded(backend), "engine_names", {})
 
 
 def _shipped(run: Run, backend: str) -> Any:

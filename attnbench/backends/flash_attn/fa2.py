@@ -49,6 +49,11 @@ class FlashAttention2(Library):
         dropout="dropout_p={dropout}",
         alibi="alibi_slopes=alibi_slopes",
     )
+    engine_names: ClassVar = {
+        "transformers": "flash_attention_2",
+        "vllm": "FLASH_ATTN flash_attn_version=2",
+        "diffusers": "flash",
+    }
     efficiency = 0.45
     module = "flash_attn.flash_attn_interface"
     distributions: ClassVar = ("flash-attn",)

@@ -74,6 +74,14 @@ class FlashAttention3(Library):
         },
         **FLASH,
     )
+    engine_names: ClassVar = {
+        "transformers": "flash_attention_3",
+        "vllm": "FLASH_ATTN flash_attn_version=3",
+        "vllm mla": "FLASH_ATTN_MLA",
+        "sglang": "fa3",
+        "sglang mla": "fa3",
+        "diffusers": "_flash_3",
+    }
     efficiency = 0.75
     module = "flash_attn_interface"
     distributions: ClassVar[tuple[str, ...]] = ("flash-attn-3", "tokenspeed-fa3", "flashattn-hopper")

@@ -110,6 +110,7 @@ class Vllm(OfEngine):
         },
         **FLASH,
     )
+    engine_names: ClassVar = {"vllm": "FLASH_ATTN flash_attn_version=3", "vllm mla": "FLASH_ATTN_MLA"}
     module, folder, extension, operators = "vllm", "vllm_flash_attn", "_vllm_fa3_C.", "_vllm_fa3_C"
     distributions: ClassVar = ("vllm",)
     install = "pip install --no-deps vllm  # its kernels are loaded without the engine"
@@ -130,6 +131,7 @@ class Sglang(OfEngine):
         },
         **FLASH,
     )
+    engine_names: ClassVar = {"sglang": "fa3", "sglang mla": "fa3"}
     module, extension, operators = "sgl_kernel", "flash_ops.", "sgl_kernel"
     distributions: ClassVar = ("sglang-kernel", "sgl-kernel")
     install = "pip install --no-deps sglang-kernel  # bound to one torch: 0.4.10 to 2.14.1"

@@ -53,6 +53,12 @@ class FlashAttention4(Library):
         open_side="None",
         sink="learnable_sink=sink",
     )
+    engine_names: ClassVar = {
+        "transformers": "flash_attention_4",
+        "vllm": "FLASH_ATTN flash_attn_version=4",
+        "sglang": "fa4",
+        "diffusers": "flash_4_hub",  # the only FlashAttention-4 of diffusers, another build of these kernels
+    }
     efficiency = 0.75
     compiles = 2.5
     module = "flash_attn.cute"

@@ -138,6 +138,8 @@ out = trtllm_fmha_v2_prefill(  # on Hopper
 class FlashInfer(Library):
     name = "flashinfer"
     paste = flashinfer_paste("auto")
+    # Without this option vLLM decodes with XQA on Hopper, and with trtllm-gen on Blackwell.
+    engine_names: ClassVar = {"vllm": "FLASHINFER use_trtllm_attention=false", "sglang mla": "flashinfer"}
     efficiency = 0.6
     starts_compiler = True  # nvcc takes 60 to 180 s for fa3's kernels
     backend = "auto"
@@ -178,6 +180,13 @@ class FlashInfer(Library):
         if case.alibi and case.sink:
             return "its kernels with an attention sink have no ALiBi"
         return None if case.window_size[1] is None or case.causal else "its window has no right side"
+
+    def engine_name(self, engine: str, case: Case) -> str:
+        if engine == "sglang" and case.shape.seqlen_q == 1:  # should_use_tensor_core in flashinfer_backend.py
+            tensor_cores = case.cache_dtype == "fp8" or case.shape.nheads >= 4 * case.shape.nheads_k
+            if tensor_cores != self.tensor_cores:
+                return ""
+        return super().engine_name(engine, case)
 
     def signature(self, case: Case, device: Device) -> Signature:
         found = super().signature(case, device)
@@ -253,6 +262,7 @@ class FlashInfer(Library):
 class Fa2(FlashInfer):
     name = "flashinfer-fa2"
     paste = flashinfer_paste("fa2")
+    engine_names: ClassVar = {"sglang": "flashinfer"}  # SGLang asks for fa2 on all GPUs, except for MLA
     efficiency = 0.45
     backend = "fa2"
     forward_kernels = "(Single|Batch)PrefillWith\\w*KVCacheKernel"
@@ -271,6 +281,7 @@ class Decode(FlashInfer):
         scale="sm_scale={scale}",
         alibi='pos_encoding_mode="ALIBI"',
     )
+    engine_names: ClassVar = {"sglang": "flashinfer"}
     efficiency = 0.45
     limits: ClassVar = replace(FlashInfer.limits, headdim_pairs=PAGED_HEADDIMS, sink=False, masks=False, latent=False)
     forward_kernels = "BatchDecodeWithPagedKVCacheKernel"

@@ -112,6 +112,8 @@ class Compiled(BackendBase):
 class Flex(Compiled):
     name = "flex"
     paste = FLEX_PASTE
+    # vLLM calls it with blocks of other sizes, SGLang for each sequence, diffusers uncompiled.
+    engine_names: ClassVar = {"transformers": "flex_attention"}
     efficiency = 0.5
     limits: ClassVar = Limits(
         dtypes=("bf16", "fp16", "fp32"),

@@ -170,6 +170,7 @@ class Math(Sdpa):
     name = "sdpa-math"
     switch = "math"
     paste = sdpa_paste("MATH")
+    engine_names: ClassVar = {"sdpa": "MATH", "diffusers": "_native_math"}
     efficiency = 0.2
     limits: ClassVar = replace(TORCH_LIMITS, dropout=True, masks=True, empty_rows=False, ragged=True)
     forward_kernels = backward_kernels = PRODUCTS
@@ -187,6 +188,7 @@ class Efficient(Sdpa):
     name = "sdpa-efficient"
     switch = "mem_efficient"
     paste = sdpa_paste("EFFICIENT_ATTENTION")
+    engine_names: ClassVar = {"sdpa": "EFFICIENT_ATTENTION", "diffusers": "_native_efficient"}
     efficiency = 0.18
     runtime_checker = "torch"
     limits: ClassVar = Limits(
@@ -211,6 +213,7 @@ class Flash(Sdpa):
     name = "sdpa-flash"
     switch = "flash"
     paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT)
+    engine_names: ClassVar = {"sdpa": "FLASH_ATTENTION", "diffusers": "_native_flash"}
     runtime_checker = "torch"
     limits: ClassVar = Limits(  # causal_lower_right gives NaN for query rows that see no key
         capability_below=(12, 2), headdim=(1, 256), headdim_multiple=1, dropout=True, empty_rows=False, ragged=True
@@ -225,6 +228,7 @@ class Cudnn(Sdpa):
     name = "sdpa-cudnn"
     switch = "cudnn"
     paste = sdpa_paste("CUDNN_ATTENTION")
+    engine_names: ClassVar = {"sdpa": "CUDNN_ATTENTION", "diffusers": "_native_cudnn"}
     efficiency = 0.6
     compiles = 1.1
     runtime_checker = "torch"
@@ -250,6 +254,7 @@ class Choice(Sdpa):
     name = "sdpa"
     compiles = 0.8
     paste = sdpa_paste()
+    engine_names: ClassVar = {"transformers": "sdpa", "diffusers": "native"}
     runtime_checker = "torch"
     limits: ClassVar = Math.limits
     forward_kernels = "|".join(forced.forward_kernels for forced in FORCED.values())

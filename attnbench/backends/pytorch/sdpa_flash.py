@@ -90,6 +90,7 @@ class SdpaFlash(Flash):
 class SdpaFlashAttention3(SdpaFlash):
     name = "sdpa-fa3"
     paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT, ACTIVATE.format("FA3"), ACTIVATE_FROM)
+    engine_names: ClassVar = {"sdpa": "FLASH_ATTENTION FA3"}
     uses: ClassVar = FlashAttention3.distributions
     implementation = "FA3"
     kernels = FlashAttention3
@@ -98,6 +99,7 @@ class SdpaFlashAttention3(SdpaFlash):
 class SdpaFlashAttention4(SdpaFlash):
     name = "sdpa-fa4"
     paste = sdpa_paste("FLASH_ATTENTION", LOWER_RIGHT, ACTIVATE.format("FA4"), ACTIVATE_FROM)
+    engine_names: ClassVar = {"sdpa": "FLASH_ATTENTION FA4"}
     uses: ClassVar = (*FlashAttention4.distributions, *FlashAttention4.uses)
     implementation = "FA4"
     kernels = FlashAttention4

@@ -98,6 +98,7 @@ class Eager(HuggingFace):
     name = "hf-eager"
     implementation = "eager"
     paste = hf_paste(implementation)
+    engine_names: ClassVar = {"transformers": implementation}
     limits: ClassVar = replace(EAGER_AND_SDPA_LIMITS, sink=True)
 
     def workspace(self, case: Case) -> Workspace:
@@ -135,6 +136,7 @@ class Sdpa(HuggingFace):
     name = "hf-sdpa"
     implementation = "sdpa"
     paste = hf_paste(implementation)
+    engine_names: ClassVar = {"transformers": implementation}
     limits: ClassVar = EAGER_AND_SDPA_LIMITS
     kernels_of = sdpa.Choice
 
@@ -155,6 +157,7 @@ class Flash2(HuggingFace):
     efficiency = 0.45
     implementation = "flash_attention_2"
     paste = hf_paste(implementation)
+    engine_names: ClassVar = {"transformers": implementation}
     limits: ClassVar = replace(FlashAttention2.limits.without_cache, headdim_v=True, alibi=False)
     kernels_of = FlashAttention2
 
@@ -189,6 +192,7 @@ class Flex(compiled.Flex, HuggingFace):
     implementation = "flex_attention"
     limits: ClassVar = replace(compiled.Flex.limits.without_cache, alibi=False)
     paste = hf_paste(implementation)
+    engine_names: ClassVar = {"transformers": implementation}
 
     def installed(self) -> Probe | None:
         return HuggingFace.installed(self)
