@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attnbench.commands import options, output
+from attnbench.commands import complete, options, output
 from attnbench.commands.shared import measured, read_runs, tell
 from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
 
@@ -29,6 +29,13 @@ class Options(output.Output, options.ShortRun, options.WhichModel, options.WhatT
         "RUN|DIR", "Run files, or folders; without any a short run is measured.", None
     )
     suite: str = options.suite("quick", "The suite of the short run: a shipped one, or a YAML file of your own.")
+    bits: str | None = options.shape(
+        "NAMES",
+        "Only backends whose results are known to have the same bits: deterministic (in each launch and process), "
+        "batch-invariant (of a sequence, with and without its batch), or both with a comma. Run files need attnbench run "
+        "--bitwise.",
+        autocompletion=complete.several(("deterministic", "batch-invariant")),
+    )
     every: bool = options.files.flag(
         "Show all machines, cases and columns in the table too, as md, html, json and csv do.", "--all"
     )
@@ -54,11 +61,13 @@ def recommend(given: Options) -> None:
     wanted = given.wanted()
     if given.results:
         given.refuse_measuring("suite", "tokens")
-    settings = options.settings(given)
+    from attnbench.analysis.recommend.asked_for import asked_for, competing, parse_bits
+
+    bits = parse_bits(given.bits)
+    settings = options.settings(given, **({"policy": {"bitwise": True}} if bits and not given.results else {}))
     outcome = None if given.results else _measured(given, settings)
     read, damage = read_runs(given.results or ())
     runs = [outcome.run] if outcome else _with_latencies([run for _, run in read])
-    from attnbench.analysis.recommend.asked_for import asked_for, competing
     from attnbench.analysis.recommend.document import document
     from attnbench.core.models import find
     from attnbench.results.cells import cells as cells_of
@@ -71,7 +80,7 @@ def recommend(given: Options) -> None:
     file = outcome.path if outcome else None
 
     def made(every: bool) -> Document:
-        return output.with_damage(document(cells, competes, models, settings.tp or 1, file, every), damage)
+        return output.with_damage(document(cells, competes, models, settings.tp or 1, file, every, bits), damage)
 
     tables = [(name, path) for name, path in wanted if name == "table"]
     others = [(name, path) for name, path in wanted if name != "table"]

@@ -64,7 +64,7 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
     sustained: str | None = instruments(
         "TIME", "Measure each cell also without pauses, for example for 10s, until power and clock are steady."
     )
-    bitwise: bool = how.flag(
+    bitwise: bool = options.how.flag(
         "Compare each cell's results also bit by bit: over 8 launches, with another process, and of one sequence with and "
         "without its batch. Takes one more process of each backend."
     )

@@ -304,7 +304,9 @@ class WorkerPool:
         if self._others is None:
             self._others = WorkerPool(self.specs, self.interpreters, variables=self.variables)
         slow = record.backend in self.compilers or policy.caches == "fresh"
-        timeout = COLD_TIMEOUT if slow else max(policy.timeout_s, 5 * record.forecast.seconds if record.forecast else 0.0)
+        timeout = (
+            COLD_TIMEOUT if slow else max(policy.timeout_s, 5 * record.forecast.seconds if record.forecast else 0.0)
+        )
         request = {"op": "bits", "device": to_json(device), "case": to_json(record.case), "seed": policy.seed}
         try:
             found = self._others.ask(record.backend, request, timeout)["digests"]

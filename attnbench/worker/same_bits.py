@@ -29,9 +29,7 @@ MAX_SECONDS = 10.0  # most seconds of these launches, of which there are at leas
 OF_ALL = ("sink", "page_table", "descale")  # inputs that belong to no single sequence
 
 
-def compare(
-    backend: Backend, case: Case, given: Inputs, prepared: Prepared, device: Device, seconds: float
-) -> Bitwise:
+def compare(backend: Backend, case: Case, given: Inputs, prepared: Prepared, device: Device, seconds: float) -> Bitwise:
     """Return how the results of a call, prepared on `given`, compare bit by bit. Another process is not compared here.
 
     `seconds` is the time of one launch; 0 where it is not known.
