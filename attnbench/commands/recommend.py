@@ -32,8 +32,8 @@ class Options(output.Output, options.ShortRun, options.WhichModel, options.WhatT
     bits: str | None = options.shape(
         "NAMES",
         "Only backends whose results are known to have the same bits: deterministic (in each launch and process), "
-        "batch-invariant (of a sequence, with and without its batch), or both with a comma. Run files need attnbench run "
-        "--bitwise.",
+        "batch-invariant (of a sequence, with and without its batch), or both with a comma. Run files know it from "
+        "attnbench run --bitwise.",
         autocompletion=complete.several(("deterministic", "batch-invariant")),
     )
     every: bool = options.files.flag(

@@ -1,4 +1,4 @@
-"""Comparison of a cell's results bit by bit: over launches, over processes, and of one sequence with and without its batch.
+"""Comparison of a cell's results bit by bit: over launches, over processes, and of one sequence without its batch.
 
 Right results may differ in their last bits from launch to launch, where a kernel adds by atomics, or with the size of
 the batch, where the number of parts of a sum depends on it. All launches here are on the inputs of the case, and each

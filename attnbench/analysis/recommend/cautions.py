@@ -59,7 +59,7 @@ def why_unknown(found: Sequence[Problem]) -> str:
     return ", or ".join(filter(None, said))
 
 
-def asked(found: Sequence[Problem]) -> str:
+def asked_of(found: Sequence[Problem]) -> str:
     """Return the words for a backend that was asked for, where others were right; "" where none was."""
     if any(problem.unproven for problem in found):
         return f"backend that is known to be {listed(name.replace('_', '-') for name in found[0].bits)}"
@@ -84,7 +84,7 @@ def answered(test: Callable[[Problem], object]) -> Callable[[Recommended], Place
 def _lost(of: Recommended) -> Places:
     lost = [problem for problem in of.problems if not problem.candidates]
     told = any(cell.status != "ok" for p in lost for cell in p.missing)
-    return _in(lost, who=asked(lost) or "backend", todo="Each has its reason in this report." if told else "")
+    return _in(lost, who=asked_of(lost) or "backend", todo="Each has its reason in this report." if told else "")
 
 
 def _noisy(of: Recommended) -> Places:
@@ -173,7 +173,7 @@ def _left_out(by_case: Sequence[Sequence[str]]) -> Places:
 
 
 def _unproven(of: Recommended) -> Iterator[dict[str, Any]]:
-    """Yield the backends that are left out for their bits: those whose bits differ, and those that were not compared."""
+    """Yield the backends that are left out for their bits: those whose bits differ, then those not compared."""
     for differs in (True, False):
         by_case = [
             [one.name for one in problem.unproven if any(one.differs(name) for name in problem.bits) == differs]

@@ -18,7 +18,7 @@ from typing import Any
 
 from attnbench.analysis.cautions import stated
 from attnbench.analysis.recommend import problem_names
-from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, PLANS, Recommended, asked, why_unknown
+from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, PLANS, Recommended, asked_of, why_unknown
 from attnbench.analysis.recommend.findings import (
     DEFAULTS,
     TRAINING,
@@ -92,8 +92,9 @@ def document(
 ) -> Document:
     """Return the recommendation for the cases of some cells, and for the steps of models on one of `tp` devices.
 
-    `wanted` says which backends may be recommended, and `bits` which properties their bits must have; `file` is the file of the run, where there is one. Without `every`
-    its text is as short as a screen (most_telling.py); its data for programs are complete.
+    `wanted` says which backends may be recommended, and `bits` which properties their bits must have. `file` is the
+    file of the run, where there is one. Without `every` its text is as short as a screen (most_telling.py); its data
+    for programs are complete.
     """
     usable = [cell for cell in cells if cell.case.ranks > 1 or not splits_sequences(cell.backend)]
     found = [step for model in models for step in model_problems(usable, model, tp, wanted, bits)]
@@ -209,7 +210,8 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
         where = f"On {devices}" + (f" in {first.case.dtype}" if several else "")
         where += f", all layers of {first.model}" if first.model else ""
         if not answered:
-            yield f"{where} nothing can be recommended: {why_unknown(own) or f'no {asked(own) or 'exact backend'} has a right figure'}."
+            who = asked_of(own) or "exact backend"
+            yield f"{where} nothing can be recommended: {why_unknown(own) or f'no {who} has a right figure'}."
         elif len(answered) == 1:
             yield _of_one(answered[0])
         else:

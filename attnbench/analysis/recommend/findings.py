@@ -277,9 +277,9 @@ def problems(
     """Return the problems of cells, of each label of a device by itself.
 
     `wanted` says which backends compete; their `bits` must be known to have these properties. Where these include
-    "deterministic", the deterministic variants of libraries compete in the plain case. A backward whose forward was measured too counts in a training step only; its
-    forward may be of another run of the machine, where no run has both. Steps of whole models are left out:
-    `attnbench step` ranks them.
+    "deterministic", the deterministic variants of libraries compete in the plain case. A backward whose forward was
+    measured too counts in a training step only; its forward may be of another run of the machine, where no run has
+    both. Steps of whole models are left out: `attnbench step` ranks them.
     """
     at: dict[tuple[str, Case], dict[str, Cell]] = {}
     forwards: dict[tuple[Machine, Way, Case, str], Cell] = {}  # on a machine, the newest right one
