@@ -391,6 +391,8 @@ def _entries(problem: Problem, short: bool) -> dict[str, Entry]:
 
 def _no_use(problem: Problem) -> Span:
     """Return the entry in place of a backend to use: the reason why there is none."""
+    if problem.unproven and not problem.candidates:
+        return Span("nothing with these bits", "warning")
     if problem.candidates:
         return Span("not comparable" if problem.is_incomparable else "hardly known", "warning")
     style: Style = "bad" if problem.ending in WRONG else "warning"
