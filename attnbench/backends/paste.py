@@ -62,7 +62,7 @@ class Paste:
         options = self._options(case) if "{options}" in call else ()
         if not call or options is None:
             return ""
-        if case.deterministic and (self.deterministic or "").endswith("\n"):
+        if case.deterministic and self.deterministic and self.deterministic.endswith("\n"):
             call = f"{self.deterministic}{call}"
         lines = [_filled(line, options) for line in call.splitlines()]
         used = [line for line in self.imports if re.search(rf"\b{line.split()[-1]}\b", call + "".join(options))]
@@ -97,8 +97,8 @@ class Paste:
         }
         repeats = self.deterministic if needed.pop("deterministic", False) else ""
         mask = self._mask(case) if case.is_softmax else ""
-        lacks = repeats is None or not all(getattr(self, name, "") for name in needed)
-        if mask is None or case.mask or lacks:
+        lacks = not all(getattr(self, name, "") for name in needed)
+        if mask is None or case.mask or repeats is None or lacks:
             return None  # no implementation has a mask by name
         grouped = case.shape.nheads != case.shape.nheads_k and case.is_softmax
         found = [mask, self.grouped if grouped else ""]

@@ -381,6 +381,7 @@ _TABLE = (  # in the order of options and columns
         "The variant of a library that gives the same gradients in each launch, bit by bit; slower in some. --bitwise "
         "shows which libraries need it.",
         "The variant of a library that gives the same gradients in each launch.",
+        columns={"deterministic_variant": attrgetter("deterministic")},  # the verdict on bits is "deterministic"
         kind="deterministic",
     ),
     _field(

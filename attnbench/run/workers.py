@@ -71,6 +71,7 @@ class WorkerPool:
     variables: Mapping[str, str] = field(default_factory=dict)  # set in the environment of workers
     here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> maker of its worker in this process
     live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> required state of its function
+    others: WorkerPool | None = None  # of one more process for each backend, whose bits are compared (Policy.bitwise)
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
     _hearings: dict[str, JobHearing] = field(default_factory=dict)  # backend -> its present hearing (judge.py)
     _turns: dict[str, Callable[[str], None]] = field(default_factory=dict)  # backend -> waits for its turn
@@ -83,7 +84,6 @@ class WorkerPool:
     _opened: set[Key] = field(default_factory=set)  # workers that were asked to open the device
     _loaded_versions: dict[str, str | None] = field(default_factory=dict)  # backend -> version in its first worker
     _imported: dict[tuple[str, str], str] = field(default_factory=dict)  # (backend, file that a call imported) -> hash
-    _others: WorkerPool | None = None  # one more process of each backend, for `Policy.bitwise`
 
     @property
     def kept(self) -> dict[str, Any]:
@@ -295,25 +295,23 @@ class WorkerPool:
 
         Each backend has one such process beside its worker, which launches once on the same inputs.
         """
-        if (own := record.bitwise) is None:
+        if (own := record.bitwise) is None or self.others is None:
             return record
         if record.case.dropout_p:
             return replace(record, bitwise=replace(own, no_process="dropout draws other random numbers there"))
         if self.specs[record.backend] in self.here:
             return replace(record, bitwise=replace(own, no_process="its function is known in this process alone"))
-        if self._others is None:
-            self._others = WorkerPool(self.specs, self.interpreters, variables=self.variables)
         slow = record.backend in self.compilers or policy.caches == "fresh"
         timeout = (
             COLD_TIMEOUT if slow else max(policy.timeout_s, 5 * record.forecast.seconds if record.forecast else 0.0)
         )
         request = {"op": "bits", "device": to_json(device), "case": to_json(record.case), "seed": policy.seed}
         try:
-            found = self._others.ask(record.backend, request, timeout)["digests"]
+            found = self.others.ask(record.backend, request, timeout)["digests"]
             differs = tuple(name for name, digest in own.digests.items() if found[name] != digest)
             return replace(record, bitwise=replace(own, process=differs, no_process=""))
         except (UserError, KeyError, TypeError) as error:  # a hung worker must not answer the next request
-            self._others.close_worker(record.backend)
+            self.others.close_worker(record.backend)
             why = f"another process gave no results: {one_line(str(error))[:400]}"
             return replace(record, bitwise=replace(own, no_process=why))
 
@@ -447,8 +445,8 @@ class WorkerPool:
 
     def close(self) -> None:
         """Kill all workers. The next job starts new ones."""
-        if self._others:
-            self._others.close()
+        if self.others:
+            self.others.close()
         until = time.monotonic() + TO_CLEAN_UP
         for interrupted in [worker for worker in self._workers.values() if worker.interrupt_import()]:
             interrupted.wait(until - time.monotonic())

@@ -78,9 +78,7 @@ def test_only_backends_whose_bits_are_known_are_recommended() -> None:
     assert problem.gain, "over PyTorch's default, which is not known"
     text = told(document(cells([run(records)]), bits=both))
     assert "left out that are not deterministic and batch-invariant: fa2, flex." in text
-    assert (
-        "left out that are not known to be deterministic and batch-invariant: fa3, sdpa. attnbench run --b" in text
-    )
+    assert "left out that are not known to be deterministic and batch-invariant: fa3, sdpa. attnbench run --b" in text
     text = told(document(cells([run(records[:1])]), bits=both))
     assert "no backend that is known to be deterministic and batch-invariant has a right figure" in text
 

@@ -132,7 +132,8 @@ class Own(Eager):
 
 def test_a_kernel_that_depends_on_its_process_is_found(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
-    pool = WorkerPool({"own": f"{tmp_path}/own.py:Own", "eager": "attnbench.backends.pytorch.eager:Eager"})
+    specs = {"own": f"{tmp_path}/own.py:Own", "eager": "attnbench.backends.pytorch.eager:Eager"}
+    pool = WorkerPool(specs, others=WorkerPool(specs))
     try:
         for backend, differs in (("own", ("out",)), ("eager", ())):
             record = pool.measure(Job(case(), backend, 0, Forecast(1.0, 0.1, 0)), POLICY, CPU)

@@ -103,7 +103,7 @@ def deterministic_algorithms() -> Iterator[None]:
     """
     import torch
 
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.set_deterministic_debug_mode("error")
     try:
         yield
