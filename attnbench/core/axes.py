@@ -382,7 +382,6 @@ _TABLE = (  # in the order of options and columns
         "shows which libraries need it.",
         "The variant of a library that gives the same gradients in each launch.",
         columns={"deterministic_variant": attrgetter("deterministic")},  # the verdict on bits is "deterministic"
-        kind="deterministic",
     ),
     _field(
         "page_size",
