@@ -34,6 +34,7 @@ class Options(output.Output, options.ShortRun, options.WhichModel, options.WhatT
         "Several may be given, all but one to a file."
     )
     suite: str = options.suite("quick", "The suite of the short run: a shipped one, or a YAML file of your own.")
+    bits: str | None = options.bits()
     every: bool = options.files.flag(
         "Show all machines, cases and columns in the table too, as md, html, json and csv do.", "--all"
     )
@@ -61,11 +62,13 @@ def recommend(given: Options) -> None:
         raise typer.Exit(output.write(shown, wanted))
     if given.results:
         given.refuse_measuring("suite", "tokens")
-    settings = options.settings(given)
+    from attnbench.analysis.recommend.asked_for import asked_for, competing, parse_bits
+
+    bits = parse_bits(given.bits)
+    settings = options.settings(given, **({"policy": {"bitwise": True}} if bits and not given.results else {}))
     outcome = None if given.results else _measured(given, settings)
     read, damage = read_runs(given.results or ())
     runs = [outcome.run] if outcome else _with_latencies([run for _, run in read])
-    from attnbench.analysis.recommend.asked_for import asked_for, competing
     from attnbench.analysis.recommend.document import document
     from attnbench.core.models import find
     from attnbench.results.cells import cells as cells_of
@@ -78,11 +81,11 @@ def recommend(given: Options) -> None:
     file = outcome.path if outcome else None
 
     def made(every: bool) -> Document:
-        return output.with_damage(document(cells, competes, models, settings.tp or 1, file, every), damage)
+        return output.with_damage(document(cells, competes, models, settings.tp or 1, file, every, bits), damage)
 
     from attnbench.analysis.choose.document import Choices
 
-    writers = Choices(cells, competes).writers(command_line())
+    writers = Choices(cells, competes, bits).writers(command_line())
     tables = [(name, path) for name, path in wanted if name == "table"]
     others = [(name, path) for name, path in wanted if name != "table"]
     codes = [output.write(made(True), others, writers) if others else 0, output.write(made(given.every), tables)]

@@ -35,6 +35,7 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
     suite: str | None = options.shape(  # type: ignore[assignment]
         "FILE", "Shapes of your own in place of the grid: a suite (YAML), which the borders between choices refine."
     )
+    bits: str | None = options.bits()
     vary_in_training: bool = options.how.flag(
         "Let a training run change its backend with the shape, which changes its rounding.",
         "--vary-in-training/--one-for-training",
@@ -64,25 +65,26 @@ def tune(given: Options) -> None:
     """
     wanted = given.wanted((*output.FORMATS, *output.CHOICES))
     from attnbench.analysis.choose.document import Choices
-    from attnbench.analysis.recommend.asked_for import competing
+    from attnbench.analysis.recommend.asked_for import competing, parse_bits
     from attnbench.results.cells import cells as cells_of
 
+    bits = parse_bits(given.bits)
     if shown := of_choice_file(given.results, wanted):
         raise typer.Exit(output.write(shown, wanted))
     if given.results:
         given.refuse_measuring("model", "phase", "tp", "suite", "axes", "tokens", "resume", "trust")
         read, damage = read_runs(given.results)
         cells = cells_of([run for _, run in read if not run.search], by_machine=True)
-        choices = Choices(cells, competing(given.backend, cells), vary=given.vary_in_training)
+        choices = Choices(cells, competing(given.backend, cells), bits, vary=given.vary_in_training)
         shown = output.with_damage(choices.document(), damage)
         raise typer.Exit(output.write(shown, wanted, choices.writers(command_line())))
-    settings = options.settings(given)
-    outcome = measured(_request(given, settings))
+    settings = options.settings(given, **({"policy": {"bitwise": True}} if bits else {}))
+    outcome = measured(_request(given, settings, bits))
     if given.dry_run:
         from attnbench.analysis.report import planned
 
         raise typer.Exit(output.write(planned.document(outcome.run), wanted))
-    choices = Choices(cells_of([outcome.run], by_machine=True), vary=given.vary_in_training)
+    choices = Choices(cells_of([outcome.run], by_machine=True), bits=bits, vary=given.vary_in_training)
     shown, writers = choices.document(outcome.path), choices.writers(command_line())
     raise typer.Exit(outcome.exit_code or output.write(shown, wanted, writers))
 
@@ -103,14 +105,14 @@ def of_choice_file(paths: Sequence[Path] | None, wanted: output.Wanted) -> Docum
     return of_file(choice_file.read(paths[0]))
 
 
-def _request(given: Options, settings: Settings) -> Request:
+def _request(given: Options, settings: Settings, bits: tuple[str, ...]) -> Request:
     from attnbench.analysis.choose.refine import further_cases
     from attnbench.run import run_suite as runs
     from attnbench.run.suite import load_suite
     from attnbench.run.tune import NAME, tune_suite, without_model
 
     def further(run: Run) -> Mapping[Case, Sequence[str]]:
-        return further_cases(run, given.vary_in_training)
+        return further_cases(run, bits, given.vary_in_training)
 
     if given.resume:
         if given.rounds != 1:

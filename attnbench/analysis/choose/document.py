@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.analysis.cautions import stated
+from attnbench.analysis.choose import engines
 from attnbench.analysis.choose.choice_file import ChoiceFile, Chosen, choice_file
 from attnbench.analysis.choose.choice_file import text as choice_text
-from attnbench.analysis.choose.module import callable_by, module, of_module
+from attnbench.analysis.choose.module import callable_by, for_module, module
 from attnbench.analysis.choose.regions import BORDER, Region, regions, single, unknown_borders
 from attnbench.analysis.recommend import problem_names
 from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, Recommended
@@ -35,6 +36,7 @@ from attnbench.results.cells import Cell, runs_of
 from attnbench.results.export_rows import MadeRows
 
 COLUMNS = ("batch", "keys", "use", "alike", "latency", "gain", "at worst")
+MODULE = "attention_choice"  # the name of the module, which examples give it
 ROWS = ("step", "shape", "batch_first", "batch_last", "seqlen_k_first", "seqlen_k_last", "use", "alternatives", "worst")
 
 
@@ -42,17 +44,18 @@ ROWS = ("step", "shape", "batch_first", "batch_last", "seqlen_k_first", "seqlen_
 class Choices:
     """The choices for the cases of the cells of one machine, among the backends that are wanted.
 
-    `vary` is as for `regions`.
+    `bits` are the properties that their bits must be known to have (results/bits.py); `vary` is as for `regions`.
     """
 
     cells: Sequence[Cell]
     wanted: Callable[[str], bool] = lambda _: True
+    bits: tuple[str, ...] = ()
     vary: bool = False
 
     @cached_property
     def problems(self) -> list[Problem]:
         """The problems to choose for. Raises UserError for several machines."""
-        found = problem_names.told_apart(answered_once(problems(self.cells, self.wanted)))
+        found = problem_names.told_apart(answered_once(problems(self.cells, self.wanted, self.bits)))
         devices = list(dict.fromkeys(problem.device for problem in found))
         if len(devices) > 1:
             raise UserError(f"a choice is of one machine, and these runs are of {some(devices)}; give the files of one")
@@ -93,16 +96,17 @@ class Choices:
         asked = Recommended(found, self.cells, (), 1, found, found, files, runs=runs)
         answer = (*disturbed.doubt(runs), *_answer(found, parts, self.run, self.vary))
         chosen = any(region.use for region in parts)
+        lines = engines.settings(found, MODULE)
         return Document(
             command="tune",
             title=f"Which attention to call on {found[0].device}, by shape",
             answer=answer,
             machines=tuple(machines(self.cells)),
-            blocks=tuple(_tables(parts)),
+            blocks=(*_tables(parts), *engines.blocks(lines)),
             reasons=tuple(reasons(self.cells)),
             cautions=stated(CAUTIONS, asked),
             facts=stated(FACTS, asked),
-            data={"answer": answer, **to_json(self.file)},
+            data={"answer": answer, **to_json(self.file), "engines": engines.data(lines)},
             rows=_rows(self.file),
             columns=ROWS,
             exit_code=EXIT_DONE if chosen else EXIT_NOTHING_MEASURED,
@@ -194,8 +198,7 @@ def _of_one_name(found: Sequence[Problem]) -> Iterator[str]:
 
 def _of_module(found: Sequence[Problem], run: Run, vary: bool) -> Iterator[str]:
     """Yield what the module costs where it cannot call the fastest."""
-    own = [problem for problem in found if of_module(problem)]
-    parts = [region for region in regions(own, callable_by(run), vary=vary) if region.use]
+    parts = [region for region in regions(for_module(found), callable_by(run), vary=vary) if region.use]
     if not parts:
         return
     worst = max(parts, key=lambda region: region.loss)

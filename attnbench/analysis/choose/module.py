@@ -43,10 +43,17 @@ class Call:
     heads_first: bool
 
 
-def of_module(problem: Problem) -> bool:
+def for_module(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems of the module: of deterministic variants only where nothing else was measured."""
+    found = [problem for problem in problems if _is_of_module(problem)]
+    return [problem for problem in found if not problem.case.deterministic] or found
+
+
+def _is_of_module(problem: Problem) -> bool:
     """Return whether the module can be asked for such a problem: dense attention without options, of a known step."""
     case = problem.case
-    plain = not (problem.special or problem.model or case.latent or case.step) and case.ranks == 1
+    special = [what for what in problem.special if what != "deterministic"]
+    plain = not (special or problem.model or case.latent or case.step) and case.ranks == 1
     return problem.step in STEPS and case.is_softmax and case.dtype in DTYPES and plain
 
 
@@ -92,7 +99,7 @@ def module(problems: Sequence[Problem], run: Run, command: str, *, vary: bool) -
 
     `vary` is as for `regions`; `command` is the command that makes it again.
     """
-    found = regions([one for one in problems if of_module(one)], callable_by(run), vary=vary)
+    found = regions(for_module(problems), callable_by(run), vary=vary)
     names: dict[Call, str] = {}
     rows = {_key(kind): _rows(own, run, names) for kind, own in grouped(found, lambda region: region.kind).items()}
     used = sorted({region.use for region in found if region.use})

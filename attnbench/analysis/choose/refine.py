@@ -16,15 +16,14 @@ from attnbench.results.cells import cells
 NEAR = 1.3  # backends that take this many times as long as the fastest on both sides of a border are not tried within
 
 
-def further_cases(run: Run, vary: bool) -> Mapping[Case, Sequence[str]]:
+def further_cases(run: Run, bits: tuple[str, ...], vary: bool) -> Mapping[Case, Sequence[str]]:
     """Return the cases that halve each border which is known to no better than BORDER, with the backends to measure.
 
     These are the borders of the fastest backends, and of the fastest that the module can call. Only lengths of dense
-    batches are refined; `vary` is as for `regions`.
+    batches are refined; `vary` is as for `regions`, and `bits` are the properties that the bits of a choice must have.
     """
-    found = answered_once(problems(cells([run], by_machine=True)))
-    of_module = [problem for problem in found if module.of_module(problem)]
-    parts = (regions(found, vary=vary), regions(of_module, module.callable_by(run), vary=vary))
+    found = answered_once(problems(cells([run], by_machine=True), bits=bits))
+    parts = (regions(found, vary=vary), regions(module.for_module(found), module.callable_by(run), vary=vary))
     wanted: dict[Case, Sequence[str]] = {}
     for left, right in (pair for of in parts for pair in unknown_borders(of)):
         low, high = left.problems[-1], right.problems[0]

@@ -89,7 +89,7 @@ def test_borders_are_halved_until_they_are_known() -> None:
     """Further lengths are asked for until the last on one side and the first on the other differ by 1.2 at most."""
     truth, records = 2500, [r for length in (512, 1024, 2048, 4096, 8192) for r in _by_length(length, 2500)]
     asked = []
-    while wanted := further_cases(run(records), vary=False):
+    while wanted := further_cases(run(records), (), vary=False):
         (which,) = wanted
         length = which.shape.seqlen_k
         asked.append(length)
@@ -111,9 +111,9 @@ def _by_length(length: int, border: int) -> list[Record]:
 def test_what_needs_no_further_length() -> None:
     """Training that keeps one backend has no borders; decode is refined in the number of its keys."""
     both = [replace(r, case=replace(r.case, direction=d)) for r in CROSSING for d in ("fwd", "bwd")]
-    assert {which.direction for which in further_cases(run(both), vary=False)} == {"fwd"}
+    assert {which.direction for which in further_cases(run(both), (), vary=False)} == {"fwd"}
     decode = [replace(r, case=replace(r.case, shape=replace(r.case.shape, seqlen_q=1))) for r in CROSSING]
-    (which,) = further_cases(run(decode), vary=False)
+    (which,) = further_cases(run(decode), (), vary=False)
     assert (which.shape.seqlen_q, which.shape.seqlen_k) == (1, 3072)
 
 
