@@ -37,6 +37,10 @@ from attnbench.results.export_rows import MadeRows
 
 COLUMNS = ("batch", "keys", "use", "alike", "latency", "gain", "at worst")
 MODULE = "attention_choice"  # the name of the module, which examples give it
+NOTE = (
+    "Latency: at the first and at the last measured length. Gain: over PyTorch's default, at both. At worst: its latency "
+    "over the fastest's."
+)
 ROWS = ("step", "shape", "batch_first", "batch_last", "seqlen_k_first", "seqlen_k_last", "use", "alternatives", "worst")
 
 
@@ -186,14 +190,14 @@ def _kept(own: Sequence[Region]) -> str:
 
 
 def _of_one_name(found: Sequence[Problem]) -> Iterator[str]:
-    """Yield what a single backend for all forwards costs, as in a program that takes one name."""
-    forwards = [problem for problem in found if problem.step == "fwd"]
-    one = single(forwards)
-    if one and len(forwards) > 1:
-        yield (
-            f"One name for all forwards: {one.use}, {times(one.mean)} as long as the fastest in the geometric mean, at "
-            f"worst {times(one.loss)} ({problem_names.name(one.where)})."
-        )
+    """Yield what a single backend for all forwards of a dtype costs, as in a program that takes one name."""
+    for dtype, own in grouped([p for p in found if p.step == "fwd"], lambda problem: problem.case.dtype).items():
+        one = single(own)
+        if one and len(own) > 1:
+            yield (
+                f"One name for all forwards in {dtype}: {one.use}, {times(one.mean)} as long as the fastest in the "
+                f"geometric mean, at worst {times(one.loss)} ({problem_names.name(one.where)})."
+            )
 
 
 def _of_module(found: Sequence[Problem], run: Run, vary: bool) -> Iterator[str]:
