@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from attnbench.api.guard import SlowerError
     from attnbench.api.measure import CheckResult, WrongResultError, check, measure
     from attnbench.api.results import Results, load
+    from attnbench.api.shapes import record_shapes
     from attnbench.api.shown import Plot, Shown, Verdict
     from attnbench.api.timing import Timing, do_bench
     from attnbench.core.case import Case
@@ -49,6 +50,7 @@ __all__ = [
     "do_bench",
     "load",
     "measure",
+    "record_shapes",
 ]
 
 _HOMES = {
@@ -68,6 +70,7 @@ _HOMES = {
     "do_bench": "api.timing",
     "load": "api.results",
     "measure": "api.measure",
+    "record_shapes": "api.shapes",
 }
 
 

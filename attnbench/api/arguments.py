@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from attnbench.run.suite import Settings
 
 Values = Any  # values of an axis: one, a list, or a text as the command line takes
-_DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.float8_e4m3fn": "fp8"}
+DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.float8_e4m3fn": "fp8"}
 
 Kind = tuple[str, tuple[type, ...]]  # the name of a kind of argument, for messages, and its types
 TEXT: Kind = ("a text", (str,))
@@ -111,7 +111,7 @@ def _as_option(name: str, value: Values) -> Any:
         return flags if several else flags[0]
     if several:
         return ",".join(str(_as_option(name, one)) for one in values)
-    return _DTYPES.get(str(value), str(value))
+    return DTYPES.get(str(value), str(value))
 
 
 def _flag(name: str, value: Any) -> bool:

@@ -4,6 +4,8 @@ Its times follow a saturating curve with 0.3 % seeded noise, on a clock of its o
 environment variable ATTNBENCH_FAKE, separated by commas or spaces, sets what goes wrong:
 
     error@2k crash@4k hang@8k oom@16k wrong@32k refuse@64k    a failure of that kind at that seqlen_q
+    unordered@2k batched@4k process@8k                         bits that differ between launches (unless deterministic),
+                                                               with the batch, between processes
     speed=0.98                                                 a factor on its speed
     missing                                                    the backend cannot be used
     busy=0.9                                                   share of time for which others use the simulated GPU
@@ -11,6 +13,7 @@ environment variable ATTNBENCH_FAKE, separated by commas or spaces, sets what go
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 import random
@@ -22,13 +25,13 @@ from attnbench.core.backend import Prepared, Probe, Simulation, Unsupported
 from attnbench.core.case import RESULT_ITEMSIZE, Case
 from attnbench.core.errors import UserError
 from attnbench.core.flops import attention_of, flops, ideal_bytes
-from attnbench.core.record import Accuracy, TensorError
+from attnbench.core.record import Accuracy, Bitwise, TensorError
 from attnbench.core.sizes import parse_size
 
 if TYPE_CHECKING:
     from attnbench.core.backend import Inputs
 
-FAULTS = ("error", "crash", "hang", "oom", "wrong", "refuse")
+FAULTS = ("error", "crash", "hang", "oom", "wrong", "refuse", "unordered", "batched", "process")
 PEAK = 600e12  # FLOP/s that the curve approaches
 
 
@@ -97,7 +100,7 @@ class Fake(BackendBase):
         memory = {"memory_peak": (ideal_bytes(case) if case.has_backward else out) // case.ranks}
         if case.has_backward:
             memory["memory_saved"] = out
-        simulation = Simulation(lambda: self.now, accuracy, memory, share, computing)
+        simulation = Simulation(lambda: self.now, accuracy, memory, share, computing, _bits(case, names, fault))
         return Prepared(launch, lambda _: {}, simulation=simulation, moved=moved)
 
     def fail(self, fault: str) -> None:
@@ -112,6 +115,20 @@ class Fake(BackendBase):
             os.abort()
         while fault == "hang":
             time.sleep(60)
+
+
+def _bits(case: Case, names: tuple[str, ...], fault: str) -> Bitwise:
+    """Return how the results of a simulated call compare bit by bit; the first gradient, or out, is at fault."""
+    at_fault = names[1] if case.has_backward else names[0]
+    differs = 3 if fault == "unordered" and not case.deterministic else 0
+    alone, seed = case.shape.batch > 1, f"{case.key}/{os.getpid() if fault == 'process' else ''}"
+    return Bitwise(
+        launches=8,
+        differing={name: differs * (name == at_fault) for name in names},
+        digests={name: hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=16).hexdigest() for name in names},
+        alone=(at_fault,) if alone and fault == "batched" else (),
+        not_alone="" if alone else "its batch has one sequence",
+    )
 
 
 def busy_with_others() -> float | None:

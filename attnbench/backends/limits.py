@@ -10,7 +10,7 @@ from attnbench.core.case import Case
 from attnbench.core.machine import Device
 
 Capability = tuple[int, int]
-_SAID = {"sink": "attention sink", "alibi": "ALiBi"}
+_SAID = {"sink": "attention sink", "alibi": "ALiBi", "deterministic": "deterministic variant"}
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Limits:
     own_masks: bool = False  # also masks that a person's own function defines
     chosen: bool = False  # also masks that keep a number of keys of each query (mask topk), over latent rows too
     alibi: bool = False  # scores that fall with the distance of query and key
+    deterministic: bool = False  # each launch can give the same bits
     unequal_causal: bool = True  # its causal mask is aligned bottom-right when seqlen_q != seqlen_k
     empty_rows: bool = True  # a query that sees no key gets output 0
     ragged: bool = False  # sequences of unlike lengths in one batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from attnbench.core import masks
 from attnbench.core.axes import AXES, LIMITED
@@ -52,13 +53,21 @@ class Paste:
     scale: str = ""  # contains {scale}
     sink: str = ""
     alibi: str = ""  # with alibi_slopes, a tensor (nheads,) of float32
+    # Option of a call that gives the same bits in each launch, or statements before it, which end with a line break; ""
+    # where every call does, None where none can
+    deterministic: str | None = None
 
-    def text(self, case: Case) -> str:
-        """Return the code for a case; "" where `calls` has none."""
+    def text(self, case: Case, scale: str = "") -> str:
+        """Return the code for a case; "" where `calls` has none.
+
+        With `scale`, an expression, the call takes it as the scale of the softmax.
+        """
         call = self.calls.get(self._kind(case), "")
-        options = self._options(case) if "{options}" in call else ()
+        options = self._options(case, scale) if "{options}" in call else () if not scale else None
         if not call or options is None:
             return ""
+        if case.deterministic and self.deterministic and self.deterministic.endswith("\n"):
+            call = f"{self.deterministic}{call}"
         lines = [_filled(line, options) for line in call.splitlines()]
         used = [line for line in self.imports if re.search(rf"\b{line.split()[-1]}\b", call + "".join(options))]
         text = "\n".join((*_merged(used), "", *lines) if used else lines)
@@ -83,19 +92,23 @@ class Paste:
             return "fp8"
         return "single" if case.shape.batch == 1 and "single" in self.calls else "dense"
 
-    def _options(self, case: Case) -> tuple[str, ...] | None:
+    def _options(self, case: Case, scale: str) -> tuple[str, ...] | None:
         """Return the options of a case; None where the implementation lacks one of them."""
-        needed = {
+        needed: dict[str, Any] = {
             name.removeprefix("softmax_"): AXES[name].of(case)
             for name in (*LIMITED, "softmax_scale")
             if AXES[name].label(case)
-        }
+        } | ({"scale": scale} if scale else {})
+        repeats = self.deterministic if needed.pop("deterministic", False) else ""
         mask = self._mask(case) if case.is_softmax else ""
-        if mask is None or case.mask or not all(getattr(self, name, "") for name in needed):
+        lacks = not all(getattr(self, name, "") for name in needed)
+        if mask is None or case.mask or repeats is None or lacks:
             return None  # no implementation has a mask by name
         grouped = case.shape.nheads != case.shape.nheads_k and case.is_softmax
         found = [mask, self.grouped if grouped else ""]
-        found += [getattr(self, name).replace(f"{{{name}}}", f"{value:.9g}") for name, value in needed.items()]
+        texts = {name: value if isinstance(value, str) else f"{value:.9g}" for name, value in needed.items()}
+        found += [getattr(self, name).replace(f"{{{name}}}", text) for name, text in texts.items()]
+        found += [] if repeats.endswith("\n") else [repeats]
         return tuple(filter(None, found))
 
     def _mask(self, case: Case) -> str | None:

@@ -35,6 +35,7 @@ COMMANDS = (
     "ab",
     "bisect",
     "recommend",
+    "tune",
     "compare",
     "history",
     "site",

@@ -193,6 +193,18 @@ def backend(help: str, panel: Panel = shape) -> Any:
     return panel("NAMES", help, None, "--backend", "-b", autocompletion=complete.several(complete.backends))
 
 
+def bits() -> Any:
+    """Return the field of --bits."""
+    return shape(
+        "NAMES",
+        "Only backends whose results are known to have the same bits: deterministic (in each launch and process), "
+        "batch-invariant (of a sequence, with and without its batch), or both with a comma. Run files know it from "
+        "attnbench run --bitwise.",
+        None,
+        autocompletion=complete.several(("deterministic", "batch-invariant")),
+    )
+
+
 def device(help: str = "auto, cuda:N, cpu, or fake (a simulated GPU, to try the commands).") -> Any:
     """Return the field of --device."""
     return how("DEVICE", help, "auto", autocompletion=complete.one(("auto", "cpu", "cuda", "fake")))
@@ -241,7 +253,11 @@ def dry_run(help: str = "Show the plan and how long it would take. Measures and 
 class WhatToMeasure:
     """The options that choose what to measure."""
 
-    suite: str = suite("default", "A shipped suite (`attnbench suites` lists them), or a YAML file of your own.")
+    suite: str = suite(
+        "default",
+        "A shipped suite (`attnbench suites` lists them), a YAML file of your own, or workloads of flashinfer-trace "
+        "(JSONL).",
+    )
     backend: list[str] | None = backend(
         "Names, patterns such as sdpa-*, and !name to leave one out. Your own code: ./file.py:function or "
         "pkg.mod:object, also './file.py:f\\[block=64,128]'. Default: every backend that works here."

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from attnbench.render.document import Document
 
 FORMATS = ("table", "md", "html", "json", "csv")
+CHOICES = ("choice", "module")  # what programs load (analysis/choose), of tune and recommend
+MADE = b'"""Attention by measured choice:'  # how a module begins, which the next one may overwrite
 PROGRAMS = (b"\x7fELF", b"#!")  # the first bytes of an interpreter or another program
 Wanted = Sequence[tuple[str, "Path | None"]]  # (format, its file; None for standard output)
 Writers = Mapping[str, "Callable[[], str | bytes]"]  # format that only this command has -> function that makes its text
@@ -97,7 +99,10 @@ def _input_kind(file: Path) -> str:
     if file.name.endswith(RUN_FILES) or target.name.endswith(RUN_FILES) or run_file.begins_as_one(file):
         return "a run file"
     with contextlib.suppress(OSError), file.open("rb") as opened:
-        if opened.read(4).startswith(PROGRAMS):
+        content = opened.read(len(MADE))
+        if content == MADE:
+            return ""
+        if content.startswith(PROGRAMS):
             return "a program"
     kinds = {".py": "Python code", ".yaml": "YAML", ".yml": "YAML"}
     return kinds.get(file.suffix) or kinds.get(target.suffix, "")

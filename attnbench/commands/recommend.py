@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import measured, read_runs, tell
+from attnbench.commands.shared import command_line, measured, read_runs, tell
+from attnbench.commands.tune import of_choice_file
 from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
 
 if TYPE_CHECKING:
@@ -26,9 +27,14 @@ class Options(output.Output, options.ShortRun, options.WhichModel, options.WhatT
     """The options of `attnbench recommend`: those of a short run, some of which also choose cells of run files."""
 
     results: list[Path] | None = options.argument(
-        "RUN|DIR", "Run files, or folders; without any a short run is measured.", None
+        "RUN|DIR", "Run files, or folders, or one choice file; without any a short run is measured.", None
+    )
+    format: list[str] | None = output.formats(
+        "table (default), md, html, json, csv; for programs, as of attnbench tune: choice=FILE.json, module=FILE.py. "
+        "Several may be given, all but one to a file."
     )
     suite: str = options.suite("quick", "The suite of the short run: a shipped one, or a YAML file of your own.")
+    bits: str | None = options.bits()
     every: bool = options.files.flag(
         "Show all machines, cases and columns in the table too, as md, html, json and csv do.", "--all"
     )
@@ -51,14 +57,18 @@ def recommend(given: Options) -> None:
     Exit code 0: done; 1: nothing can be recommended; 2: bad input, or output that cannot be written; 129, 130, 143:
     hung up, interrupted, terminated.
     """
-    wanted = given.wanted()
+    wanted = given.wanted((*output.FORMATS, *output.CHOICES))
+    if shown := of_choice_file(given.results, wanted):
+        raise typer.Exit(output.write(shown, wanted))
     if given.results:
         given.refuse_measuring("suite", "tokens")
-    settings = options.settings(given)
+    from attnbench.analysis.recommend.asked_for import asked_for, competing, parse_bits
+
+    bits = parse_bits(given.bits)
+    settings = options.settings(given, **({"policy": {"bitwise": True}} if bits and not given.results else {}))
     outcome = None if given.results else _measured(given, settings)
     read, damage = read_runs(given.results or ())
     runs = [outcome.run] if outcome else _with_latencies([run for _, run in read])
-    from attnbench.analysis.recommend.asked_for import asked_for, competing
     from attnbench.analysis.recommend.document import document
     from attnbench.core.models import find
     from attnbench.results.cells import cells as cells_of
@@ -71,11 +81,14 @@ def recommend(given: Options) -> None:
     file = outcome.path if outcome else None
 
     def made(every: bool) -> Document:
-        return output.with_damage(document(cells, competes, models, settings.tp or 1, file, every), damage)
+        return output.with_damage(document(cells, competes, models, settings.tp or 1, file, every, bits), damage)
 
+    from attnbench.analysis.choose.document import Choices
+
+    writers = Choices(cells, competes, bits).writers(command_line())
     tables = [(name, path) for name, path in wanted if name == "table"]
     others = [(name, path) for name, path in wanted if name != "table"]
-    codes = [output.write(made(True), others) if others else 0, output.write(made(given.every), tables)]
+    codes = [output.write(made(True), others, writers) if others else 0, output.write(made(given.every), tables)]
     raise typer.Exit((outcome and outcome.gravest) or max(codes))
 
 

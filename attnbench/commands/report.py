@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from attnbench.render.document import Document
     from attnbench.results.cells import Cell
 
-TRACKERS = ("parquet", "pytest-benchmark", "bmf", "github-action-benchmark")  # render/export/trackers.py
+TRACKERS = (  # render/export/trackers.py
+    *("parquet", "pytest-benchmark", "bmf", "github-action-benchmark"),
+    *("aiconfigurator-context", "aiconfigurator-generation"),
+)
 
 
 def _metrics() -> Iterable[str]:
@@ -55,7 +58,8 @@ class Options(output.Output):
     every: bool = options.plain.flag("Every table, however many there are.", "--all")
     format: list[str] | None = output.formats(
         "table (default), md, html; csv, json, parquet (one row per cell and round); pytest-benchmark, bmf (Bencher), "
-        "github-action-benchmark. Several may be given, all but one to a file: -f md=report.md."
+        "github-action-benchmark; aiconfigurator-context, aiconfigurator-generation (Parquet). Several may be given, "
+        "all but one to a file: -f md=report.md."
     )
     html: Path | None = options.files("FILE", "Figures, a table to filter and every warning on one page.")
     png: Path | None = options.files("FILE", "One figure, for slides.")

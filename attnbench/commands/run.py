@@ -64,6 +64,10 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
     sustained: str | None = instruments(
         "TIME", "Measure each cell also without pauses, for example for 10s, until power and clock are steady."
     )
+    bitwise: bool = options.how.flag(
+        "Compare each cell's results also bit by bit: over 8 launches, with another process, and of one sequence with "
+        "and without its batch. Takes one more process of each backend."
+    )
     isolate_power: bool = instruments.flag("Wait before each cell until clock and power have recovered.")
     resume: Path | None = options.files(
         "FILE",
@@ -87,6 +91,7 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
             "min_samples": self.min_samples,
             "warmup_s": self.warmup,
             "isolate_power": self.isolate_power or None,
+            "bitwise": self.bitwise or None,
             "caches": "fresh" if self.fresh_caches else None,
         }
 

@@ -377,6 +377,13 @@ _TABLE = (  # in the order of options and columns
         kind="masks by name",
     ),
     _field(
+        "deterministic",
+        "The variant of a library that gives the same gradients in each launch, bit by bit; slower in some. --bitwise "
+        "shows which libraries need it.",
+        "The variant of a library that gives the same gradients in each launch.",
+        columns={"deterministic_variant": attrgetter("deterministic")},  # the verdict on bits is "deterministic"
+    ),
+    _field(
         "page_size",
         "k and v lie in a cache of pages of so many tokens, shuffled, as a server keeps them: none,16,64. The queries "
         "are the last of each sequence: --seqlen-q 1 is decoding, 2k a chunk of a prefill. Forward only.",

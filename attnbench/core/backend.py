@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attnbench.core.case import KINDS, Case
 from attnbench.core.machine import Device
-from attnbench.core.record import Accuracy
+from attnbench.core.record import Accuracy, Bitwise
 
 if TYPE_CHECKING:
     import torch
@@ -333,3 +333,4 @@ class Simulation:
     memory: Mapping[str, int]  # measurement name -> bytes
     attention: float | None = None  # the share of attention in a step of a model
     compute: float | None = None  # with several ranks, the share of the time without communication
+    bitwise: Bitwise | None = None  # how its results compare bit by bit, without another process

@@ -155,6 +155,7 @@ class Case:
     step: str = ""  # a step of a whole model: phase, layers and sizes, as core/step.py spells them
     kind: Kind = "softmax"  # softmax attention, or a gated delta rule or an indexer: core/delta.py, core/indexer.py
     shared_prefix: int = 0  # tokens at the beginning of all sequences, whose pages of a cache they share
+    deterministic: bool = False  # the library's variant that gives the same bits in each launch
 
     def __post_init__(self) -> None:
         rules.check(self)

@@ -59,6 +59,10 @@ def times(ratio: float) -> str:
     return f"{digits(ratio)}x"
 
 
+def yes_or_no(verdict: float) -> str:
+    return "yes" if verdict else "no"
+
+
 def whole_number(number: float) -> str:
     return f"{number:.0f}"
 

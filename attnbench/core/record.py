@@ -36,6 +36,22 @@ class Approximation:
     heads: int  # (batch entry, query head) pairs compared
 
 
+@dataclass(frozen=True)
+class Bitwise:
+    """Whether a cell gives the same bits again: in more launches, in another process, and without its batch.
+
+    Results are named as in `Accuracy.errors`. Where only the backward is timed, `out` is left out.
+    """
+
+    launches: int  # launches in one process on the same inputs
+    differing: Mapping[str, int]  # result -> the launches whose bits were not those of the first; 0 where all were
+    digests: Mapping[str, str]  # result -> BLAKE2b of its bytes in the first launch
+    alone: tuple[str, ...] = ()  # results of one sequence whose bits differ where it is computed alone
+    not_alone: str = ""  # why no sequence was computed alone; "" where one was
+    process: tuple[str, ...] = ()  # results whose bits differ in another process
+    no_process: str = "it was not tried"  # why there is no result of another process; "" where there is one
+
+
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """The forecast of a job in the plan."""
@@ -193,6 +209,7 @@ class Record:
     # The process that judged the results: one beside the worker, or the worker itself; "" in files without this field
     judge: Literal["", "beside", "within"] = ""
     approximation: Approximation | None = None  # of an approximate backend; its accuracy is against its own definition
+    bitwise: Bitwise | None = None  # where `Policy.bitwise` asked for it
 
     def __repr__(self) -> str:  # without the samples, which would flood a notebook
         return f"<Record {self.id}: {self.status}>"

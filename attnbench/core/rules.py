@@ -46,6 +46,7 @@ TRAITS: Mapping[str, Trait] = {
     ),
     "sink": Trait(lambda c: c.sink, "sink", "an attention sink"),
     "alibi": Trait(lambda c: c.alibi, "alibi", "ALiBi"),
+    "deterministic": Trait(lambda c: c.deterministic, "deterministic", "a deterministic variant"),
     "mask": Trait(lambda c: c.mask and not c.is_indexer, "mask", "a mask by name", "mask {c.mask}"),
     "other_mask": Trait(
         lambda c: c.mask and not masks.chooses(c.mask), "mask", "a mask other than topk", "mask {c.mask}"
@@ -70,6 +71,7 @@ EXCLUDES: Mapping[str, tuple[str, ...]] = {
     "latent": ("dropout", "layout"),
     "sink": ("dropout", "fp8"),
     "alibi": ("dropout", "softcap", "latent", "fp8"),
+    "deterministic": ("page_size", "latent", "ranks", "step"),
     "mask": ("dropout", "fp8", "lengths"),
     "other_mask": ("page_size", "latent"),
     "shared_prefix": ("mask",),

@@ -90,8 +90,9 @@ def check_relations(record: Record) -> None:
             _check("accuracy", {"rows": found.rows, "heads": found.heads})
     if "pairs" in record.measurements:
         _check_pairs(record.case, max(record.measurements["pairs"].values))
-    if record.approximation:
-        _check("approximation", record.approximation)
+    for name in ("approximation", "bitwise"):
+        if of := getattr(record, name):
+            _check(name, of)
 
 
 def check_forecast(forecast: Forecast) -> None:

@@ -14,8 +14,8 @@ from attnbench.core.case import Case
 from attnbench.core.flops import Bound, Convention
 from attnbench.core.formats import duration, times
 from attnbench.core.policy import CHECK
-from attnbench.core.record import STATUSES, WRONG, Record, Run, Status
-from attnbench.results import case_names, metrics
+from attnbench.core.record import STATUSES, WRONG, Bitwise, Record, Run, Status
+from attnbench.results import bits, case_names, metrics
 from attnbench.results.case_names import backend_rank, case_name, case_rank, unusual_versions
 from attnbench.results.rows import Rates, Row, Source
 from attnbench.results.run_setup import setup, setup_texts, unique_labels
@@ -160,6 +160,11 @@ class Cell:
         """The case's bound by the roofline."""
         return metrics.bound(self.case, self.rates)
 
+    @property
+    def bits(self) -> tuple[Bitwise, ...]:
+        """The comparisons of its bits, of the rounds that have one."""
+        return tuple(of for row in self.ok if (of := row.record.bitwise))
+
     def rounds(self, metric: str) -> dict[int, float]:
         """Return round -> value of a metric, for the rounds that have one."""
         found = ((row.record.round, metrics.value(metric, row)) for row in self.rows)
@@ -185,6 +190,9 @@ class Cell:
             return None
         if metric == "ci":
             return self.uncertainty.total if self.uncertainty else None
+        if metric in bits.VERDICTS:  # of all rounds together, as each has a process of its own
+            verdict = bits.VERDICTS[metric](self.bits)
+            return None if verdict is None else float(verdict)
         found = [value for row in self.ok if (value := metrics.value(metric, row)) is not None]
         return stats.median(found) if found else None
 

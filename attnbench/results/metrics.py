@@ -33,6 +33,7 @@ from attnbench.core.documents import with_addresses
 from attnbench.core.errors import UserError, did_you_mean
 from attnbench.core.flops import Bound, Roofline, flops, ideal_bytes, input_bytes, pairs
 from attnbench.core.policy import INSTRUMENTS
+from attnbench.results import bits
 from attnbench.results.rows import Rates, Row
 from attnbench.results.uncertainty import uncertainty, within_process
 
@@ -447,6 +448,18 @@ def mass_kept(row: Row) -> float | None:
     return found.mass_kept if found else None
 
 
+@metric("Deterministic", "", None, formats.yes_or_no)
+def deterministic(row: Row) -> float | None:
+    """1 where all launches and processes gave the same bits, else 0; with run --bitwise."""
+    return _verdict("deterministic", row)
+
+
+@metric("Batch-invariant", "", None, formats.yes_or_no)
+def batch_invariant(row: Row) -> float | None:
+    """1 where a sequence has the same bits with and without the rest of its batch, else 0; with run --bitwise."""
+    return _verdict("batch_invariant", row)
+
+
 @metric("SM clock held", "Hz", None, formats.megahertz)
 def clock_held(row: Row) -> float | None:
     """Median clock of the multiprocessors while calls ran, from their own counters of cycles; in runs of method 1,
@@ -577,6 +590,11 @@ def cycles(row: Row) -> float | None:
     """Latency times the SM clock held: independent of the effects of power and heat on the clock."""
     seconds, held = latency(row), clock_held(row)
     return seconds * held if seconds is not None and held is not None else None
+
+
+def _verdict(name: str, row: Row) -> float | None:
+    found = bits.VERDICTS[name]([of] if (of := row.record.bitwise) else [])
+    return None if found is None else float(found)
 
 
 def _throughput(row: Row) -> float | None:

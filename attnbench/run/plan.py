@@ -31,6 +31,7 @@ RANKS_OVERHEAD = {"cuda": 1.5, "cpu": 1.0, "fake": 0.0}  # more seconds of a job
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}  # seconds of a launch
 LONG_CALL = 0.15  # seconds of a call from which fewer calls check a cell (worker/cell_steps.py)
 TOO_LOW = 2.0  # assumed most of a run's time over its forecast
+BITWISE_CALLS = 12  # calls whose bits are compared (worker/same_bits.py)
 ROOM = 1.2  # an advised time limit over the forecast
 CONTEXT = 6 * 2**28  # bytes of a worker's CUDA context, libraries, profiler and buffer to flush L2
 SHARED = 3 * 2**30  # bytes of inputs and results that the judge shares with workers of a group (run/workers.py)
@@ -163,6 +164,9 @@ def forecast_job(
         overhead += BACKWARD_OVERHEAD[device.kind]
     if case.dropout_p:
         calls += _calls_to_read_dropout(case)
+    if policy.bitwise:  # in this process, of one sequence, and in another process
+        calls += BITWISE_CALLS
+        overhead += OVERHEAD[device.kind]
     seconds = overhead + calls * call + sampling + min(policy.warmup_s, 100 * call) + policy.sustained_s
     if case.ranks > 1:  # joining the group, whole heads on rank 0, calls without communication
         seconds += RANKS_OVERHEAD[device.kind] + 4 * call + sampling

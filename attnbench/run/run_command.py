@@ -56,6 +56,8 @@ def _how(policy: Policy) -> Iterator[str]:
         yield from ("--timer", policy.timer)
     if policy.l2 != Policy.l2:
         yield from ("--l2", policy.l2)
+    if policy.bitwise:
+        yield "--bitwise"
     if policy.caches != Policy.caches:
         yield "--fresh-caches"
     if policy.sustained_s:

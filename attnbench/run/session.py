@@ -91,7 +91,8 @@ class Session:
     def choose(self, chosen: Chosen) -> None:
         """Take other backends, and end the workers of the earlier ones."""
         self.pool.close()
-        self.pool = replace(WorkerPool(chosen.specs, chosen.interpreters), **self.pool.kept)
+        others = WorkerPool(chosen.specs, chosen.interpreters, variables=self.pool.variables)
+        self.pool = replace(WorkerPool(chosen.specs, chosen.interpreters, others=others), **self.pool.kept)
 
     @property
     def device(self) -> Device:

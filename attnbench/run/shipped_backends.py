@@ -19,10 +19,16 @@ def chosen(run: Run, backend: str, kernels: Iterable[str]) -> str:
     return ours.chosen(kernels) if ours else ""
 
 
-def code(run: Run, backend: str, case: Case) -> str:
-    """Return code to paste that calls a backend for a case; "" where none is known."""
+def code(run: Run, backend: str, case: Case, scale: str = "") -> str:
+    """Return code to paste that calls a backend for a case, with `scale` as the softmax's; "" where none is known."""
     ours = _shipped(run, backend)
-    return ours.paste.text(case) if ours and ours.paste else ""
+    return ours.paste.text(case, scale) if ours and ours.paste else ""
+
+
+def libraries(backend: str) -> tuple[str, ...]:
+    """Return the names in pip of the libraries, beside torch, that a backend uses; () for one that does not ship."""
+    ours = _loaded(backend) if backend in BACKENDS else None
+    return (*ours.distributions, *ours.uses) if ours else ()
 
 
 def engine_name(run: Run, backend: str, engine: str, case: Case) -> str:

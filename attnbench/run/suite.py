@@ -28,6 +28,9 @@ tp: 8                       # with models: the heads of one of 8 devices
 phase: decode               # with models: prefill, decode, mixed, train, or several
 interpreters: {fa4: ~/envs/fa4/bin/python}        # the Python of a backend, or of several: "flashinfer-*"
 on_cpu: {tokens: 2k}        # replaces the settings above if there is no GPU
+notes: [decode only]        # lines that a run shows
+
+A JSONL file of flashinfer-trace workloads is a suite too (run/flashinfer_workloads.py).
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ from attnbench.core.policy import INSTRUMENTS, Policy
 from attnbench.core.sizes import format_size, parse_duration, parse_size
 from attnbench.core.text import count, shortened
 from attnbench.results.bounds import check_cases
-from attnbench.run import yaml_file
+from attnbench.results.run_file import begins_as_one
+from attnbench.run import flashinfer_workloads, yaml_file
 from attnbench.run.axes import LATENT, STRICT, Axes, Item, Text, expand_all, matching, overlay, parsed
 from attnbench.run.model_axes import FIXED, check_not_both, model_axes, parse_phases
 from attnbench.run.select import possible_kinds
@@ -105,6 +109,7 @@ class Suite(Settings):
     cases: list[Block] = []
     interpreters: dict[str, str] = {}
     on_cpu: Settings = Settings()
+    notes: list[Text] = []
 
 
 # key of a mapping in a suite file -> its model
@@ -133,12 +138,17 @@ class Resolved:
 
 
 def load_suite(name: str) -> Suite:
-    """Read a shipped suite by name, or a YAML file. Raises UserError with the mistake and its place."""
+    """Read a shipped suite by name, a YAML file, or a JSONL file of flashinfer-trace workloads.
+
+    Raises UserError with the mistake and its place.
+    """
     path = shipped_suites().get(name)
     if path is None:
         path = Path(name)
         if not os.path.isfile(path):  # unlike Path's, false for a name that is too long
             raise UserError(f"no suite {name!r}{did_you_mean(name, shipped_suites())} (or give a YAML file)")
+    if path.suffix == ".jsonl" and not begins_as_one(path):
+        return parse_suite(flashinfer_workloads.read(path), str(path))
     if ".jsonl" in path.suffixes:
         raise UserError(f"{name} is a run file, not a suite; --resume {shlex.quote(name)} continues its run")
     data = yaml_file.read_yaml(path)
@@ -233,11 +243,11 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
     Raises UserError if no case is left.
     """
     given = given or Settings()
-    notes: tuple[str, ...] = ()
+    notes = tuple(suite.notes)
     merged = _merge([suite, given])
     if kind == "cpu":
         usual, merged = merged, _merge([suite, suite.on_cpu, given])
-        notes = _shrunk(usual, merged)
+        notes += _shrunk(usual, merged)
     cases: dict[Case, tuple[str, ...]] = {}  # case -> the backends that it is limited to; () for all
     blocks = _blocks(suite, merged, given)
     found = expand_all((block for block, _ in blocks), merged.tokens, merged.hidden)

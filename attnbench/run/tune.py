@@ -44,7 +44,7 @@ def tune_suite(given: Settings, kind: str) -> Suite:
         check_not_both(given.axes)
         blocks = [block for name in given.models for block in _of_model(name, given, grid, usual)]
     whole = dict.fromkeys(_key(overlay(block, given.axes)) for block in blocks)
-    return Suite(name=NAME, cases=[Block(**dict(key)) for key in whole])
+    return Suite(name=NAME, cases=[Block.model_validate(dict(key)) for key in whole])
 
 
 def without_model(given: Settings) -> Settings:

@@ -29,7 +29,7 @@ from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Job, Record, Status
 from attnbench.core.sizes import format_duration
-from attnbench.core.text import some
+from attnbench.core.text import one_line, some
 from attnbench.results.bounds import check_record
 from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS
 from attnbench.run import compile_caches, device_turns
@@ -71,6 +71,7 @@ class WorkerPool:
     variables: Mapping[str, str] = field(default_factory=dict)  # set in the environment of workers
     here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> maker of its worker in this process
     live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> required state of its function
+    others: WorkerPool | None = None  # of one more process for each backend, whose bits are compared (Policy.bitwise)
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
     _hearings: dict[str, JobHearing] = field(default_factory=dict)  # backend -> its present hearing (judge.py)
     _turns: dict[str, Callable[[str], None]] = field(default_factory=dict)  # backend -> waits for its turn
@@ -225,16 +226,17 @@ class WorkerPool:
         if last:
             self._look_due = 0.0
         if policy.caches == "kept":
-            return self._measure(job, policy, device)
+            return self._in_another_process(self._measure(job, policy, device), policy, device)
         before = self.variables
         with compile_caches.fresh_caches() as variables:
             self.close_worker(job.backend)
             self.variables = {**before, **variables}
             try:
-                return self._measure(job, policy, device)
+                record = self._measure(job, policy, device)
             finally:
                 self.variables = before
                 self.close_worker(job.backend)
+        return self._in_another_process(record, policy, device)
 
     def may_join(self, group: Sequence[Job], job: Job, policy: Policy, device: Device) -> bool:
         """Return whether a job can be measured together with a group of jobs.
@@ -282,9 +284,36 @@ class WorkerPool:
         share = (time.monotonic() - began) / (sum(seconds) or 1.0)
         records = [replace(record, seconds=share * own) for record, own in zip(records, seconds, strict=True)]
         return [
-            self.measure(job, policy, device) if record.status == "oom" else record  # the others took memory too
+            self.measure(job, policy, device)  # the others took memory too
+            if record.status == "oom"
+            else self._in_another_process(record, policy, device)
             for job, record in zip(jobs, records, strict=True)
         ]
+
+    def _in_another_process(self, record: Record, policy: Policy, device: Device) -> Record:
+        """Return a record with the comparison of its bits with another process's, where its bits were compared.
+
+        Each backend has one such process beside its worker, which launches once on the same inputs.
+        """
+        if (own := record.bitwise) is None or self.others is None:
+            return record
+        if record.case.dropout_p:
+            return replace(record, bitwise=replace(own, no_process="dropout draws other random numbers there"))
+        if self.specs[record.backend] in self.here:
+            return replace(record, bitwise=replace(own, no_process="its function is known in this process alone"))
+        slow = record.backend in self.compilers or policy.caches == "fresh"
+        timeout = (
+            COLD_TIMEOUT if slow else max(policy.timeout_s, 5 * record.forecast.seconds if record.forecast else 0.0)
+        )
+        request = {"op": "bits", "device": to_json(device), "case": to_json(record.case), "seed": policy.seed}
+        try:
+            found = self.others.ask(record.backend, request, timeout)["digests"]
+            differs = tuple(name for name, digest in own.digests.items() if found[name] != digest)
+            return replace(record, bitwise=replace(own, process=differs, no_process=""))
+        except (UserError, KeyError, TypeError) as error:  # a hung worker must not answer the next request
+            self.others.close_worker(record.backend)
+            why = f"another process gave no results: {one_line(str(error))[:400]}"
+            return replace(record, bitwise=replace(own, no_process=why))
 
     def _asked_together(self, jobs: Sequence[Job], turns: DeviceTurns, policy: Policy, device: Device) -> list[Record]:
         """Ask the worker of each job in a thread of its own."""
@@ -416,6 +445,8 @@ class WorkerPool:
 
     def close(self) -> None:
         """Kill all workers. The next job starts new ones."""
+        if self.others:
+            self.others.close()
         until = time.monotonic() + TO_CLEAN_UP
         for interrupted in [worker for worker in self._workers.values() if worker.interrupt_import()]:
             interrupted.wait(until - time.monotonic())

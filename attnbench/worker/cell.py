@@ -15,13 +15,14 @@ from attnbench.core import stats
 from attnbench.core.backend import Backend, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.policy import Policy
-from attnbench.core.record import Accuracy, Approximation, Measurement
+from attnbench.core.record import Accuracy, Approximation, Bitwise, Measurement
 from attnbench.worker import failures
 from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
 from attnbench.worker.kernel_trace import TraceFindings
 from attnbench.worker.laps import Laps
 
 Fields = dict[str, Any]  # fields of a Record
+NO_BITS = "bits are not compared for steps of models and for several devices"
 
 
 class Cell:
@@ -48,6 +49,7 @@ class Cell:
         self.policy = policy
         self.laps = Laps()
         self.timing: Timing | None = None
+        self.bitwise: Bitwise | None = None
         self.others: tuple[str, ...] = ()
         self.unseen = False  # whether the backend allocates outside of torch, so that its peak is unknown
         self.leak = ""  # a sentence on memory that calls never free; "" if none
@@ -139,6 +141,10 @@ class Cell:
         """Check that gradients are the same for a dense dout and for one with the same values and other strides."""
         return None
 
+    def compare_bits(self) -> None:
+        """Compare the results of more launches bit by bit, and of one sequence alone."""
+        self._notes.append(NO_BITS)
+
     def record(self) -> Fields:
         """Return the record's fields for a right kernel; without measurements where it was not timed."""
         found: Fields = {"status": "ok", "accuracy": self.accuracy, "kernels": self.traced.kernels}
@@ -156,6 +162,7 @@ class Cell:
                 **{name: Measurement("B", (nbytes,)) for name, nbytes in known.items()},
                 **self.counts(),
             },
+            "bitwise": self.bitwise,
             "timer": self.timing.timer,
             "l2": self.timing.l2,
             "limits": self.timing.limits,

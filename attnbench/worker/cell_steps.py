@@ -25,7 +25,7 @@ from attnbench.core.renewed_inputs import InputRenewal
 from attnbench.core.sizes import format_bytes
 from attnbench.core.text import shortened
 from attnbench.judge import count_pairs, inputs
-from attnbench.worker import kernel_trace, plan_time, repeated_calls
+from attnbench.worker import failures, kernel_trace, plan_time, repeated_calls, same_bits
 from attnbench.worker.cell import Cell, Fields, notes_on_data
 from attnbench.worker.instruments import TimedLaunch, Timing
 from attnbench.worker.judging import CellJudge, judge_of
@@ -239,6 +239,16 @@ class CellSteps(Cell):
                     return {"status": "wrong", "reason": reason, "accuracy": self.accuracy}
         self.laps.end("check")
         return None
+
+    def compare_bits(self) -> None:
+        device: Device = self.instruments.device_info
+        try:
+            self.bitwise = same_bits.compare(
+                self.backend, self.case, self.judge.given, self._checked, device, self.latency or 0.0
+            )
+        except Exception as error:
+            self._notes.append(f"bits were not compared: {failures.reason(error, '')}")
+        self.laps.end("bits")
 
     def _results_for(self, dout: Tensor) -> dict[str, Tensor]:
         prepared = self._prepare(self.judge.given.with_values({"dout": dout}))

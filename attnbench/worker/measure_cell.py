@@ -78,6 +78,8 @@ class CellMeasurer(Instruments):
                 or cell.check_repeated_calls()
                 or (None if timed else cell.check_strides_of_dout())
             )
+            if timed and policy.bitwise and ending is None:
+                cell.compare_bits()
         return ending or _rounded(cell.record(), limits)
 
     def recover(self) -> bool:

@@ -24,6 +24,7 @@ answers:
        with "together": true other workers use the device at the same time, and this one asks for turns alone
     {"op": "check", ... as "run"}        -> the same, where the record has all checks and no measurement
     {"op": "fit", ... as "run", "memory": bytes or null} -> the same, of a cell at the limit of memory (fit_cell.py)
+    {"op": "bits", "device": {...}, "case": {...}, "seed": 0}  -> {"digests": {result: digest}} (same_bits.py)
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
     {"op": "judge", "device": {...}, "do": ..., ...} -> the judge's answer (judge/service.py), in a worker without a
        backend, which is the judge of others; {"error": ..., "of": "results", "memory" or "sharing"} without an answer
@@ -156,6 +157,9 @@ class Worker:
                 if request.get("look"):
                     record = self.with_other_work(record)
                 return {"record": to_json(record), "fatal": self.fatal, "imported": self._newly_imported()}
+            case "bits":
+                device, case_ = from_json(Device, request["device"]), from_json(Case, request["case"])
+                return {"digests": self.digests(case_, request["seed"], device)}
             case "examine":
                 from attnbench.worker.machine_facts import examine
 
@@ -302,6 +306,22 @@ class Worker:
         seconds = monotonic() - began - (self._measurer.seconds_waited() if self._measurer else 0.0)
         return Record(job.case, job.backend, job.round, forecast=job.forecast, seconds=seconds, **found)
 
+    def digests(self, case: Case, seed: int, device: Device) -> Mapping[str, str]:
+        """Return the digests of a case's results, result by result. Raises the backend's errors."""
+        assert self.backend is not None
+        undo()
+        forget_compiled()
+        if getattr(self.backend, "simulated", False):
+            simulation = self.backend.prepare(case, None).simulation  # type: ignore[arg-type]
+            return simulation.bitwise.digests if simulation and simulation.bitwise else {}
+        from attnbench.worker import same_bits
+
+        measurer = self.measurer(device)
+        try:
+            return same_bits.digests(self.backend, case, seed, measurer.device)
+        finally:
+            self.fatal = not measurer.recover()
+
     def _newly_imported(self) -> dict[str, str]:
         """Return path -> hash of the files that a person's own code imported in the latest job."""
         if self.spec in backends.BACKENDS.values():
@@ -402,6 +422,7 @@ def simulate(prepared: Prepared, policy: Policy, *, timed: bool = True) -> dict[
         "status": "ok",
         "measurements": measurements,
         "accuracy": simulation.accuracy,
+        "bitwise": simulation.bitwise if policy.bitwise else None,
         "timer": "simulated",
         "l2": policy.l2,
     }

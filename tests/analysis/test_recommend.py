@@ -12,11 +12,11 @@ import pytest
 import builders
 from attnbench.analysis.recommend.asked_for import asked_for
 from attnbench.analysis.recommend.document import document
-from attnbench.analysis.recommend.findings import TRAINING, Problem, model_problems, problems
+from attnbench.analysis.recommend.findings import TRAINING, Problem, answered_once, model_problems, problems
 from attnbench.core.errors import UserError
 from attnbench.core.models import find
 from attnbench.core.policy import Policy
-from attnbench.core.record import Measurement, Record, Run
+from attnbench.core.record import Bitwise, Measurement, Record, Run
 from attnbench.render import terminal
 from attnbench.render.document import Code, Document, Span, Table
 from attnbench.results.cells import cells
@@ -57,6 +57,54 @@ def test_ties_are_shown_and_the_default_is_kept_where_it_ties() -> None:
     other = one(ok(CASE, "sdpa", SLOW), ok(CASE, "fa2", FAST), ok(CASE, "triton", 601))
     assert used([other]) == ["triton"]
     assert [candidate.backend for candidate in other.fastest] == ["triton", "fa2"]
+
+
+def bits(**more: Any) -> Bitwise:
+    return Bitwise(**{"launches": 8, "differing": {"out": 0}, "digests": {"out": "1"}, "no_process": "", **more})
+
+
+def test_only_backends_whose_bits_are_known_are_recommended() -> None:
+    """Of the backends that are left out, those that differ and those that were not compared are told apart."""
+    differs, alone = bits(differing={"out": 3}), bits(alone=("out",))
+    records = [
+        *(ok(CASE, "fa2", 900, bitwise=differs), ok(CASE, "flex", 800, bitwise=alone), ok(CASE, "fa3", 700)),
+        *(ok(CASE, "triton", FAST, bitwise=bits()), ok(CASE, "sdpa", SLOW)),
+    ]
+    assert used(of(run(records))) == ["fa2"]
+    assert used(of(run(records), bits=("deterministic",))) == ["flex"]
+    both = ("deterministic", "batch_invariant")
+    (problem,) = of(run(records), bits=both)
+    assert used([problem]) == ["triton"]
+    assert problem.gain, "over PyTorch's default, which is not known"
+    text = told(document(cells([run(records)]), bits=both))
+    assert "left out that are not deterministic and batch-invariant: fa2, flex." in text
+    assert "left out that are not known to be deterministic and batch-invariant: fa3, sdpa. attnbench run --b" in text
+    text = told(document(cells([run(records[:1])]), bits=both))
+    assert "no backend that is known to be deterministic and batch-invariant has a right figure" in text
+
+
+def test_a_deterministic_variant_competes_with_the_usual_calls_of_others() -> None:
+    backward, variant = (replace(CASE, direction="bwd", deterministic=of) for of in (False, True))
+    differs = bits(differing={"dq": 3})
+    records = [
+        *(ok(backward, "fa2", 500, bitwise=differs), ok(variant, "fa2", 400, bitwise=bits())),
+        *(ok(backward, "triton", 300, bitwise=bits()), ok(variant, "triton", 299, bitwise=bits())),
+    ]
+    for order in (records, records[::-1]):
+        assert used(of(run(order))) == ["fa2", "fa2"]
+        (problem,) = of(run(order), bits=("deterministic",))
+        assert [(one.name, one.cells[0].case.deterministic) for one in problem.candidates] == [
+            ("fa2 (deterministic)", True),
+            ("triton", False),
+        ]
+
+
+def test_a_figure_with_known_bits_is_found_in_a_slower_run() -> None:
+    first, later = run([ok(CASE, "fa2", FAST), ok(CASE, "triton", SLOW)]), "2026-07-02T10:00:00+00:00"
+    slower = run([ok(CASE, "fa2", 0.9 * FAST, bitwise=bits()), ok(CASE, "triton", 0.9 * SLOW)], started=later)
+    found = cells([first, slower], by_machine=True)
+    (problem,) = answered_once(problems(found, bits=("deterministic",)))
+    assert [(one.backend, one.run.started) for one in problem.candidates] == [("fa2", later)]
 
 
 def test_a_wrong_result_is_never_recommended() -> None:

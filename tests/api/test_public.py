@@ -54,7 +54,7 @@ def test_each_name_is_explained(name: str) -> None:
         assert ">>>" in found.__doc__
 
 
-@pytest.mark.parametrize("module", ["results", "measure", "timing"])
+@pytest.mark.parametrize("module", ["results", "measure", "timing", "shapes"])
 def test_the_examples_of_docstrings(module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with forked_worker.workers(), quick_cpu():

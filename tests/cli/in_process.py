@@ -27,7 +27,7 @@ from attnbench.backends import BACKENDS
 from attnbench.core.captured_stderr import captured_stderr
 from attnbench.run import device_probe, process, workers
 
-ENDS = re.compile("(crash|hang)@")  # faults in ATTNBENCH_FAKE that end a process
+ENDS = re.compile("(crash|hang|process)@")  # faults in ATTNBENCH_FAKE that need a process of their own
 for name in ("attnbench.worker.measure_cell", "torch.fx.experimental.symbolic_shapes"):
     importlib.import_module(name)  # otherwise each fork that measures on a CPU imports it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)

@@ -46,6 +46,34 @@ def test_no_default_is_missed_where_pytorch_has_none(tool: Tool) -> None:
         assert "The gain over PyTorch's default" not in " ".join(out.split())
 
 
+def test_bits_are_compared_shown_and_asked_for(tool: Tool) -> None:
+    """A simulated backend whose bits differ in three ways is left out where its bits are asked for."""
+    fake = ("--device", "fake", "-b", "fake", "--causal", "--headdim", "128")
+    odd = {"ATTNBENCH_FAKE": "unordered@1k batched@2k process@4k"}
+    tool("run", *fake, "--seqlen", "1k-8k", "--pass", "bwd", "--bitwise", "--out", "r.jsonl", **odd)
+    rows = list(csv.DictReader(io.StringIO(tool("report", "r.jsonl", "-f", "csv").out)))
+    said = {row["seqlen_k"]: (row["deterministic"], row["batch_invariant"]) for row in rows}
+    assert said == {"1024": ("0.0", ""), "2048": ("1.0", "0.0"), "4096": ("0.0", "1.0"), "8192": ("1.0", "1.0")}
+    text = " ".join(tool("report", "r.jsonl").out.split())
+    assert "dq differs in 3 of 7 further launches (1 cell)" in text
+    assert "dq differs with the batch (1 cell)" in text
+    assert "dq, dk and dv differ between processes (1 cell)" in text
+    rows = list(csv.DictReader(io.StringIO(tool("recommend", "r.jsonl", "--bits", "deterministic", "-f", "csv").out)))
+    assert [row["seqlen_k"] for row in rows if row["use"]] == ["2048", "8192"]
+    both = ("--bits", "deterministic,batch-invariant")
+    assert "nothing with these bits" in tool("recommend", "r.jsonl", *both).out
+    short = tool("recommend", *fake, "--seqlen", "1k,8k", "--pass", "bwd", *both, "-f", "csv", **odd).out
+    assert [row["use"] for row in csv.DictReader(io.StringIO(short))] == ["", "fake"], "a short run compares bits"
+
+
+def test_a_deterministic_variant_that_differs_is_told(tool: Tool) -> None:
+    fake = ("run", "--device", "fake", "-b", "fake", "--causal", "--headdim", "128", "--seqlen", "1k,4k", "--bitwise")
+    done = tool(*fake, "--deterministic", "--pass", "bwd", ATTNBENCH_FAKE="unordered@1k process@4k")
+    assert "1 result of a deterministic variant with other bits in another launch or process" in " ".join(
+        done.out.split()
+    )
+
+
 def test_a_short_run_whose_results_are_wrong_recommends_nothing(tool: Tool) -> None:
     options = ("recommend", "--device", "fake", "--seqlen", "2k", "--causal", "--out", "r.jsonl")
     done = tool(*options, ATTNBENCH_FAKE="wrong@2k", code=1)
@@ -72,6 +100,7 @@ def test_a_run_file_without_records(tool: Tool) -> None:
         (("notes.txt",), "is not an attnbench run file"),
         (("--device", "fake", "-b", "no-such"), "no backend 'no-such'"),
         ((LIBRARIES, "-f", "xml"), "--format: unknown 'xml'"),
+        ((LIBRARIES, "--bits", "determinist"), "bits: unknown bits 'determinist'; did you mean \"deterministic\"?"),
     ],
 )
 def test_what_is_wrong_is_one_line(tool: Tool, options: tuple[object, ...], said: str) -> None:

@@ -446,6 +446,24 @@ def test_failures_are_not_measured_again_but_skips_for_time_are() -> None:
     assert CASES[0] not in [j.case for j in run_file.missing(with_records(skip, ok(CASES[0], "triton", 1.0)))]
 
 
+def test_a_line_of_further_jobs_plans_them_and_a_senseless_one_is_damage(tmp_path: Path) -> None:
+    """Jobs that a run adds to its plan are measured, resumed and repeated in rounds like those of its first line."""
+    further = [case(length, causal=True) for length in (3072, 5120)]
+    first = replace(RUN, records=())
+    file = run_file.RunFile.create(tmp_path / "r.jsonl", first)
+    file.add_jobs([job(one, "triton") for one in further])
+    file.append(replace(ok(further[0], "triton", 100), version=None))
+    file.add_jobs([job(further[1], "triton")])  # of a job that is planned already
+    file.add_rounds(2)
+    file.close()
+    found, problems = run_file.read(file.path)
+    assert [problem.partition(" (")[0] for problem in problems] == [f"{file.path}:4: damaged line left out"]
+    assert [one.case for one in found.plan if not one.round] == [*(one.case for one in first.plan), *further]
+    assert {one.case for one in found.plan if one.round} == {one.case for one in found.plan if not one.round}
+    assert [record.case for record in found.records] == [further[0]]
+    assert further[0] not in [one.case for one in run_file.missing(found) if not one.round]
+
+
 def test_a_line_of_more_rounds_plans_them_and_a_senseless_one_is_damage(path: Path) -> None:
     with path.open("ab") as file:
         file.write(b'{"rounds": 3, "type": "rounds"}\n{"type":"rounds","rounds":2}\n')

@@ -1,1 +1,1 @@
-"""Which backend a program should use for which shapes: regions, the file and the module that it loads, engines' names."""
+"""Which backend a program should use for which shapes: regions, the file and the module it loads, engines' names."""

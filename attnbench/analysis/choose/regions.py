@@ -8,6 +8,7 @@ nothing is said of sizes beyond the measured ones.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,7 +55,9 @@ class Region:
 
     @property
     def loss(self) -> float:
-        """How many times as long `use` takes as the fastest, at worst; 1 where it is the fastest everywhere."""
+        """How many times as long `use` takes as the fastest, at worst; 1 where it is the fastest, or there is none."""
+        if not self.use:
+            return 1.0
         return max((_loss(problem, self.use) for problem in self.problems), default=1.0)
 
 
@@ -109,7 +112,7 @@ def regions(problems: Sequence[Problem], eligible: Eligible | None = None, *, va
 
 def unknown_borders(found: Sequence[Region]) -> list[tuple[Region, Region]]:
     """Return the pairs of neighbouring regions whose border is known to no better than BORDER in length."""
-    pairs = zip(found, found[1:], strict=False)
+    pairs = itertools.pairwise(found)
     return [
         (left, right)
         for left, right in pairs
@@ -199,12 +202,12 @@ def _preferred(part: Sequence[Problem], names: Sequence[str]) -> str:
 
 def _bounds(sizes: Sequence[int]) -> dict[int, tuple[int, int]]:
     """Return size -> the range that it stands for: up to halfway (geometric mean) to its neighbours."""
-    ends = [math.isqrt(low * high) for low, high in zip(sizes, sizes[1:], strict=False)]
+    ends = [math.isqrt(low * high) for low, high in itertools.pairwise(sizes)]
     firsts, lasts = [sizes[0], *(end + 1 for end in ends)], [*ends, sizes[-1]]
     return dict(zip(sizes, zip(firsts, lasts, strict=True), strict=True))
 
 
 def _bounds_of_parts(parts: Sequence[Sequence[Problem]]) -> list[tuple[int, int]]:
-    ends = [math.isqrt(_length(a[-1]) * _length(b[0])) for a, b in zip(parts, parts[1:], strict=False)]
+    ends = [math.isqrt(_length(a[-1]) * _length(b[0])) for a, b in itertools.pairwise(parts)]
     firsts, lasts = [_length(parts[0][0]), *(end + 1 for end in ends)], [*ends, _length(parts[-1][-1])]
     return list(zip(firsts, lasts, strict=True))

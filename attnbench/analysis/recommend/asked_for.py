@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from attnbench.analysis.models.findings import is_of
+from attnbench.core.axes import parse_names
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.models import Phase, find
 from attnbench.core.text import fits
+from attnbench.results.bits import VERDICTS
 from attnbench.results.case_names import backend_rank
 from attnbench.results.cells import Cell
 from attnbench.run.axes import matching
@@ -69,6 +71,15 @@ def competing(patterns: Sequence[str] | None, cells: Sequence[Cell] | None = Non
     if names and not any(map(competes, names)):
         raise UserError(f"--backend: these run files have no such backend for these shapes, only {', '.join(names)}")
     return competes
+
+
+def parse_bits(text: str | None) -> tuple[str, ...]:
+    """Return the properties of bits, as results/bits.py names them, of a comma-separated text.
+
+    Raises UserError for an unknown one.
+    """
+    known = [name.replace("_", "-") for name in VERDICTS]
+    return tuple(name.replace("-", "_") for name in parse_names(text, "bits", known)) if text else ()
 
 
 def _fits(backend: str, patterns: Sequence[str]) -> bool:

@@ -59,6 +59,13 @@ def why_unknown(found: Sequence[Problem]) -> str:
     return ", or ".join(filter(None, said))
 
 
+def asked_of(found: Sequence[Problem]) -> str:
+    """Return the words for a backend that was asked for, where others were right; "" where none was."""
+    if any(problem.unproven for problem in found):
+        return f"backend that is known to be {listed(name.replace('_', '-') for name in found[0].bits)}"
+    return "backend that was asked for" if any(problem.others_right for problem in found) else ""
+
+
 def _in(found: Sequence[Problem], **values: Any) -> Places:
     """Return the values of a caution about some problems, [] without problems.
 
@@ -76,9 +83,8 @@ def answered(test: Callable[[Problem], object]) -> Callable[[Recommended], Place
 
 def _lost(of: Recommended) -> Places:
     lost = [problem for problem in of.problems if not problem.candidates]
-    asked = " that was asked for" if any(p.others_right for p in lost) else ""
     told = any(cell.status != "ok" for p in lost for cell in p.missing)
-    return _in(lost, asked=asked, todo="Each has its reason in this report." if told else "")
+    return _in(lost, who=asked_of(lost) or "backend", todo="Each has its reason in this report." if told else "")
 
 
 def _noisy(of: Recommended) -> Places:
@@ -166,11 +172,23 @@ def _left_out(by_case: Sequence[Sequence[str]]) -> Places:
     return when(cases, cases=count(len(cases), "case"), names=names)
 
 
+def _unproven(of: Recommended) -> Iterator[dict[str, Any]]:
+    """Yield the backends that are left out for their bits: those whose bits differ, then those not compared."""
+    for differs in (True, False):
+        by_case = [
+            [one.name for one in problem.unproven if any(one.differs(name) for name in problem.bits) == differs]
+            for problem in of.problems
+        ]
+        what = listed(name.replace("_", "-") for problem in of.problems[:1] for name in problem.bits)
+        told = f"are not {what}" if differs else f"are not known to be {what}"
+        todo = "" if differs else "attnbench run --bitwise compares their bits."
+        for values in _left_out(by_case):
+            yield {**values, "told": told, "todo": todo}
+
+
 CAUTIONS: Sequence[Rule[Recommended]] = (
     INCOMPLETE,
-    Rule(
-        _lost, "Nothing is recommended in {cases} ({names}).", "No backend{asked} has a right figure there.", "{todo}"
-    ),
+    Rule(_lost, "Nothing is recommended in {cases} ({names}).", "No {who} has a right figure there.", "{todo}"),
     Rule(_noisy, "Nothing is recommended in {cases} ({names}): {why}.", todo="{todo}"),
     Rule(
         _without_default,
@@ -234,6 +252,7 @@ CAUTIONS: Sequence[Rule[Recommended]] = (
         "A training step runs them as one, so fwd_bwd counts where it has all backends of the sum, or is faster.",
         "--pass chooses.",
     ),
+    Rule(_unproven, "In {cases} backends are left out that {told}: {names}.", todo="{todo}"),
     Rule(
         lambda of: _left_out([problem.wrong_elsewhere for problem in of.every]),
         "In {cases} backends are left out that were right in one run and wrong in another: {names}.",

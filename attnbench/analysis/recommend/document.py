@@ -18,7 +18,7 @@ from typing import Any
 
 from attnbench.analysis.cautions import stated
 from attnbench.analysis.recommend import problem_names
-from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, PLANS, Recommended, why_unknown
+from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, PLANS, Recommended, asked_of, why_unknown
 from attnbench.analysis.recommend.findings import (
     DEFAULTS,
     TRAINING,
@@ -88,15 +88,17 @@ def document(
     tp: int = 1,
     file: Path | None = None,
     every: bool = True,
+    bits: tuple[str, ...] = (),
 ) -> Document:
     """Return the recommendation for the cases of some cells, and for the steps of models on one of `tp` devices.
 
-    `wanted` says which backends may be recommended; `file` is the file of the run, where there is one. Without `every`
-    its text is as short as a screen (most_telling.py); its data for programs are complete.
+    `wanted` says which backends may be recommended, and `bits` which properties their bits must have. `file` is the
+    file of the run, where there is one. Without `every` its text is as short as a screen (most_telling.py); its data
+    for programs are complete.
     """
     usable = [cell for cell in cells if cell.case.ranks > 1 or not splits_sequences(cell.backend)]
-    found = [step for model in models for step in model_problems(usable, model, tp, wanted)]
-    every_run = [*found, *problems(usable, wanted)]
+    found = [step for model in models for step in model_problems(usable, model, tp, wanted, bits)]
+    every_run = [*found, *problems(usable, wanted, bits)]
     found = problem_names.told_apart(answered_once(every_run))
     shown = [cell for cell in cells if wanted(cell.backend) or cell.backend in DEFAULTS]
     asked = Recommended(found, cells, models, tp, found, every_run, [file] if file else [])
@@ -208,8 +210,8 @@ def _answer(found: Sequence[Problem]) -> Iterator[str]:
         where = f"On {devices}" + (f" in {first.case.dtype}" if several else "")
         where += f", all layers of {first.model}" if first.model else ""
         if not answered:
-            asked = "backend that was asked for" if any(problem.others_right for problem in own) else "exact backend"
-            yield f"{where} nothing can be recommended: {why_unknown(own) or f'no {asked} has a right figure'}."
+            who = asked_of(own) or "exact backend"
+            yield f"{where} nothing can be recommended: {why_unknown(own) or f'no {who} has a right figure'}."
         elif len(answered) == 1:
             yield _of_one(answered[0])
         else:
@@ -389,6 +391,8 @@ def _entries(problem: Problem, short: bool) -> dict[str, Entry]:
 
 def _no_use(problem: Problem) -> Span:
     """Return the entry in place of a backend to use: the reason why there is none."""
+    if problem.unproven and not problem.candidates:
+        return Span("nothing with these bits", "warning")
     if problem.candidates:
         return Span("not comparable" if problem.is_incomparable else "hardly known", "warning")
     style: Style = "bad" if problem.ending in WRONG else "warning"

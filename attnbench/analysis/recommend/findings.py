@@ -8,7 +8,7 @@ were right are ranked, and none that computes an approximation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -52,7 +52,12 @@ class Candidate:
     @property
     def name(self) -> str:
         """The backend as tables name it, with a version where that tells it from other candidates."""
-        return self.cells[0].backend_name
+        variant = " (deterministic)" if any(cell.case.deterministic for cell in self.cells) else ""
+        return self.cells[0].backend_name + variant
+
+    def has(self, bits: Collection[str]) -> bool:
+        """Return whether its bits are known to have these properties, by the names in results/bits.py."""
+        return all(cell.value(name) == 1 for cell in self.cells for name in bits)
 
     @property
     def run(self) -> Run:
@@ -79,6 +84,10 @@ class Candidate:
         halves = [(count * (cell.value("latency") or 0.0), cell.half_interval("latency")) for count, cell in self.parts]
         return of_sum(halves)
 
+    def differs(self, name: str) -> bool:
+        """Return whether its bits are known to lack a property."""
+        return any(cell.value(name) == 0 for cell in self.cells)
+
     def between_runs(self, other: Candidate) -> float:
         """Return the uncertainty, relative, that unlike cards and measuring methods add to a comparison; 0 without."""
         cards = max(ours.between_cards(theirs) for ours in self.cells for theirs in other.cells)
@@ -89,6 +98,13 @@ class Candidate:
     def memory(self) -> float | None:
         """The most memory in use beyond the inputs, in bytes; None where it was not measured."""
         return max((peak for cell in self.cells if (peak := cell.value("memory_peak")) is not None), default=None)
+
+    @property
+    def error(self) -> float | None:
+        """The largest error of its results against the reference, as a share of the tolerance; None where unknown."""
+        checks = [row.record.accuracy for cell in self.cells for row in cell.ok]
+        errors = [error for check in checks if check for error in check.errors.values()]
+        return max((error.max_error / error.tolerance for error in errors if error.tolerance), default=None)
 
     @property
     def rate(self) -> tuple[str, float | None]:
@@ -140,6 +156,7 @@ class Problem:
     model: str = ""  # the model whose layers these are; "" for a case
     elsewhere: tuple[str, ...] = ()  # backends that were right only as measured in another way
     wrong_elsewhere: tuple[str, ...] = ()  # backends that were right in one run and wrong in another
+    bits: tuple[str, ...] = ()  # properties that the bits of a candidate must be known to have: results/bits.py
     apart: tuple[str, ...] = ()  # words that its name needs beside the name of its case (problem_names.py)
 
     @property
@@ -154,7 +171,12 @@ class Problem:
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
         """The backends that may be used, the fastest first; empty where no backend was right."""
-        return tuple(one for one in self.right if self.wanted(one.backend))
+        return tuple(one for one in self.right if self.wanted(one.backend) and one.has(self.bits))
+
+    @property
+    def unproven(self) -> tuple[Candidate, ...]:
+        """The backends that may not be used for their bits alone, which differ or were not compared."""
+        return tuple(one for one in self.right if self.wanted(one.backend) and not one.has(self.bits))
 
     @cached_property
     def default(self) -> Candidate | None:
@@ -228,18 +250,26 @@ class Problem:
     @property
     def gain(self) -> Gain | None:
         """The gain of `use` over the default; None where it is not known, or `use` is the default."""
-        if not self.use or not self.default or self.use is self.default:
+        return self.gain_of(self.use) if self.use else None
+
+    def gain_of(self, use: Candidate) -> Gain | None:
+        """Return the gain of a candidate over the default; None for the default, and where it has no figure."""
+        if not self.default or use is self.default:
             return None
-        ratio = self.default.latency / self.use.latency
-        halves = (math.inf if one.half is None else one.half for one in (self.use, self.default))
-        half = math.hypot(*halves, self.use.between_runs(self.default))
+        ratio = self.default.latency / use.latency
+        halves = (math.inf if one.half is None else one.half for one in (use, self.default))
+        half = math.hypot(*halves, use.between_runs(self.default))
         if half > 700:  # its exponential would overflow
             return Gain(ratio, None, None)
         return Gain(ratio, ratio * stats.exp(-half), ratio * stats.exp(half))
 
 
 def model_problems(
-    cells: Sequence[Cell], model: Model, tp: int, wanted: Callable[[str], bool] = lambda _: True
+    cells: Sequence[Cell],
+    model: Model,
+    tp: int,
+    wanted: Callable[[str], bool] = lambda _: True,
+    bits: tuple[str, ...] = (),
 ) -> list[Problem]:
     """Return the steps of a model, with one backend for all its layers, on one of `tp` devices."""
     steps = grouped(step_times(cells, model, tp), lambda time: (time.device, time.case, time.direction))
@@ -248,23 +278,27 @@ def model_problems(
         whole = step == "bwd" and (device, replace(case, direction="fwd"), TRAINING) in steps
         if not whole:
             tried, of = tuple(time.parts for time in times), (machine_of(times[0].cell.run), _way(times[0].cell))
-            found.append(Problem(device, case, step, tried, wanted, *of, model=model.name))
+            found.append(Problem(device, case, step, tried, wanted, *of, model=model.name, bits=bits))
     return found
 
 
-def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: True) -> list[Problem]:
+def problems(
+    cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: True, bits: tuple[str, ...] = ()
+) -> list[Problem]:
     """Return the problems of cells, of each label of a device by itself.
 
-    `wanted` says which backends compete. A backward whose forward was measured too counts in a training step only; its
-    forward may be of another run of the machine, where no run has both. Steps of whole models are left out:
-    `attnbench step` ranks them.
+    `wanted` says which backends compete; their `bits` must be known to have these properties. Where these include
+    "deterministic", the deterministic variants of libraries compete in the plain case. A backward whose forward was
+    measured too counts in a training step only; its forward may be of another run of the machine, where no run has
+    both. Steps of whole models are left out: `attnbench step` ranks them.
     """
     at: dict[tuple[str, Case], dict[str, Cell]] = {}
     forwards: dict[tuple[Machine, Way, Case, str], Cell] = {}  # on a machine, the newest right one
-    for cell in (cell for cell in cells if not cell.case.step):
-        at.setdefault((cell.device, cell.case), {})[cell.backend] = cell
-        if cell.case.direction == "fwd":
-            key = machine_of(cell.run), _way(cell), cell.case, cell.backend
+    for cell in sorted((cell for cell in cells if not cell.case.step), key=lambda cell: _suits(cell, bits)):
+        case = replace(cell.case, deterministic=False) if "deterministic" in bits else cell.case
+        at.setdefault((cell.device, case), {})[cell.backend] = cell  # the one that suits best comes last
+        if case.direction == "fwd":
+            key = machine_of(cell.run), _way(cell), case, cell.backend
             known = forwards.setdefault(key, cell)
             if (cell.status == "ok", cell.run.started) > (known.status == "ok", known.run.started):
                 forwards[key] = cell
@@ -289,8 +323,16 @@ def problems(cells: Sequence[Cell], wanted: Callable[[str], bool] = lambda _: Tr
             pairs: list[Parts] = [((1, forward), (1, of_case[backend])) for backend, forward in both.items() if forward]
             if pairs or own:
                 case, step, tried = plain, TRAINING, pairs
-        found.append(Problem(device, case, step, tuple(tried), wanted, *of))
+        found.append(Problem(device, case, step, tuple(tried), wanted, *of, bits=bits))
     return found
+
+
+def _suits(cell: Cell, bits: tuple[str, ...]) -> tuple[bool, bool, float]:
+    """Return the sort key by which a library's deterministic variant replaces its usual call, or the reverse."""
+    if not bits:
+        return False, False, 0.0
+    is_right = cell.status == "ok"
+    return is_right, Candidate(((1, cell),)).has(bits), -(cell.value("latency") or 0.0)
 
 
 def _way(cell: Cell) -> Way:
@@ -385,14 +427,17 @@ def _joined(group: Sequence[Problem]) -> Problem:
     def least(problem: Problem) -> float:
         return min((one.latency for one in problem.contest.known), default=math.inf)
 
-    def rank(of: Parts) -> tuple[bool, bool, bool, float, str]:
+    def rank(of: Parts) -> tuple[bool, bool, bool, bool, float, str]:
         right, one = _is_right(of), Candidate(of)
-        return right, _is_wrong(of), right and not hardly_known(one.half), -one.latency * right, one.run.started
+        known = right and not hardly_known(one.half)
+        return right, _is_wrong(of), right and one.has(best.bits), known, -one.latency * right, one.run.started
 
     best = min(group, key=least)
     every = [of for problem in group for of in problem.tried]
     chosen = {_backend(of): of for of in sorted(every, key=rank)}
-    own = {one.backend: one.parts for one in best.right if not hardly_known(one.half)}
+    proven = {name for name, of in chosen.items() if Candidate(of).has(best.bits)}
+    right = [one for one in best.right if one.backend not in proven or one.has(best.bits)]
+    own = {one.backend: one.parts for one in right if not hardly_known(one.half)}
     return replace(best, tried=tuple((chosen | own).values()))
 
 

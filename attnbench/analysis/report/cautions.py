@@ -284,6 +284,12 @@ CAUTIONS: Sequence[Rule[Reported]] = (
     ),
     INCOMPLETE,
     Rule(
+        measured(lambda c: c.case.deterministic and c.value("deterministic") == 0),
+        "{results} of a deterministic variant with other bits in another launch or process: {names}.",
+        "The library was asked for the variant that repeats itself, and does not have it there.",
+        "Choose another backend where bits must repeat; report --cell shows what differs.",
+    ),
+    Rule(
         _replaced,
         "{records} replaced by a later one of the same job.",
         "The later figures count; where nobody gave --again, they may be another run's.",

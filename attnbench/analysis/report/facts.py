@@ -14,7 +14,7 @@ from attnbench.core.groups import grouped
 from attnbench.core.policy import INSTRUMENTS, SHORT
 from attnbench.core.text import capitalized, count, merged, one_line, template
 from attnbench.render.document import Caution
-from attnbench.results import case_names, metrics
+from attnbench.results import bits, case_names, metrics
 from attnbench.results.cells import Cell
 from attnbench.results.rows import SLOWED
 from attnbench.run.shipped_backends import chosen
@@ -156,6 +156,15 @@ def _interpreters(of: Reported) -> Iterator[dict[str, Any]]:
         yield {"backends": _backends(cells), "python": python}
 
 
+def _bits(of: Reported) -> Iterator[dict[str, Any]]:
+    """Yield what differs in the bits of each backend, with the number of its cells that differ so."""
+    for label, group in _groups([cell for cell in of.measured if cell.bits]):
+        found = grouped(filter(None, (bits.differences(cell.bits) for cell in group)), template)
+        each = "; ".join(f"{merged(own)} ({count(len(own), 'cell')})" for own in found.values())
+        if each:
+            yield {"label": label, "each": each, "cells": count(len(group), "cell")}
+
+
 def _notes(of: Reported) -> Iterator[dict[str, Any]]:
     notes = [(one_line(note), cell) for cell in of.cells for row in cell.rows for note in row.record.notes]
     for group in grouped(dict.fromkeys(notes), lambda note: template(note[0])).values():
@@ -275,6 +284,12 @@ FACTS: Sequence[Rule[Reported]] = (
         "-m memory_driver includes it.",
     ),
     Rule(_choices, "{label} ran {chose}, by the names of its kernels."),
+    Rule(
+        _bits,
+        "{label} gives other bits, of {cells}: {each}.",
+        "The results are right within the tolerance, but a run with them does not repeat itself bit by bit.",
+        "--deterministic measures the variant of a library that gives the same gradients in each launch.",
+    ),
     Rule(_interpreters, "{backends} ran in {python}."),
     NOTED,
 )

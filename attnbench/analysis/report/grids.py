@@ -20,7 +20,7 @@ from attnbench.core.sizes import format_size
 from attnbench.core.text import count
 from attnbench.render.characters import MEMORY_BOUND
 from attnbench.render.document import Ending, Figure, Grid, Grids
-from attnbench.results import case_names, metrics
+from attnbench.results import bits, case_names, metrics
 from attnbench.results.cells import Cell, contest_of
 from attnbench.results.metrics import METRICS, Metric
 
@@ -57,8 +57,8 @@ def grids(
 ) -> list[Grids]:
     """Return the grids of each metric, then of the figures that a speed must be read with, then of the peak memory.
 
-    The figures to read with a speed are the error of fp8 cells, the errors of approximations, and for masks by name the
-    rate of computed pairs, their share and the time to build the mask.
+    The figures to read with a speed are the error of fp8 cells, the errors of approximations, for masks by name the
+    rate of computed pairs, their share and the time to build the mask, and the verdicts on bits, where there are any.
 
     Without `names` each case has its own unit and the metrics beside it: `Cell.usual`. A grid of throughput has all its
     rows, cells that memory limits in GB/s, as their labels say, and cells that launching limits as a time.
@@ -84,6 +84,7 @@ def grids(
     near = [c for c in cells if not c.is_exact]
     beside = {"relative_error": narrow, **dict.fromkeys(("approximation_error", "mass_kept"), near)}
     beside |= dict.fromkeys(("tflops_computed", "block_efficiency", "plan"), masked)
+    beside |= {name: [c for c in cells if c.bits] for name in bits.VERDICTS}
     wanted += [(name, chosen) for name, chosen in beside.items() if name not in names and chosen]
     if "memory_peak" not in names:
         wanted.append(("memory_peak", _with_plainest_mask(cells)))

@@ -28,7 +28,7 @@ from attnbench.render.document import (
     Span,
     Table,
 )
-from attnbench.results import case_names
+from attnbench.results import bits, case_names
 from attnbench.results.cells import Cell, runs_of
 from attnbench.results.disturbed import doubt
 from attnbench.results.export_rows import COLUMNS, table_rows
@@ -149,6 +149,9 @@ def _facts(cell: Cell) -> Iterator[tuple[str, str, str]]:
         what = "tracing" if cell.uses_span else "other work on the CPU"
         load = f"; {what} {formats.percent(known.added)}" if known.added else ""
         yield "uncertainty", f"{formats.percent(known.total)}, with 95 %: {within}{known}{load}{units}", ""
+    if cell.bits:
+        said = bits.differences(cell.bits) or f"the same in {cell.bits[0].launches} launches"
+        yield "bits", "; ".join(filter(None, (said, bits.untried(cell.bits)))), ""
     for row in cell.rows:
         record = row.record
         of = f" {record.round}" if len(cell.rows) > 1 else ""

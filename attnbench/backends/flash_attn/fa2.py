@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, FLASH, PAGES, PAGES_THD, THD, Paste
-from attnbench.backends.shared.libraries import VARLEN, Library, varlen_options
+from attnbench.backends.shared.libraries import VARLEN, Library, deterministic_option, varlen_options
 from attnbench.backends.shared.masks import flash_window, slopes
 from attnbench.core.backend import Prepared, Signature
 from attnbench.core.case import Case
@@ -48,6 +48,7 @@ class FlashAttention2(Library):
         **FLASH,
         dropout="dropout_p={dropout}",
         alibi="alibi_slopes=alibi_slopes",
+        deterministic="deterministic=True",
     )
     engine_names: ClassVar = {
         "transformers": "flash_attention_2",
@@ -60,7 +61,14 @@ class FlashAttention2(Library):
     install = "pip install 'flash-attn>=2.6,<3' --no-build-isolation"
     min_version, below_version = "2.6", "3"
     limits: ClassVar = Limits(
-        window=True, softcap=True, dropout=True, alibi=True, ragged=True, page_sizes=(256,), append=True
+        window=True,
+        softcap=True,
+        dropout=True,
+        alibi=True,
+        deterministic=True,
+        ragged=True,
+        page_sizes=(256,),
+        append=True,
     )
     forward_kernels = "flash_fwd"
     backward_kernels = "flash_bwd"
@@ -87,6 +95,7 @@ class FlashAttention2(Library):
             "window_size": flash_window(case),
             "softcap": case.softcap,
             "alibi_slopes": slopes(case, inputs.q.device),
+            **deterministic_option(case, flash_attn_varlen_func if case.is_ragged else flash_attn_func),
         }
         if case.is_paged:
             return _prepare_paged(case, inputs, options)

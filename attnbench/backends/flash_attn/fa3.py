@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from attnbench.backends.base import autograd_prepared
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, FLASH, PAGES, PAGES_THD, THD, Paste
-from attnbench.backends.shared.libraries import VARLEN, Library, installed_build, varlen_options
+from attnbench.backends.shared.libraries import VARLEN, Library, deterministic_option, installed_build, varlen_options
 from attnbench.backends.shared.masks import effective_window, flash_window
 from attnbench.core.backend import Prepared, Probe, Signature, cu_seqlens, operand_dtype
 from attnbench.core.case import Case
@@ -73,6 +73,7 @@ class FlashAttention3(Library):
             "unlike": f"{PAGES_THD}{CACHED},\n    cu_seqlens_q=cu_seqlens_q, max_seqlen_q=max_seqlen_q{{options}}\n)",
         },
         **FLASH,
+        deterministic="deterministic=True",
     )
     engine_names: ClassVar = {
         "transformers": "flash_attention_3",
@@ -95,6 +96,7 @@ class FlashAttention3(Library):
         headdim_v=True,
         window=True,
         softcap=True,
+        deterministic=True,
         ragged=True,
         page_sizes=(1,),
         append=True,
@@ -150,6 +152,7 @@ class FlashAttention3(Library):
             "causal": case.causal,
             "window_size": flash_window(case),
             "softcap": case.softcap,
+            **deterministic_option(case, attention),
         }
 
         def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class Vllm(OfEngine):
     module, folder, extension, operators = "vllm", "vllm_flash_attn", "_vllm_fa3_C.", "_vllm_fa3_C"
     distributions: ClassVar = ("vllm",)
     install = "pip install --no-deps vllm  # its kernels are loaded without the engine"
-    limits: ClassVar = replace(FlashAttention3.limits, backward=False, append=False)
+    limits: ClassVar = replace(FlashAttention3.limits, backward=False, deterministic=False, append=False)
 
 
 class Sglang(OfEngine):
@@ -136,4 +136,4 @@ class Sglang(OfEngine):
     distributions: ClassVar = ("sglang-kernel", "sgl-kernel")
     install = "pip install --no-deps sglang-kernel  # bound to one torch: 0.4.10 to 2.14.1"
     min_version = "0.4.10"
-    limits: ClassVar = replace(FlashAttention3.limits, backward=False)
+    limits: ClassVar = replace(FlashAttention3.limits, backward=False, deterministic=False)

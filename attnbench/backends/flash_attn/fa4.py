@@ -17,7 +17,7 @@ from attnbench.backends.base import Order, autograd_prepared
 from attnbench.backends.flash_attn.fa4_compiled import mask_mod, mask_options, pairs_of_lists, score_mods
 from attnbench.backends.limits import Limits
 from attnbench.backends.paste import BSHD, FLASH, PAGES, PAGES_THD, THD, Paste
-from attnbench.backends.shared.libraries import VARLEN, Library, varlen_options
+from attnbench.backends.shared.libraries import VARLEN, Library, deterministic_option, varlen_options
 from attnbench.backends.shared.masks import slopes
 from attnbench.core import masks
 from attnbench.core.backend import Prepared, cu_seqlens
@@ -52,6 +52,7 @@ class FlashAttention4(Library):
         **FLASH,
         open_side="None",
         sink="learnable_sink=sink",
+        deterministic="deterministic=True",
     )
     engine_names: ClassVar = {
         "transformers": "flash_attention_4",
@@ -73,6 +74,7 @@ class FlashAttention4(Library):
         softcap=True,
         sink=True,
         alibi=True,
+        deterministic=True,
         masks=True,
         ragged=True,
         page_sizes=(1,),
@@ -96,6 +98,7 @@ class FlashAttention4(Library):
             "causal": case.causal,
             "window_size": case.window_size,
             "softcap": case.softcap,
+            **deterministic_option(case, attention),
         }
         if case.alibi:
             score_mod, score_mod_bwd = score_mods()

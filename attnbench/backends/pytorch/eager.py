@@ -49,6 +49,7 @@ def eager_paste(decorator: str = "") -> Paste:
         {"dense": f"{BHSD}{decorator}{CODE}"},
         causal=f"hidden={ALL}.triu(1 + k.size(-2) - q.size(-2))",
         scale="scale={scale}",
+        deterministic="",
     )
 
 
@@ -76,6 +77,7 @@ class Eager(BackendBase):
         dropout=True,
         sink=True,
         alibi=True,
+        deterministic=True,
         masks=True,
         own_masks=True,
         chosen=True,

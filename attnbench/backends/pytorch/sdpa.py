@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -53,6 +53,10 @@ SWITCHES = ("math", "mem_efficient", "flash", "cudnn")
 # Unequal lengths, where SDPA's causal mask is aligned top-left
 MASK = "attn_mask=torch.ones(q.size(-2), k.size(-2), dtype=torch.bool, device=q.device).tril(k.size(-2) - q.size(-2))"
 LOWER_RIGHT = "attn_mask=causal_lower_right(q.size(-2), k.size(-2))"
+DETERMINISTIC = (
+    "torch.use_deterministic_algorithms(True)\n"
+    + "torch.utils.deterministic.fill_uninitialized_memory = False  # filling takes time\n"
+)
 CALL = "out = scaled_dot_product_attention(q, k, v{options})"
 NESTED = (
     f"{THD}q = torch.nested.nested_tensor_from_jagged(q, cu_seqlens_q).transpose(1, 2)\n"
@@ -86,7 +90,29 @@ def sdpa_paste(forced: str = "", unequal: str = MASK, before: str = "", *imports
         grouped="enable_gqa=True",
         dropout="dropout_p={dropout}",
         scale="scale={scale}",
+        deterministic="" if forced == "MATH" else DETERMINISTIC,
     )
+
+
+@contextlib.contextmanager
+def deterministic_algorithms() -> Iterator[None]:
+    """Within the block torch has its deterministic algorithms only. Raises Unsupported where it has none for a call.
+
+    With a warning in place of the error, the fused backwards would keep their usual algorithms. Memory without values
+    stays as it is: torch would fill it to find reads of it, which takes time.
+    """
+    import torch
+
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.set_deterministic_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        raise Unsupported(f"torch refuses: {' '.join(str(error).split())[:400]}") from None
+    finally:
+        torch.set_deterministic_debug_mode("default")
 
 
 class Sdpa(BackendBase):
@@ -107,6 +133,15 @@ class Sdpa(BackendBase):
         return mask_workspace(case) if case.mask else super().workspace(case)
 
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
+        if not case.deterministic or self.switch == "math":  # math adds in one order
+            return self._prepare(case, inputs)
+        with deterministic_algorithms():
+            prepared = self._prepare(case, inputs)
+        within = deterministic_algorithms()
+        launch, forward = within(prepared.launch), prepared.forward and within(prepared.forward)
+        return replace(prepared, launch=launch, forward=forward)
+
+    def _prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from torch.nn.functional import scaled_dot_product_attention as sdpa
 
         force(self.switch)
@@ -172,7 +207,9 @@ class Math(Sdpa):
     paste = sdpa_paste("MATH")
     engine_names: ClassVar = {"sdpa": "MATH", "diffusers": "_native_math"}
     efficiency = 0.2
-    limits: ClassVar = replace(TORCH_LIMITS, dropout=True, masks=True, empty_rows=False, ragged=True)
+    limits: ClassVar = replace(
+        TORCH_LIMITS, dropout=True, deterministic=True, masks=True, empty_rows=False, ragged=True
+    )
     forward_kernels = backward_kernels = PRODUCTS
     other_kernels: ClassVar = (FLASH_KERNELS, EFFICIENT_KERNELS, CUDNN_KERNELS)
 
@@ -200,6 +237,7 @@ class Efficient(Sdpa):
         headdim_multiple=4,
         headdim_v=True,
         dropout=True,
+        deterministic=True,
         masks=True,
         empty_rows=False,
         ragged=True,
@@ -216,9 +254,15 @@ class Flash(Sdpa):
     engine_names: ClassVar = {"sdpa": "FLASH_ATTENTION", "diffusers": "_native_flash"}
     runtime_checker = "torch"
     limits: ClassVar = Limits(  # causal_lower_right gives NaN for query rows that see no key
-        capability_below=(12, 2), headdim=(1, 256), headdim_multiple=1, dropout=True, empty_rows=False, ragged=True
+        capability_below=(12, 2),
+        headdim=(1, 256),
+        headdim_multiple=1,
+        dropout=True,
+        deterministic=True,
+        empty_rows=False,
+        ragged=True,
     )
-    cpu_limits: ClassVar[Limits | None] = replace(TORCH_LIMITS, unequal_causal=False)
+    cpu_limits: ClassVar[Limits | None] = replace(TORCH_LIMITS, deterministic=True, unequal_causal=False)
     forward_kernels = "flash_fwd|flash_attention_for_cpu"
     backward_kernels = "flash_bwd|flash_attention_for_cpu_backward"
     other_kernels: ClassVar = (EFFICIENT_KERNELS, CUDNN_KERNELS)
@@ -233,7 +277,9 @@ class Cudnn(Sdpa):
     compiles = 1.1
     runtime_checker = "torch"
     # Above headdim 128 support depends on the version of cuDNN.
-    limits: ClassVar = Limits(capability_below=(12, 2), headdim_v=True, dropout=True, unequal_causal=False, ragged=True)
+    limits: ClassVar = Limits(
+        capability_below=(12, 2), headdim_v=True, dropout=True, deterministic=True, unequal_causal=False, ragged=True
+    )
     forward_kernels = "cudnn.*fprop"
     backward_kernels = "cudnn.*bprop"
     other_kernels: ClassVar = (FLASH_KERNELS, EFFICIENT_KERNELS)

@@ -11,14 +11,16 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from attnbench.backends.base import BackendBase
-from attnbench.core.backend import Probe, Workspace, cu_seqlens
+from attnbench.core.backend import Probe, Unsupported, Workspace, cu_seqlens
 from attnbench.core.case import ITEMSIZE, Case
 from attnbench.core.machine import Device
 
@@ -37,6 +39,16 @@ VARLEN = (
     "flash_attn_varlen_func(\n    q, k, v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k,\n"
     "    max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k{options}\n)"
 )
+
+
+def deterministic_option(case: Case, function: Callable[..., object]) -> dict[str, Any]:
+    """Return flash-attn's option by which a backward gives the same bits each time, where the case asks for it.
+
+    Raises Unsupported where the installed version of the function lacks the option.
+    """
+    if case.deterministic and "deterministic" not in inspect.signature(function).parameters:
+        raise Unsupported("this version has no option deterministic")
+    return {"deterministic": True} if case.deterministic else {}
 
 
 class Library(BackendBase):

@@ -158,7 +158,7 @@ class Flash2(HuggingFace):
     implementation = "flash_attention_2"
     paste = hf_paste(implementation)
     engine_names: ClassVar = {"transformers": implementation}
-    limits: ClassVar = replace(FlashAttention2.limits.without_cache, headdim_v=True, alibi=False)
+    limits: ClassVar = replace(FlashAttention2.limits.without_cache, headdim_v=True, alibi=False, deterministic=False)
     kernels_of = FlashAttention2
 
     def unsupported(self, case: Case, device: Device) -> str | None:

@@ -63,6 +63,7 @@ class Triton(OwnKernels):
             "    latent=True{options}\n)",
         },
         **FLASH,
+        deterministic="",
     )
     # Compute capability 8.0 has asynchronous copies and bf16 matmuls. The capability of an AMD GPU is its gfx number,
     # above 8.0 for all AMD GPUs that torch supports.
@@ -76,6 +77,7 @@ class Triton(OwnKernels):
         softcap=True,
         sink=True,
         alibi=True,
+        deterministic=True,  # no atomics
         masks=True,
         ragged=True,
         page_sizes=(1,),

@@ -3,7 +3,7 @@
 Cells without a value are left out, because none of the three JSON formats can express them. The name of a cell has
 everything that distinguishes its case and nothing that changes from run to run, so that a tool can follow it over runs.
 
-- Parquet has the rows of results/export_rows.py.
+- Parquet has the rows of results/export_rows.py. The two tables of aiconfigurator (aiconfigurator.py) are Parquet too.
 - pytest-benchmark's JSON (its storage format, `pytest-benchmark compare FILE`): seconds; all rounds' samples together.
 - Bencher's Metric Format (bencher.dev/docs/reference/bencher-metric-format): latency in nanoseconds, as its built-in
   measure wants, tflops, and peak-memory in bytes; the bounds are the 95 % interval of the median.
@@ -23,6 +23,7 @@ from attnbench import __version__
 from attnbench.core import stats
 from attnbench.core.errors import UserError
 from attnbench.core.formats import digits, percent
+from attnbench.render.export import aiconfigurator
 from attnbench.results import case_names
 from attnbench.results.cells import STARTS, Cell
 from attnbench.results.export_rows import dataframe
@@ -34,6 +35,8 @@ def content(format: str, cells: Sequence[Cell]) -> str | bytes:
         raise UserError("no cell has a record, so there is nothing to export; see attnbench report")
     if format == "parquet":
         return parquet(cells)
+    if format in aiconfigurator.TABLES:
+        return aiconfigurator.content(format, cells)
     return json.dumps(JSON_FORMATS[format](cells), indent=1, allow_nan=False) + "\n"
 
 

@@ -1,0 +1,208 @@
+"""The module to vendor: plain Python, without attnbench, that calls the backend of each region.
+
+attention_choice.py.txt is its text without the calls and the table. A backend can be called there if its code to paste
+(backends/paste.py) is one stateless call of dense tensors: a call that needs a plan, a graph, a block mask or a
+compiler for each shape is left out, and so is attnbench's own code.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import pprint
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from attnbench.analysis.choose.regions import Kind, Region, regions
+from attnbench.analysis.recommend.findings import TRAINING, Problem
+from attnbench.core.case import Case
+from attnbench.core.groups import grouped
+from attnbench.core.record import Run
+from attnbench.run.shipped_backends import code, libraries
+
+TEMPLATE = Path(__file__).with_name("attention_choice.py.txt")
+SCALE = "softmax_scale"
+STEPS = {"fwd": "fwd", TRAINING: "train", "fwd_bwd": "train"}  # step of a problem -> step of the module
+DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
+ORDERS = {  # the comment of a pasted call -> whether heads come before the sequence
+    "# q, k, v: (batch, seqlen, nheads, headdim)": False,
+    "# q, k, v: (batch, nheads, seqlen, headdim)": True,
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    """A stateless call of a backend: its imports, its statement, and whether heads come before the sequence."""
+
+    imports: str
+    statement: str
+    heads_first: bool
+
+
+def for_module(problems: Sequence[Problem]) -> list[Problem]:
+    """Return the problems of the module: of deterministic variants only where nothing else was measured."""
+    found = [problem for problem in problems if _is_of_module(problem)]
+    return [problem for problem in found if not problem.case.deterministic] or found
+
+
+def _is_of_module(problem: Problem) -> bool:
+    """Return whether the module can be asked for such a problem: dense attention without options, of a known step."""
+    case = problem.case
+    special = [what for what in problem.special if what != "deterministic"]
+    plain = not (special or problem.model or case.latent or case.step) and case.ranks == 1
+    return problem.step in STEPS and case.is_softmax and case.dtype in DTYPES and plain
+
+
+def callable_by(run: Run) -> functools.partial[bool]:
+    """Return whether a backend of a run can be called in the module for a case, as a function of both."""
+    return functools.partial(_is_callable, run)
+
+
+def _is_callable(run: Run, backend: str, case: Case) -> bool:
+    return call_of(run, backend, case) is not None
+
+
+def call_of(run: Run, backend: str, case: Case) -> Call | None:
+    """Return the stateless call of a backend for a case; None where its code to paste is none."""
+    return _parsed(code(run, backend, replace(case, direction="fwd"), SCALE))
+
+
+@functools.cache
+def _parsed(text: str) -> Call | None:
+    comments = [line for line in text.splitlines() if line.lstrip().startswith("#")]
+    if len(comments) != 1 or comments[0] not in ORDERS or "attnbench" in text or "#" in text.replace(comments[0], ""):
+        return None
+    *imports, statement = ast.parse(text).body
+    if not all(isinstance(one, ast.Import | ast.ImportFrom) for one in imports) or not _gives_out(statement):
+        return None
+    bound = {name.asname or name.name for one in imports for name in one.names}  # type: ignore[attr-defined]
+    used = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+    if used - bound - {*dir(builtins), "q", "k", "v", "out", "_", SCALE} or "lambda" in text:
+        return None
+    lines = [ast.get_source_segment(text, one) or "" for one in imports]
+    return Call("\n".join(lines), ast.get_source_segment(text, statement) or "", ORDERS[comments[0]])
+
+
+def _gives_out(statement: ast.stmt) -> bool:
+    """Return whether a statement only assigns `out`, within a `with` at most."""
+    if isinstance(statement, ast.With):
+        return len(statement.body) == 1 and _gives_out(statement.body[0])
+    return isinstance(statement, ast.Assign) and "out" in ast.unparse(statement.targets[0])
+
+
+def module(problems: Sequence[Problem], run: Run, command: str, *, vary: bool) -> str:
+    """Return the text of the module for the problems of one machine, of which `run` is the newest run.
+
+    `vary` is as for `regions`; `command` is the command that makes it again.
+    """
+    found = regions(for_module(problems), callable_by(run), vary=vary)
+    names: dict[Call, str] = {}
+    rows = {_key(kind): _rows(own, run, names) for kind, own in grouped(found, lambda region: region.kind).items()}
+    used = sorted({region.use for region in found if region.use})
+    environment = run.environment
+    packages = {"torch": (environment.torch or "")}
+    packages |= {
+        name: version
+        for name, version in sorted(environment.packages.items())
+        if any(name in libraries(b) for b in used)
+    }
+    kind = "cpu" if environment.device.kind == "cpu" else "cuda"
+    meta = {
+        "schema": 1,
+        "attnbench": environment.attnbench,
+        "runs": sorted({one.run.started for problem in problems for one in problem.candidates}),
+        "kind": kind,
+        "gpu": environment.device.name,
+        "driver": environment.driver or "none",
+        "packages": packages,
+    }
+    values = {
+        "attnbench": environment.attnbench,
+        "started": ", ".join(meta["runs"]),  # type: ignore[arg-type]
+        "command": command,
+        "gpu": environment.device.name,
+        "driver": environment.driver or "none",
+        "torch": environment.torch or "none",
+        "meta": pprint.pformat(meta, sort_dicts=False, width=110),
+        "calls": "\n\n\n".join(_function(name, call) for call, name in names.items()) or "# (none)",
+        "table": _table(rows),
+    }
+    return re.sub(r"\{(" + "|".join(values) + r")\}", lambda of: values[of[1]], TEMPLATE.read_text())
+
+
+def _key(kind: Kind) -> tuple[Any, ...]:
+    case, shape = kind.case, kind.case.shape
+    left, right = case.window_size
+    alone = kind.is_decode and shape.seqlen_q == 1
+    causal = case.causal and not alone
+    window = (left, None if alone else right)
+    queries = shape.seqlen_q if kind.is_decode else 0
+    step, heads = STEPS[kind.step], (shape.nheads, shape.nheads_k, shape.headdim, shape.headdim_v)
+    return (step, DTYPES[case.dtype], *heads, causal, window, queries)
+
+
+def _rows(own: Sequence[Region], run: Run, names: dict[Call, str]) -> list[str]:
+    """Return the rows of a kind as text, and add the calls that they need to `names`."""
+    rows = []
+    for (first, last), of_batch in grouped(own, lambda region: region.batches).items():
+        lines = [f"        ({first}, {last}, ("]
+        for region in of_batch:
+            call = call_of(run, region.use, region.problems[0].case) if region.use else None
+            name = names.setdefault(call, _name(region.use, names)) if call else "None"
+            (low, high), backend = region.lengths, region.use or "sdpa"
+            lines.append(f"            ({low}, {high}, {backend!r}, {name}),{_comment(region)}")
+        rows.append("\n".join([*lines, "        )),"]))
+    return rows
+
+
+def _comment(region: Region) -> str:
+    """Return the evidence of a region as a comment."""
+    ends = (region.problems[0], region.problems[-1])[: len(region.problems)]
+    timed = [(problem.case.shape.seqlen_k, one) for problem in ends if (one := region.candidate(problem))]
+    parts = [f"{length}: {one.latency * 1e6:.1f} us" for length, one in timed]
+    gains = [
+        problem.default.latency / one.latency
+        for problem in region.problems
+        if problem.default and (one := region.candidate(problem)) and one.backend != problem.default.backend
+    ]
+    parts += (
+        [f"{min(gains):.2f} to {max(gains):.2f}x of sdpa" if len(gains) > 1 else f"{gains[0]:.2f}x of sdpa"]
+        if gains
+        else []
+    )
+    parts += (
+        [f"at worst {region.loss:.2f}x as long as the fastest"] if region.by_collapse and region.loss > 1.005 else []
+    )
+    return f"  # {', '.join(parts)}" if parts else ""
+
+
+def _name(backend: str, names: dict[Call, str]) -> str:
+    """Return a name for a function that no other call has: "_fa3", "_fa3_2"."""
+    stem = "_" + re.sub(r"\W", "_", backend)
+    taken = {*names.values()}
+    return next(
+        name for number in range(1, len(taken) + 2) if (name := stem + f"_{number}" * (number > 1)) not in taken
+    )
+
+
+def _function(name: str, call: Call) -> str:
+    body = call.statement.splitlines()
+    turned = ["q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)"] if call.heads_first else []
+    lines = [*turned, *body, f"return out{'.transpose(1, 2)' if call.heads_first else ''}"]
+    imports = "".join(f"    {line}\n" for line in call.imports.splitlines())
+    return (
+        f"def {name}():\n{imports}\n    def call(q, k, v, {SCALE}):\n"
+        + "".join(f"        {line}\n" for line in lines)
+        + "\n    return call"
+    )
+
+
+def _table(rows: dict[tuple[Any, ...], list[str]]) -> str:
+    lines = ["{"]
+    for key, of_key in rows.items():
+        lines += [f"    {key!r}: (", *of_key, "    ),"]
+    return "\n".join([*lines, "}"])

@@ -1,0 +1,185 @@
+"""`attnbench.record_shapes`: the shapes of attention in a program, as a suite."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from attnbench.api.arguments import DTYPES, path_of
+from attnbench.core.errors import UserError
+from attnbench.core.files import write_file
+from attnbench.core.text import count
+
+if TYPE_CHECKING:
+    import torch
+
+MOST = 1000  # cases of a file; a longer file is no suite that could be measured
+
+
+@contextlib.contextmanager
+def record_shapes(path: str | Path) -> Iterator[None]:
+    """Write the shapes that scaled_dot_product_attention gets in the block to a suite, a YAML file.
+
+    The suite has each different case once, with its number of calls in a comment, the most frequent first: batch,
+    lengths, heads, headdim, dtype, causal, dropout, scale, and both passes where a gradient is needed. Of tensors only
+    sizes, dtype and requires_grad are read. `attnbench run --suite shapes.yaml` measures the cases.
+
+    A comment counts the calls that no case stands for: with a tensor as mask, nested tensors, another dtype, or
+    is_causal with unlike lengths (PyTorch aligns that mask top-left). Recorded are calls of this thread in eager mode;
+    code that torch.compile compiles in the block works, and is not recorded.
+
+    path: a name that ends in .yaml; a file of that name is replaced.
+
+    >>> import attnbench, pathlib, torch
+    >>> q = torch.ones(1, 2, 16, 64)
+    >>> with attnbench.record_shapes("shapes.yaml"):
+    ...     _ = torch.nn.functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+    >>> print(pathlib.Path("shapes.yaml").read_text().splitlines()[-1])
+    - {batch: 1, nheads: 2, seqlen: 16, headdim: 64, dtype: fp32, causal: true}  # 1 call
+
+    Raises UserError for another name, a file that cannot be written, and where no call was recorded.
+    """
+    file = path_of(path)
+    if file.suffix not in (".yaml", ".yml"):
+        raise UserError(f"{file}: a suite is a YAML file; give a name that ends in .yaml")
+    write_file(file, "cases: []  # nothing is recorded yet\n")  # raises now what would cost the record at the end
+    calls: Counter[_Call] = Counter()
+    try:
+        with _watching(calls):
+            yield
+    finally:
+        cases, left = _sorted(calls)
+        if calls:
+            write_file(file, _suite(cases, left))
+    if not cases:
+        raise UserError("; ".join([f"{file}: no call of scaled_dot_product_attention was recorded", *_left_out(left)]))
+
+
+class _Call(NamedTuple):
+    """What is kept of a call: the sizes of query, key and value, and the other arguments."""
+
+    query: tuple[int, ...]
+    key: tuple[int, ...]
+    value: tuple[int, ...]
+    dtype: torch.dtype  # the one of the computation: of autocast, where that is on
+    has_mask: bool
+    dropout: float
+    causal: bool
+    scale: float | None
+    has_gradient: bool
+
+
+def _watching(calls: Counter[_Call]) -> contextlib.AbstractContextManager[Any]:
+    """Return a context that counts the calls of scaled_dot_product_attention that worked and were not compiled."""
+    import torch
+    from torch.nn import functional
+    from torch.overrides import TorchFunctionMode
+
+    attention = functional.scaled_dot_product_attention
+
+    def count_call(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        **_: bool,
+    ) -> None:
+        needs = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        dtype = query.dtype
+        if torch.is_autocast_enabled(query.device.type) and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(query.device.type)
+        q, k, v = (() if query.is_nested else tuple(of.shape) for of in (query, key, value))
+        calls[_Call(q, k, v, dtype, attn_mask is not None, dropout_p, is_causal, scale, needs)] += 1
+
+    def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
+        out: torch.Tensor = attention(*args, **kwargs)
+        count_call(*args, **kwargs)
+        return out
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is attention and not torch.compiler.is_compiling():
+                return counted(*args, **(kwargs or {}))
+            if func is not functional.multi_head_attention_forward or torch.compiler.is_compiling():
+                return func(*args, **(kwargs or {}))
+            functional.scaled_dot_product_attention = counted  # while a function runs, its mode does not see its calls
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                functional.scaled_dot_product_attention = attention
+
+    return Watching()
+
+
+def _sorted(calls: Counter[_Call]) -> tuple[Counter[str], Counter[str]]:
+    """Return the calls by their case, as YAML, and the calls without a case by the reason."""
+    cases: Counter[str] = Counter()
+    left: Counter[str] = Counter()
+    for call, number in calls.items():
+        if reason := _why_not(call):
+            left[reason] += number
+        else:
+            cases[_block(call)] += number
+    return cases, left
+
+
+def _why_not(call: _Call) -> str:
+    """Return why no case stands for a call; "" where one does."""
+    query, key, value = call.query, call.key, call.value
+    if not query:
+        return "nested tensors"
+    if call.has_mask:
+        return "a tensor as mask"
+    if str(call.dtype) not in DTYPES:
+        return str(call.dtype)
+    if call.causal and query[-2] != key[-2]:
+        return "is_causal and unlike lengths"
+    if query[:-3] != key[:-3] or key[:-1] != value[:-1] or 0 in (*query, *key, *value):
+        return "broadcast or empty tensors"
+    return ""
+
+
+def _block(call: _Call) -> str:
+    """Return the case of a call as a block of a suite, in YAML."""
+    *batch, nheads, seqlen_q, headdim = (1, 1, *call.query)
+    seqlen_k, headdim_v = call.value[-2:]
+    sizes: dict[str, Any] = {"batch": math.prod(batch), "nheads": nheads}
+    if len(call.key) > 2 and call.key[-3] != nheads:
+        sizes["nheads_k"] = call.key[-3]
+    sizes["seqlen"] = seqlen_k
+    if seqlen_q != seqlen_k:
+        sizes["seqlen_q"] = seqlen_q
+    sizes["headdim"] = headdim if headdim == headdim_v else f"{headdim}-{headdim_v}"
+    sizes |= {"dtype": DTYPES[str(call.dtype)], "causal": str(bool(call.causal)).lower()}
+    if call.dropout:
+        sizes["dropout"] = call.dropout
+    if call.scale and not math.isclose(call.scale, headdim**-0.5):
+        sizes["softmax_scale"] = call.scale
+    if call.has_gradient:
+        sizes["pass"] = "[fwd, bwd]"
+    return "{" + ", ".join(f"{name}: {size}" for name, size in sizes.items()) + "}"
+
+
+def _suite(cases: Counter[str], left: Counter[str]) -> str:
+    """Return the content of a suite file."""
+    calls = f"{count(cases.total(), 'call')} of scaled_dot_product_attention"
+    fewest = len(cases) - MOST
+    lines = [
+        f"# {count(len(cases), 'case')} of {calls}, recorded by attnbench.record_shapes",
+        *(f"# {line}" for line in _left_out(left)),
+        *([f"# left out: {count(fewest, 'case')} with the fewest calls"] if fewest > 0 else ()),
+        "cases:",
+        *(f"- {case}  # {count(number, 'call')}" for case, number in cases.most_common(MOST)),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _left_out(left: Counter[str]) -> list[str]:
+    return [f"left out: {count(number, 'call')} with {reason}" for reason, number in left.items()]

@@ -1,0 +1,131 @@
+"""`attnbench tune`: measures which backend to use for which shapes, for programs to load. Heavy imports stay inside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from attnbench.commands import options, output
+from attnbench.commands.shared import command_line, measured, read_runs
+from attnbench.core.errors import UserError
+
+if TYPE_CHECKING:
+    from attnbench.core.case import Case
+    from attnbench.core.record import Run
+    from attnbench.render.document import Document
+    from attnbench.run.run_suite import Request
+    from attnbench.run.suite import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatToMeasure):
+    """The options of `attnbench tune`."""
+
+    results: list[Path] | None = options.argument(
+        "RUN|DIR", "Run files of one machine, or one choice file, to show and to write; nothing is measured.", None
+    )
+    format: list[str] | None = output.formats(
+        "table (default), md, html, json, csv; choice=FILE.json: the choice file; module=FILE.py: a module that calls "
+        "the backends. Several may be given, all but one to a file."
+    )
+    suite: str | None = options.shape(  # type: ignore[assignment]
+        "FILE", "Shapes of your own in place of the grid: a suite (YAML), which the borders between choices refine."
+    )
+    bits: str | None = options.bits()
+    vary_in_training: bool = options.how.flag(
+        "Let a training run change its backend with the shape, which changes its rounding.",
+        "--vary-in-training/--one-for-training",
+    )
+    time_limit: str | None = options.how("TIME", "Stop after this time; --resume goes on.", "10m")
+    resume: Path | None = options.files("FILE", "Go on with a run of this command: measure what it lacks, and refine.")
+    trust: bool = options.trust()
+
+
+@options.command
+def tune(given: Options) -> None:
+    """Find which backend to use for which shapes: measure a grid, refine where the winner changes, write the choice.
+
+    Lengths are halved between neighbours of unlike choice, until each border is known to a factor of 1.2. A model has
+    its phases prefill, decode and train; other shapes are the product of the options. A program can load the choice: as
+    a file (JSON), as a module without attnbench, as the names that engines take. docs/tune.md
+
+    attnbench tune --model llama-3.1-8b -f module=attention_choice.py
+    attnbench tune --model wan-2.1-t2v-14b --phase prefill -f choice=choice.json
+    attnbench tune --seqlen 512-16k --batch 1,8 --nheads 32 --nheads-k 8 --headdim 128 --causal --pass fwd,bwd
+    attnbench tune --suite my_shapes.yaml --time-limit 5m
+    attnbench tune --resume results/20261130-120000-tune-nvidia-h200.jsonl
+    attnbench tune results/20261130-120000-tune-nvidia-h200.jsonl -f module=attention_choice.py
+
+    Exit code 0: done; 1: nothing can be chosen; 2: bad input, or output that cannot be written; 5: a wrong result,
+    unless --allow-wrong is given; 129, 130, 143: hung up, interrupted, terminated.
+    """
+    wanted = given.wanted((*output.FORMATS, *output.CHOICES))
+    from attnbench.analysis.choose.document import Choices
+    from attnbench.analysis.recommend.asked_for import competing, parse_bits
+    from attnbench.results.cells import cells as cells_of
+
+    bits = parse_bits(given.bits)
+    if shown := of_choice_file(given.results, wanted):
+        raise typer.Exit(output.write(shown, wanted))
+    if given.results:
+        given.refuse_measuring("model", "phase", "tp", "suite", "axes", "tokens", "resume", "trust")
+        read, damage = read_runs(given.results)
+        cells = cells_of([run for _, run in read if not run.search], by_machine=True)
+        choices = Choices(cells, competing(given.backend, cells), bits, vary=given.vary_in_training)
+        shown = output.with_damage(choices.document(), damage)
+        raise typer.Exit(output.write(shown, wanted, choices.writers(command_line())))
+    settings = options.settings(given, **({"policy": {"bitwise": True}} if bits else {}))
+    outcome = measured(_request(given, settings, bits))
+    if given.dry_run:
+        from attnbench.analysis.report import planned
+
+        raise typer.Exit(output.write(planned.document(outcome.run), wanted))
+    choices = Choices(cells_of([outcome.run], by_machine=True), bits=bits, vary=given.vary_in_training)
+    shown, writers = choices.document(outcome.path), choices.writers(command_line())
+    raise typer.Exit(outcome.exit_code or output.write(shown, wanted, writers))
+
+
+def of_choice_file(paths: Sequence[Path] | None, wanted: output.Wanted) -> Document | None:
+    """Return what a choice file says; None where the paths are not one.
+
+    Raises UserError for formats that need run files, and for a damaged file.
+    """
+    from attnbench.analysis.choose import choice_file
+
+    if not paths or len(paths) > 1 or not choice_file.is_choice_file(paths[0]):
+        return None
+    if others := [name for name, _ in wanted if name in output.CHOICES]:
+        raise UserError(f"--format {others[0]}: {paths[0]} is a choice file; give the run files that it was made from")
+    from attnbench.analysis.choose.document import of_file
+
+    return of_file(choice_file.read(paths[0]))
+
+
+def _request(given: Options, settings: Settings, bits: tuple[str, ...]) -> Request:
+    from attnbench.analysis.choose.refine import further_cases
+    from attnbench.run import run_suite as runs
+    from attnbench.run.suite import load_suite
+    from attnbench.run.tune import NAME, tune_suite, without_model
+
+    def further(run: Run) -> Mapping[Case, Sequence[str]]:
+        return further_cases(run, bits, given.vary_in_training)
+
+    if given.resume:
+        if given.rounds != 1:
+            raise UserError(f"--rounds: attnbench run --resume {given.resume} adds rounds")
+        return options.request(runs.Request, given, settings=settings, further=further, suite=None)
+    if given.suite:
+        suite = load_suite(given.suite).model_copy(update={"name": NAME})
+        return options.request(runs.Request, given, settings=settings, further=further, suite=suite)
+    return options.request(
+        runs.Request,
+        given,
+        settings=without_model(settings),
+        suite=tune_suite(settings, "cuda"),
+        suite_for=lambda device: tune_suite(settings, device.kind),
+        further=further,
+    )

@@ -1,0 +1,203 @@
+"""The module to vendor: made from a run whose speeds a test sets, and used by a Python that has no attnbench."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnbench.analysis.choose import module
+from attnbench.analysis.recommend.findings import answered_once, problems
+from attnbench.backends import BACKENDS
+from attnbench.core.record import Record, Run
+from attnbench.results.cells import cells
+from builders import CPU, H200, case, ok, run
+
+FAST, SLOW = 2.0, 1.0  # TFLOP/s
+
+
+def crossing(device: object = CPU, **changes: int) -> Run:
+    """Return a run in which sdpa-math wins up to 64 keys and sdpa-flash from 128 on, also in training and decode."""
+    records: list[Record] = []
+    for length in (32, 64, 128, 256):
+        for direction in ("fwd", "bwd"):
+            for causal in (False, True):
+                sizes = {"batch": 2, "headdim": 32, "nheads": 4, "nheads_k": 2, **changes}
+                which = case(length, dtype="fp32", causal=causal, direction=direction, **sizes)
+                decode = case(length, dtype="fp32", causal=causal, seqlen_q=1, **sizes)
+                for one in (which, decode) if direction == "fwd" else (which,):
+                    speeds = (FAST, SLOW) if length < 100 else (SLOW, FAST)
+                    records += [ok(one, "sdpa-math", speeds[0]), ok(one, "sdpa-flash", speeds[1]), ok(one, "sdpa", 0.5)]
+    specs = {name: BACKENDS[name] for name in ("sdpa", "sdpa-math", "sdpa-flash")}
+    return run(records, device=device, specs=specs)  # type: ignore[arg-type]
+
+
+def text(of: Run, *, vary: bool = False) -> str:
+    return module.module(answered_once(problems(cells([of], by_machine=True))), of, "attnbench tune", vary=vary)
+
+
+def used(folder: Path, code: str, *words: str) -> str:
+    """Return what some code prints that imports the module from a folder, in a process without attnbench."""
+    head = f"import sys, warnings\nsys.modules['attnbench'] = None\nsys.path.insert(0, {str(folder)!r})\n"
+    head += "import torch\nimport attention_choice as a\ntorch.manual_seed(0)\n"
+    command = [sys.executable, "-I", *words, "-c", head + code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("module")
+    (made / "attention_choice.py").write_text(text(crossing(), vary=True))
+    return made
+
+
+RIGHT = """
+def exact(q, k, v, causal, left, right):
+    q, k, v = (x.transpose(1, 2).double() for x in (q, k, v))
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    ahead = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None] - (k.shape[2] - q.shape[2])
+    hidden = torch.zeros_like(ahead, dtype=torch.bool)
+    hidden |= (ahead > 0) if causal else (ahead > right) if right is not None else False
+    hidden |= (ahead < -left) if left is not None else False
+    scores = (q @ k.transpose(-2, -1) * 0.3).masked_fill(hidden, float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(1, 2)
+
+names = set()
+for sq, sk in ((32, 32), (100, 100), (256, 256), (1, 64), (1, 200), (7, 64), (300, 300)):
+    for causal, left, right in ((False, None, None), (True, None, None), (False, 5, 3), (False, 5, 0), (True, 9, None)):
+        window = left, right
+        q = torch.randn(2, sq, 4, 32, requires_grad=True)
+        k, v = (torch.randn(2, sk, 2, 32, requires_grad=True) for _ in "kv")
+        out = a.attention(q, k, v, causal=causal, softmax_scale=0.3, window=window)
+        want = exact(q, k, v, causal, *window)
+        assert (out - want).abs().max() < 1e-5, (sq, sk, causal, window)
+        given = torch.randn_like(out)
+        grads = torch.autograd.grad(want, (q, k, v), given.double())
+        for got, grad in zip(torch.autograd.grad(out, (q, k, v), given), grads):
+            assert (got - grad).abs().max() < 1e-4, (sq, sk, causal, window)
+        names.add((sq, sk, a.choose(q, k, v, causal=causal, window=window)))
+print(sorted(names))
+"""
+
+
+def test_attention_is_right_for_each_region_and_outside(folder: Path) -> None:
+    """Every mask and pass is right; each shape has its region's backend, else SDPA, which a warning says once."""
+    told = used(folder, RIGHT)
+    chosen = {(sq, sk): name for sq, sk, name in ast.literal_eval(told.splitlines()[0]) if name != "sdpa"}
+    assert chosen == {
+        (32, 32): "sdpa-math",
+        (100, 100): "sdpa-flash",
+        (256, 256): "sdpa-flash",
+        (1, 64): "sdpa-math",
+        (1, 200): "sdpa-flash",
+    }
+    assert "not measured; SDPA is used for such shapes" in told
+    assert told.count("'train', 'torch.float32', 4, 2, 32, 32, False, (None, None), 0), batch 2, 300 keys") == 1
+
+
+def test_one_library_computes_both_passes(folder: Path) -> None:
+    """The choice of a step of training is of its own table, and a graph keeps the implementation of its forward."""
+    code = """
+seen = []
+make = a._loaded
+a._loaded = lambda make_: seen.append(make_.__name__) or make(make_)
+q, k, v = (torch.randn(2, 32, n, 32, requires_grad=True) for n in (4, 2, 2))
+a.attention(q, k, v, causal=True).sum().backward()
+with torch.no_grad():
+    a.attention(q, k, v, causal=True)
+print(seen, {key[0] for key in a.TABLE}, q.grad is not None)
+"""
+    told = used(folder, code)
+    assert told.startswith("['_sdpa_math")
+    assert "'train'" in told
+    assert "True" in told
+
+
+def test_it_compiles_without_a_break(folder: Path) -> None:
+    """torch.compile takes the call as one graph, with lengths that change, and the choice follows the length."""
+    code = """
+attend = lambda q, k, v: a.attention(q, k, v, causal=True)
+compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="eager")
+for length in (32, 64, 100, 256):
+    q, k, v = (torch.randn(2, length, n, 32) for n in (4, 2, 2))
+    assert torch.equal(compiled(q, k, v), attend(q, k, v))
+print("same")
+"""
+    assert "same" in used(folder, code)
+
+
+def test_the_choice_costs_under_2_us(folder: Path) -> None:
+    code = """
+import time
+q, k, v = (torch.randn(2, 32, n, 32) for n in (4, 2, 2))
+a.attention(q, k, v, causal=True)
+a._SEEN.update({key: (lambda q, k, v, s: q) for key in a._SEEN})
+best = 1.0
+for _ in range(50):
+    start = time.perf_counter()
+    for _ in range(1000):
+        a.attention(q, k, v, causal=True)
+    best = min(best, (time.perf_counter() - start) / 1000)
+print(best)
+"""
+    assert float(used(folder, code)) < 2e-6
+
+
+def test_another_machine_and_other_software_are_told(tmp_path: Path) -> None:
+    """On another GPU, and without a library, SDPA is called and a warning says so once; check() says what differs."""
+    (tmp_path / "attention_choice.py").write_text(text(crossing(H200)))
+    code = "q, k, v = (torch.randn(2, 32, n, 32) for n in (4, 2, 2))\n"
+    code += "for _ in range(3): a.attention(q, k, v, causal=True)\nprint(a.choose(q, k, v), a.check('cpu'))"
+    told = used(tmp_path, code)
+    assert told.count("the tensors are on cpu, and NVIDIA H200 was measured; SDPA is used for all shapes") == 1
+    assert "sdpa another machine: the tensors are on cpu, and NVIDIA H200 was measured" in told
+    (tmp_path / "attention_choice.py").write_text(text(crossing()).replace("import SDPBackend", "import Gone"))
+    told = used(tmp_path, code)
+    assert told.count("sdpa-math cannot be loaded here; SDPA is used in its place") == 1
+    assert "stale: torch 2.13" in told.replace("torch 2.11.0+cu130 was measured", "")
+    assert "sdpa-flash cannot be loaded" in told
+
+
+def test_what_the_module_can_call() -> None:
+    """Stateless calls of dense tensors alone: no plan, graph, block mask or compiler, and nothing of attnbench."""
+    own = run([], specs={name: spec for name, spec in BACKENDS.items() if name != "fake"})
+    which = case(1024, causal=True, nheads=32, nheads_k=8)
+    able = [name for name in own.specs if module.call_of(own, name, which)]
+    assert able == ["sdpa", "sdpa-math", "sdpa-efficient", "sdpa-flash", "sdpa-cudnn", "fa2", "fa3", "fa4"]
+    call = module.call_of(own, "fa4", which)
+    assert call is not None
+    assert call.statement == "out, _ = flash_attn_func(q, k, v, causal=True, softmax_scale=softmax_scale)"
+    window = case(1024, causal=True, window_size=(127, 0))
+    assert [name for name in ("sdpa", "fa2", "fa4") if module.call_of(own, name, window)] == ["fa2", "fa4"]
+
+
+def test_a_transformers_model_runs_with_the_registered_name(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="needs transformers: pip install transformers")
+    (tmp_path / "attention_choice.py").write_text(text(crossing(), vary=True))
+    code = """
+from transformers import LlamaConfig, LlamaForCausalLM
+name = a.register_transformers()
+config = LlamaConfig(hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+                     num_key_value_heads=2, vocab_size=99, max_position_embeddings=512)
+model = LlamaForCausalLM(config).eval()
+ids, used = torch.randint(0, 99, (2, 100)), set()
+row = a._row
+a._row = lambda *given: used.add(row(*given)[0]) or row(*given)
+for mask in (None, torch.ones(2, 100).long().index_fill(1, torch.arange(9), 0)):
+    logits, tokens = {}, {}
+    for way in ("sdpa", "eager", name):
+        model.set_attn_implementation(way)
+        with torch.no_grad():
+            logits[way] = model(ids, attention_mask=mask).logits[:, 9:]
+            tokens[way] = model.generate(ids, attention_mask=mask, max_new_tokens=4, do_sample=False)
+    assert torch.equal(tokens[name], tokens["sdpa"])
+    assert (logits[name] - logits["eager"]).abs().max() < 1e-4
+    assert mask is not None or used == {"sdpa-flash"}, used
+print("same")
+"""
+    assert "same" in used(tmp_path, code)

@@ -1,0 +1,114 @@
+"""`attnbench tune` as a black box, on a simulated GPU with two backends whose speeds cross at some length."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tool import Tool
+
+RESULTS = Path(__file__).parents[2] / "results"
+OTHER = """
+from attnbench.backends.fake import Fake
+
+class Short(Fake):
+    \"\"\"Faster than `fake` up to 3k keys, and slower beyond.\"\"\"
+    def prepare(self, case, inputs):
+        self.speed = 1.5 if case.shape.seqlen_k <= 3072 else 0.8
+        return super().prepare(case, inputs)
+"""
+TUNE = ("tune", "--device", "fake", "-b", "fake,./other.py:Short", "--seqlen", "1k-8k", "--batch", "1", "--causal")
+
+
+@pytest.fixture
+def two(tool: Tool) -> Tool:
+    tool.write("other.py", OTHER)
+    return tool
+
+
+def lengths(file: Path) -> list[int]:
+    records = [json.loads(line) for line in file.read_text().splitlines() if '"record"' in line[:20]]
+    return [record["case"]["shape"]["seqlen_k"] for record in records if record["backend"] == "Short"]
+
+
+def test_borders_are_refined_and_the_choice_is_written(two: Tool) -> None:
+    """The border of 3k lies between lengths that differ by 1.2 at most; the file says what was measured."""
+    done = two(*TUNE, "--out", "t.jsonl", "-f", "choice=c.json", "-f", "module=m.py")
+    measured = lengths(two.folder / "t.jsonl")
+    assert measured[4:] == [3072, 3584]
+    choices = json.loads((two.folder / "c.json").read_text())
+    assert choices["choices"] == 1
+    assert [(one["use"], one["seqlen_k"]) for one in choices["regions"]] == [
+        ("Short", [1024, 3318]),
+        ("fake", [3319, 8192]),
+    ]
+    first = choices["regions"][0]["measured"][0]
+    assert [one["backend"] for one in first["backends"]] == ["Short", "fake"]
+    assert first["backends"][0]["low"] < first["backends"][0]["latency"] < first["backends"][0]["high"]
+    assert first["backends"][0]["error"] == pytest.approx(0.5)
+    assert "Short in 1, fake in 1" in " ".join(done.out.split())
+    shown = two("recommend", "c.json").out
+    assert "Short in 1" in " ".join(shown.split())
+    assert two("tune", "t.jsonl").out == done.out
+    assert "give the run files" in two("recommend", "c.json", "-f", "module=x.py", code=2).err
+    two(*TUNE, "--out", "again.jsonl", "-f", "module=m.py")  # a module of an earlier tune is replaced
+    assert "Python code, which would be overwritten" in two(*TUNE, "-f", "module=other.py", code=2).err
+
+
+def test_a_run_goes_on_where_it_ended(two: Tool) -> None:
+    """A file without its last records is finished and refined by --resume; run --resume measures what is planned."""
+    two(*TUNE, "--out", "whole.jsonl")
+    lines = (two.folder / "whole.jsonl").read_text().splitlines(keepends=True)
+    added = next(i for i, line in enumerate(lines) if '"jobs"' in line[:20])
+    two.write("part.jsonl", "".join(lines[: added - 1]))
+    two("tune", "--resume", "part.jsonl", "--trust")
+    assert sorted(lengths(two.folder / "part.jsonl")) == sorted(lengths(two.folder / "whole.jsonl"))
+    two.write("planned.jsonl", "".join(lines[: added + 2]))
+    two("run", "--resume", "planned.jsonl", "--trust")
+    assert lengths(two.folder / "planned.jsonl") == lengths(two.folder / "whole.jsonl")[:5]
+
+
+def test_a_model_has_its_phases(tool: Tool) -> None:
+    """A model is measured in prefill, decode (dense and over pages) and training; one of fixed length around it."""
+    plan = ("--device", "fake", "-b", "fake", "--dry-run", "--json")
+
+    def planned(*words: str) -> list[dict[str, Any]]:
+        return [job["case"] for job in json.loads(tool("tune", *words, *plan).out)]
+
+    cases = planned("--model", "llama-3.1-8b")
+    assert {case["direction"] for case in cases} == {"fwd", "bwd"}
+    assert {case.get("page_size", 0) for case in cases if case["shape"]["seqlen_q"] == 1} == {0, 16}
+    video = planned("--model", "wan-2.1-t2v-14b", "--phase", "prefill")
+    assert sorted(case["shape"]["seqlen_k"] for case in video) == [8190, 16380, 32760]
+
+
+def test_recommend_writes_the_choice_of_run_files(tool: Tool) -> None:
+    file = RESULTS / "20261128-222252-default-nvidia-h100.jsonl.gz"
+    tool("recommend", file, "-f", "choice=c.json", "-f", "module=m.py")
+    assert json.loads((tool.folder / "c.json").read_text())["gpu"] == "NVIDIA H100 80GB HBM3"
+    assert "scaled_dot_product_attention" in (tool.folder / "m.py").read_text()
+    other = RESULTS / "20261129-230118-default-nvidia-h200.jsonl.gz"
+    assert "a choice is of one machine" in tool("recommend", file, other, "-f", "choice=d.json", code=2).err
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--model", "llama-3.1-8b", "--nheads", "4"), "--model sets this"),
+        (("--phase", "decode"), "--phase needs a model"),
+        (("--suite", "no-such.yaml"), "no suite"),
+        (("--resume", "no-such.jsonl"), "no-such.jsonl"),
+        (("-f", "choise=c.json"), 'did you mean "choice"'),
+    ],
+)
+def test_bad_input(tool: Tool, words: tuple[str, ...], error: str) -> None:
+    assert error in " ".join(tool("tune", "--device", "fake", "-b", "fake", *words, code=2).err.split())
+
+
+def test_no_choice_file(tool: Tool) -> None:
+    tool.write("c.json", '{"choices": 1, "gpu": 3}')
+    assert "c.json is no choice file" in tool("recommend", "c.json", code=2).err
+    tool.write("c.json", '{"choices": 9}')
+    assert "newer attnbench" in tool("recommend", "c.json", code=2).err
