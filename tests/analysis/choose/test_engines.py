@@ -84,8 +84,9 @@ def test_vllm_has_a_single_name_where_all_kinds_agree() -> None:
 
 def test_all_layers_of_vllm_have_one_version_of_flash_attention() -> None:
     windowed = replace(PREFILL, window_size=WINDOW)
-    found = of(speeds(PREFILL, fa3=600, fa4=590) + speeds(windowed, fa3=300, fa4=450))
-    assert texts(found, "vLLM") == ['--attention-config \'{"backend": "FLASH_ATTN", "flash_attn_version": 4}\'']
+    (one,) = of(speeds(PREFILL, fa3=300, fa4=600) + speeds(windowed, fa3=500, fa4=400))["vLLM"]
+    assert one.text == '--attention-config \'{"backend": "FLASH_ATTN", "flash_attn_version": 4}\''
+    assert (one.use, one.loss) == (("fa4",), pytest.approx(5 / 4))
 
 
 def test_decode_over_pages_counts_before_dense_decode() -> None:
