@@ -1,4 +1,4 @@
-"""The choice file and its JSON Schema, docs/choice-file.schema.json, which this file writes as a script (PYTHONPATH=tests)."""
+"""The choice file and its JSON Schema, docs/choice-file.schema.json, which this file writes as a script."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_all_that_a_file_holds_fits_its_schema() -> None:
 def test_other_files_are_refused_in_one_line(tmp_path: Path, text: str) -> None:
     file = tmp_path / "c.json"
     file.write_text(text)
-    with pytest.raises(UserError, match="c.json is no choice file"):
+    with pytest.raises(UserError, match=r"c\.json is no choice file"):
         choice_file.read(file)
 
 
