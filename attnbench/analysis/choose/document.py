@@ -38,8 +38,8 @@ from attnbench.results.export_rows import MadeRows
 COLUMNS = ("batch", "keys", "use", "alike", "latency", "gain", "at worst")
 MODULE = "attention_choice"  # the name of the module, which examples give it
 NOTE = (
-    "Latency: at the first and at the last measured length. Gain: over PyTorch's default, at both. At worst: its latency "
-    "over the fastest's."
+    "Latency: at the first and at the last measured length. Gain: over PyTorch's default, at both. At worst: its "
+    "latency over the fastest's."
 )
 ROWS = ("step", "shape", "batch_first", "batch_last", "seqlen_k_first", "seqlen_k_last", "use", "alternatives", "worst")
 
