@@ -127,6 +127,10 @@ class Own(Eager):
     def prepare(self, case, inputs):
         made = super().prepare(case, inputs)
         return replace(made, launch=lambda: made.launch() * FACTOR)
+
+class Crashes(Own):
+    def prepare(self, case, inputs):
+        return os.abort() if FACTOR > 1 else Eager.prepare(self, case, inputs)
 """
 
 
@@ -139,5 +143,18 @@ def test_a_kernel_that_depends_on_its_process_is_found(tmp_path: Path) -> None:
             record = pool.measure(Job(case(), backend, 0, Forecast(1.0, 0.1, 0)), POLICY, CPU)
             assert record.bitwise, record.reason
             assert (record.bitwise.process, record.bitwise.no_process) == (differs, "")
+    finally:
+        pool.close()
+
+
+def test_a_second_process_that_crashes_costs_only_the_comparison(tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(OWN)
+    specs = {"own": f"{tmp_path}/own.py:Crashes"}
+    pool = WorkerPool(specs, others=WorkerPool(specs))
+    try:
+        record = pool.measure(Job(case(), "own", 0, Forecast(1.0, 0.1, 0)), POLICY, CPU)
+        assert record.status == "ok"
+        assert record.bitwise
+        assert record.bitwise.no_process.startswith("another process gave no results: own: the worker crashed")
     finally:
         pool.close()

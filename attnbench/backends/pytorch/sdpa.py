@@ -21,9 +21,9 @@ from __future__ import annotations
 import contextlib
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from attnbench.backends.base import BackendBase, autograd_prepared, mask_workspace, scores_workspace
 from attnbench.backends.limits import TORCH_LIMITS, Limits
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from attnbench.core.backend import Inputs
 
+T = TypeVar("T")
 # Messages of several versions of torch where the forced backend refuses a case.
 REFUSAL_MESSAGES = ("No available kernel", "No viable backend", "Invalid backend")
 # Regular expressions for the kernels of each fused backend
@@ -94,25 +95,28 @@ def sdpa_paste(forced: str = "", unequal: str = MASK, before: str = "", *imports
     )
 
 
-@contextlib.contextmanager
-def deterministic_algorithms() -> Iterator[None]:
-    """Within the block torch has its deterministic algorithms only. Raises Unsupported where it has none for a call.
+def with_deterministic_algorithms(call: Callable[[], T]) -> Callable[[], T]:
+    """Return a call during which torch has its deterministic algorithms only.
 
-    With a warning in place of the error, the fused backwards would keep their usual algorithms. Memory without values
-    stays as it is: torch would fill it to find reads of it, which takes time.
+    With a warning in place of the error, the fused backwards would keep their usual algorithms. The call raises
+    Unsupported where torch has no such algorithm.
     """
     import torch
 
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.set_deterministic_debug_mode("error")
-    try:
-        yield
-    except RuntimeError as error:
-        if "deterministic" not in str(error):
-            raise
-        raise Unsupported(f"torch refuses: {' '.join(str(error).split())[:400]}") from None
-    finally:
-        torch.set_deterministic_debug_mode("default")
+    switch = torch.set_deterministic_debug_mode
+
+    def launch() -> T:
+        switch("error")
+        try:
+            return call()
+        except RuntimeError as error:
+            if "deterministic" not in str(error):
+                raise
+            raise Unsupported(f"torch refuses: {' '.join(str(error).split())[:400]}") from None
+        finally:
+            switch("default")
+
+    return launch
 
 
 class Sdpa(BackendBase):
@@ -135,11 +139,13 @@ class Sdpa(BackendBase):
     def prepare(self, case: Case, inputs: Inputs) -> Prepared:
         if not case.deterministic or self.switch == "math":  # math adds in one order
             return self._prepare(case, inputs)
-        with deterministic_algorithms():
-            prepared = self._prepare(case, inputs)
-        within = deterministic_algorithms()
-        launch, forward = within(prepared.launch), prepared.forward and within(prepared.forward)
-        return replace(prepared, launch=launch, forward=forward)
+        import torch
+
+        # else torch fills new memory, to find reads of it, which takes time
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        prepared = with_deterministic_algorithms(lambda: self._prepare(case, inputs))()
+        forward = prepared.forward and with_deterministic_algorithms(prepared.forward)
+        return replace(prepared, launch=with_deterministic_algorithms(prepared.launch), forward=forward)
 
     def _prepare(self, case: Case, inputs: Inputs) -> Prepared:
         from torch.nn.functional import scaled_dot_product_attention as sdpa
