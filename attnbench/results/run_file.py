@@ -596,7 +596,8 @@ def _damaged(path: Path, why: str = "it is not JSON") -> UserError:
 
 def resume_command(run: Run, path: Path | str | None) -> str:
     """Return the command that measures a run's missing jobs, with the option that allows own code and interpreters."""
-    words = ["attnbench", "capacity" if run.search else "run", "--resume", str(path), *trust(run)]
+    command = "capacity" if run.search else "tune" if run.argv[:1] == ("tune",) else "run"
+    words = ["attnbench", command, "--resume", str(path), *trust(run)]
     return shlex.join(words)
 
 

@@ -25,8 +25,9 @@ def by_atomics(q, k, v, *, causal, softmax_scale):
     shares = torch.rand(64, device=q.device, generator=torch.Generator(q.device).manual_seed(0)) + 0.5
     parts = out.flatten()[None] * shares[:, None]
     added = torch.zeros(out.numel(), device=q.device)
-    places = torch.arange(out.numel(), device=q.device).repeat(64)
-    added.index_add_(0, places, parts.flatten())
+    order = torch.randperm(64 * out.numel(), device=q.device, generator=torch.Generator(q.device).manual_seed(0))
+    places = torch.arange(out.numel(), device=q.device).repeat(64)[order]  # so that threads meet at a place
+    added.index_add_(0, places, parts.flatten()[order])
     return (added.view(out.shape) / shares.sum()).to(q.dtype)
 """
 

@@ -104,8 +104,8 @@ def test_one_library_computes_both_passes(folder: Path) -> None:
     """The choice of a step of training is of its own table, and a graph keeps the implementation of its forward."""
     code = """
 seen = []
-make = a._loaded
-a._loaded = lambda make_: seen.append(make_.__name__) or make(make_)
+is_loaded = a._is_loaded
+a._is_loaded = lambda make: seen.append(make.__name__) or is_loaded(make)
 q, k, v = (torch.randn(2, 32, n, 32, requires_grad=True) for n in (4, 2, 2))
 a.attention(q, k, v, causal=True).sum().backward()
 with torch.no_grad():
@@ -119,8 +119,16 @@ print(seen, {key[0] for key in a.TABLE}, q.grad is not None)
 
 
 def test_it_compiles_without_a_break(folder: Path) -> None:
-    """torch.compile takes the call as one graph, with lengths that change, and the choice follows the length."""
+    """torch.compile takes the call as one graph, with lengths that change, and the choice follows the length.
+
+    What it cannot trace, the name of a GPU and the import of a library, is read while it compiles.
+    """
     code = """
+a.torch.cuda.get_device_name = lambda index: open("/dev/null").read() or "NVIDIA H200"  # torch.compile traces no file
+a.META |= {"kind": "cuda", "gpu": "NVIDIA H200"}
+named = torch.compile(lambda x: x if a._unlike("cuda", 0) == "" else x + 1, fullgraph=True, backend="eager")
+assert named(torch.ones(1)) == 1
+a.META["kind"] = "cpu"
 attend = lambda q, k, v: a.attention(q, k, v, causal=True)
 compiled = torch.compile(attend, fullgraph=True, dynamic=True, backend="eager")
 for length in (32, 64, 100, 256):
