@@ -85,7 +85,7 @@ def recommend(given: Options) -> None:
 
     from attnbench.analysis.choose.document import Choices
 
-    writers = Choices(cells, competes, bits).writers(command_line())
+    writers = Choices(cells, competes, bits).writers(command_line(outputs=True))
     tables = [(name, path) for name, path in wanted if name == "table"]
     others = [(name, path) for name, path in wanted if name != "table"]
     codes = [output.write(made(True), others, writers) if others else 0, output.write(made(given.every), tables)]

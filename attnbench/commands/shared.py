@@ -26,14 +26,21 @@ MOST_PROBLEMS = 20  # most problems of a file that are printed, one on a line
 CUT_OFF = "its last line is cut off"
 
 
-def command_line() -> tuple[str, ...]:
-    """Return this command's words as a run file keeps them: without --out, a path of this machine."""
+def command_line(*, outputs: bool = False) -> tuple[str, ...]:
+    """Return this command's words as a run file keeps them: without the options that name outputs, paths of a machine.
+
+    With `outputs` only --out is left out, the run file.
+    """
     kept, words = [], iter(sys.argv[1:])
+    named = ("--out",) if outputs else ("--out", "--html", "--format", "-f")
     for word in words:
-        if word == "--out":
-            next(words, None)
-        elif not word.startswith("--out="):
+        option = word.partition("=")[0]
+        if option not in named:
             kept.append(word)
+            continue
+        value = word.partition("=")[2] if "=" in word else next(words, "")
+        if option in ("--format", "-f") and "=" not in value:  # printed
+            kept += [word] if "=" in word else [word, value]
     return tuple(kept)
 
 

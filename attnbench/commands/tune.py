@@ -77,7 +77,7 @@ def tune(given: Options) -> None:
         cells = cells_of([run for _, run in read if not run.search], by_machine=True)
         choices = Choices(cells, competing(given.backend, cells), bits, vary=given.vary_in_training)
         shown = output.with_damage(choices.document(), damage)
-        raise typer.Exit(output.write(shown, wanted, choices.writers(command_line())))
+        raise typer.Exit(output.write(shown, wanted, choices.writers(command_line(outputs=True))))
     settings = options.settings(given, **({"policy": {"bitwise": True}} if bits else {}))
     outcome = measured(_request(given, settings, bits))
     if given.dry_run:
@@ -85,7 +85,7 @@ def tune(given: Options) -> None:
 
         raise typer.Exit(output.write(planned.document(outcome.run), wanted))
     choices = Choices(cells_of([outcome.run], by_machine=True), bits=bits, vary=given.vary_in_training)
-    shown, writers = choices.document(outcome.path), choices.writers(command_line())
+    shown, writers = choices.document(outcome.path), choices.writers(command_line(outputs=True))
     raise typer.Exit(outcome.exit_code or output.write(shown, wanted, writers))
 
 

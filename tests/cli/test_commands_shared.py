@@ -23,7 +23,15 @@ from attnbench.results.run_file import lines
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-@pytest.mark.parametrize("out", [["--out", "mine/run.jsonl"], ["--out=mine/run.jsonl"], []])
+@pytest.mark.parametrize(
+    "out",
+    [
+        ["--out", "mine/run.jsonl"],
+        ["--out=mine/run.jsonl", "--html", "x.html"],
+        ["-f", "module=mine/x.py", "--format=json=x.json"],
+        [],
+    ],
+)
 def test_the_recorded_command_names_no_place_on_the_machine(monkeypatch: pytest.MonkeyPatch, out: list[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["attnbench", "run", *out, "-b", "eager", "--dry-run"])
     assert command_line() == ("run", "-b", "eager", "--dry-run")
