@@ -37,7 +37,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from attnbench.core import stats
 from attnbench.results.noise import Prior, moderated
@@ -46,11 +46,10 @@ from attnbench.results.uncertainty import FREEDOM, MEDIAN, NORMAL, Cards, Spread
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
-    from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
     Floats = NDArray[numpy.float64]
     Integers = NDArray[numpy.int64]
-    Matrix = Floats | csr_array
+    Matrix: TypeAlias = Any  # of numpy, or a sparse one of scipy
 
 LEAST_CARDS = 10  # with common cells, to estimate variances; with 6 cards intervals hold the truth in 92 %
 KINDS = ("any work", "under load", "under load by memory")  # kinds of a card's effects
