@@ -18,6 +18,7 @@ import pytest
 
 from attnbench.backends.shared import own_source
 from attnbench.cli import SIGNALS
+from attnbench.core import own_code
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
@@ -71,6 +72,19 @@ def _switches_of_torch() -> Iterator[None]:
 
     with torch_switches.kept():
         yield
+
+
+@pytest.fixture(autouse=True)
+def _places_of_imports() -> Iterator[None]:
+    """Restore where Python looks for modules after each test: a person's file adds its folder, for its process.
+
+    With the folders of all tests each search, for a missing library or the version of an installed one, would take
+    a hundred times as long.
+    """
+    path, hooks, from_source = [*sys.path], [*sys.path_hooks], {*own_code._from_source}
+    yield
+    sys.path[:], sys.path_hooks[:] = path, hooks
+    own_code._from_source.intersection_update(from_source)  # the folders that have a hook
 
 
 @pytest.fixture(autouse=True)

@@ -82,8 +82,8 @@ def load_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # pickle and Triton look up objects by their module's name
     standard = [folder for folder in sys.path if folder.startswith(STANDARD) and "-packages" not in folder]
-    others = [folder for folder in sys.path if folder not in standard]
-    sys.path[:] = [*standard, folder := str(path.parent.resolve()), *others]
+    folder = str(path.parent.resolve())
+    sys.path[:] = [*standard, folder, *(other for other in sys.path if other not in (*standard, folder))]
     _load_from_source(folder)
     spec.loader.exec_module(module)
     return module

@@ -37,7 +37,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from attnbench.core import stats
 from attnbench.results.noise import Prior, moderated
@@ -46,14 +46,16 @@ from attnbench.results.uncertainty import FREEDOM, MEDIAN, NORMAL, Cards, Spread
 if TYPE_CHECKING:
     import numpy
     from numpy.typing import NDArray
-    from scipy.sparse import csr_array  # type: ignore[import-untyped]
 
     Floats = NDArray[numpy.float64]
     Integers = NDArray[numpy.int64]
+    Matrix: TypeAlias = Any  # of numpy, or a sparse one of scipy
 
 LEAST_CARDS = 10  # with common cells, to estimate variances; with 6 cards intervals hold the truth in 92 %
 KINDS = ("any work", "under load", "under load by memory")  # kinds of a card's effects
 LEAST = 1e-4  # deviation of processes, so that alike cards, as of a simulated device, have weights
+
+DENSE = 20_000  # elements below which numpy's matrices are faster than scipy's sparse ones
 
 K = TypeVar("K", bound=Hashable)
 
@@ -288,7 +290,7 @@ class Pool(Generic[K]):
         import numpy as np
 
         informs = np.array([self.readings[key].informs for key, _ in self.pairs])
-        absorbed, informed = _mixed_model(*_sparse(self._cell, self._loads), self._precision * informs)
+        absorbed, informed = _mixed_model(*_equations(self._cell, self._loads), self._precision * informs)
         deviations = self._deviations
         solved = np.linalg.solve(_system(informed, deviations), np.diag(deviations))
         found: Floats = absorbed @ (deviations[:, None] * solved)
@@ -355,31 +357,37 @@ def _loads_of(cards: Sequence[Card], loads: Floats, by_memory: NDArray[numpy.boo
     return found
 
 
-def _sparse(cell: Integers, effects: Floats) -> tuple[csr_array, csr_array]:
+def _equations(cell: Integers, effects: Floats) -> tuple[Matrix, Matrix]:
     """Return X' (cells x pairs, 1 where a pair is of the cell) and Z, the `effects` (pairs x effects, two of a pair).
 
-    `cell` is the number of each pair's cell.
+    `cell` is the number of each pair's cell. Matrices of many elements are sparse.
     """
     import numpy as np
     from scipy import sparse  # type: ignore[import-untyped]
 
     pairs = np.arange(len(cell))
-    return sparse.csr_array((np.ones(len(cell)), (cell, pairs))), sparse.csr_array(effects)
+    of_cells = sparse.csr_array((np.ones(len(cell)), (cell, pairs)))
+    return (of_cells.toarray(), effects) if effects.size < DENSE else (of_cells, sparse.csr_array(effects))
 
 
-def _mixed_model(of_cells: csr_array, effects: csr_array, precision: Floats) -> tuple[csr_array, Floats]:
+def _mixed_model(of_cells: Matrix, effects: Matrix, precision: Floats) -> tuple[Matrix, Floats]:
     """Return MZ (pairs x effects) and Z'MZ: the equations of the effects Z, with the cells X absorbed.
 
-    M = R - R X (X'RX)^-1 X'R, with R the precisions. X' and Z are as from `_sparse`.
+    M = R - R X (X'RX)^-1 X'R, with R the precisions. X' and Z are as from `_equations`.
     """
     import numpy as np
     from scipy import sparse
 
-    totals, weighted = of_cells @ precision, sparse.diags_array(precision)
+    def weighted(weights: Floats, rows: Matrix) -> Matrix:
+        dense = isinstance(rows, np.ndarray)
+        return weights[:, None] * rows if dense else sparse.diags_array(weights) @ rows
+
+    totals = of_cells @ precision
     shares = np.divide(1.0, totals, out=np.zeros_like(totals), where=totals > 0)
-    scaled = weighted @ effects
-    absorbed = scaled - weighted @ (of_cells.T @ (sparse.diags_array(shares) @ (of_cells @ scaled)))
-    return absorbed, (effects.T @ absorbed).toarray()
+    scaled = weighted(precision, effects)
+    absorbed = scaled - weighted(precision, of_cells.T @ weighted(shares, of_cells @ scaled))
+    informed = effects.T @ absorbed
+    return absorbed, informed if isinstance(informed, np.ndarray) else informed.toarray()
 
 
 def _system(informed: Floats, deviations: Floats) -> Floats:
@@ -411,7 +419,7 @@ def reml(readings: Mapping[K, Reading], start: Spread) -> Cards:
     cell = np.repeat(np.arange(len(told)), [len(reading.rounds) for reading in told])
     loads = _loads_of([card for card, _ in pairs], load, np.array([reading.by_memory for _, reading in pairs]))
     used = np.flatnonzero(loads.any(axis=0))  # most cards have no cell of a kind
-    kinds, equations = used // (loads.shape[1] // len(KINDS)), _sparse(cell, loads[:, used])
+    kinds, equations = used // (loads.shape[1] // len(KINDS)), _equations(cell, loads[:, used])
     y -= (np.bincount(cell, y) / np.bincount(cell))[cell]  # changes only the rounding
 
     def unlikely(logs: Floats) -> float:

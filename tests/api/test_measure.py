@@ -266,6 +266,7 @@ def test_what_of_a_function_in_this_process_cannot_be() -> None:
         attnbench.measure(interrupts, seqlen=128, device="cpu", **SMALL)
 
 
+@pytest.mark.usefixtures("collections")
 def test_a_function_in_this_process_leaves_nothing_in_it(capfd: pytest.CaptureFixture[str]) -> None:
     """Afterwards no file is open, the collector can free all objects, and a failure is in its record only."""
 

@@ -32,6 +32,20 @@ class Noisy(Fake):
 
 class AsNoisy(Noisy): ...
 """
+# Workers are forks of the session, which start at once
+CONFTEST = f"""
+import sys
+
+import pytest
+
+sys.path.append({str(Path(__file__).parents[1])!r})
+import forked_worker
+
+@pytest.fixture(autouse=True)
+def forked():
+    with forked_worker.workers():
+        yield
+"""
 HEAD = "SMALL = dict(seqlen='4k', direction='fwd', device='fake')\n"
 PLUGIN = "attnbench.pytest_plugin"
 
@@ -40,6 +54,7 @@ PLUGIN = "attnbench.pytest_plugin"
 def session(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Any:
     """Return a function that runs the tests in a text, with options, and returns their outcome."""
     pytester.makepyfile(mine=MINE)
+    pytester.makeconftest(CONFTEST)
     there = request.config.pluginmanager.hasplugin("attnbench")  # whether it is installed, not only on the path
 
     def ran(text: str, *options: str) -> pytest.RunResult:

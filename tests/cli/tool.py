@@ -120,17 +120,14 @@ class Tool:
         return self.folder / name
 
     def wait_until_stuck(self, process: subprocess.Popen[str], path: str = "run.jsonl") -> list[int]:
-        """Wait for a scripted hang, when no more records are written. Return the process ids of the workers."""
-        file, size, since, end = self.folder / path, 0, time.monotonic(), time.monotonic() + 60
-        while time.monotonic() < end:
+        """Wait for the first record and a scripted hang after it. Return the process ids of the workers."""
+        file, end = self.folder / path, time.monotonic() + 60
+        while not file.exists() or file.read_bytes().count(b"\n") < 2:
             assert process.poll() is None, process.communicate()
-            now = file.stat().st_size if file.exists() else 0
-            if now != size:
-                size, since = now, time.monotonic()
-            elif size and time.monotonic() - since > 1.0:
-                return children(process.pid)
-            time.sleep(0.05)
-        raise AssertionError("the run never began")
+            assert time.monotonic() < end, "the run never began"
+            time.sleep(0.02)
+        time.sleep(0.2)  # the next job begins, and hangs
+        return children(process.pid)
 
     def terminal(self, *args: str, fake: str = "", **env: str) -> tuple[int, str]:
         """Run the command on a pseudo-terminal; return the exit code and the text on the terminal."""
