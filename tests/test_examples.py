@@ -72,10 +72,10 @@ ONCE = {one.arguments: one for one in reversed(ALL)}.values()
 
 
 def _measures(one: Example) -> bool:
-    """Return whether an example measures; `recommend`, `claims` (not its list) and `step` do without run files."""
+    """Return whether an example measures; some commands do without run files, `claims` also without its list."""
     name, *words = one.arguments
     given = any(".jsonl" in word or word == "--list" for word in words)
-    return name in MEASURING or (name in ("recommend", "claims", "step") and not given)
+    return name in MEASURING or (name in ("recommend", "claims", "step", "tune") and not given)
 
 
 SHOWING = [
@@ -83,7 +83,7 @@ SHOWING = [
     for one in ONCE
     if not _measures(one)
     and one.arguments[0] not in PARSED_ONLY
-    and "--settle" not in one.arguments  # test_settle.py
+    and not {"--settle", "--resume", "--suite"} & {*one.arguments}  # test_settle.py, test_cli_tune.py
     and one.arguments not in quoted()  # test_tables.py
 ]
 RUNS = [one for one in ONCE if one.arguments[0] in ("run", "recommend") and _measures(one)]

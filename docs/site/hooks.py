@@ -37,7 +37,7 @@ MADE_OF = {  # a file of the code -> the page that is made of it
     "attnbench/commands": "commands/index.md",
 }
 GUIDES = {  # the navigation, by the names of documents without .md; what is not named here is in the last but one
-    "Start": "README install own-kernel recommend python terms",
+    "Start": "README install own-kernel recommend tune python terms",
     "Guides": "ci gate ab bisect history compare cluster capacity step profiling claims publish",
     "Cases": "models ragged paged masks approximate several-gpus",
     "Results and method": "results measuring run-files triton-kernel gluon-kernel",
