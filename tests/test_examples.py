@@ -74,7 +74,7 @@ ONCE = {one.arguments: one for one in reversed(ALL)}.values()
 def _measures(one: Example) -> bool:
     """Return whether an example measures; some commands do without run files, `claims` also without its list."""
     name, *words = one.arguments
-    given = any(".jsonl" in word or word == "--list" for word in words)
+    given = any(".jsonl" in word or word == "--list" or (name == "tune" and word == "--suite") for word in words)
     return name in MEASURING or (name in ("recommend", "claims", "step", "tune") and not given)
 
 
