@@ -14,10 +14,10 @@ PHASES: Sequence[Phase] = ("prefill", "decode", "train")  # of a model where non
 Sizes = Sequence[tuple[str, str]]  # batches and lengths
 
 GRID: Mapping[Phase, Sizes] = {
-    "prefill": (("1", "512-32k"), ("4", "512-8k"), ("16", "512-2k")),
+    "prefill": (("1", "512,2k,8k,32k"), ("4", "512,2k,8k"), ("16", "512,2k")),
     "decode": (("1,16", "1k,4k,16k,64k"), ("128", "1k,4k,16k")),
     "mixed": (("32", "4k,16k"),),
-    "train": (("1", "512-16k"), ("4", "512-4k")),
+    "train": (("1", "512,2k,8k,16k"), ("4", "512,2k,4k")),
 }
 ON_CPU: Mapping[Phase, Sizes] = {
     "prefill": (("1", "64-256"),),
@@ -25,6 +25,7 @@ ON_CPU: Mapping[Phase, Sizes] = {
     "mixed": (("4", "3k"),),
     "train": (("1", "64,128"),),
 }
+BACKENDS = ("!hf-*", "!compile", "!eager", "!sdpa-math")  # on a GPU: what others compute too, or far slower
 PAGES = "none,16"  # where keys and values lie in decode: in one tensor each, as in transformers, and in pages, as in
 # servers
 
@@ -44,7 +45,8 @@ def tune_suite(given: Settings, kind: str) -> Suite:
         check_not_both(given.axes)
         blocks = [block for name in given.models for block in _of_model(name, given, grid, usual)]
     whole = dict.fromkeys(_key(overlay(block, given.axes)) for block in blocks)
-    return Suite(name=NAME, cases=[Block.model_validate(dict(key)) for key in whole])
+    cases = [Block.model_validate(dict(key)) for key in whole]
+    return Suite(name=NAME, cases=cases, backends=None if kind == "cpu" else [*BACKENDS])
 
 
 def without_model(given: Settings) -> Settings:

@@ -18,6 +18,7 @@ from attnbench.core.case import Case
 from attnbench.core.groups import grouped
 
 BORDER = 1.2  # most ratio of the lengths on both sides of a border that counts as known
+GAP = 2.0  # most ratio of neighbouring lengths with one choice, between which nothing need be measured
 TRAINS = (TRAINING, "fwd_bwd", "bwd")  # steps of training
 
 Eligible = Callable[[str, Case], bool]  # whether a backend may be chosen for a case
@@ -100,7 +101,7 @@ def regions(problems: Sequence[Problem], eligible: Eligible | None = None, *, va
         by_batch = grouped(allowed, lambda problem: problem.case.shape.batch)
         bounds = _bounds(sorted(by_batch))
         for batch, of_batch in sorted(by_batch.items()):
-            ordered = sorted(of_batch, key=_length)
+            ordered = sorted(of_batch, key=length)
             parts = [(ordered, (one.use,))] if one else _parts(ordered)
             ends = _bounds_of_parts([part for part, _ in parts])
             for (part, names), lengths in zip(parts, ends, strict=True):
@@ -110,15 +111,22 @@ def regions(problems: Sequence[Problem], eligible: Eligible | None = None, *, va
     return found
 
 
-def unknown_borders(found: Sequence[Region]) -> list[tuple[Region, Region]]:
-    """Return the pairs of neighbouring regions whose border is known to no better than BORDER in length."""
+def unknown_borders(found: Sequence[Region]) -> list[tuple[Problem, Problem]]:
+    """Return the neighbours in length on both sides of each border that is known to no better than BORDER."""
     pairs = itertools.pairwise(found)
-    return [
-        (left, right)
+    ends = [
+        (left.problems[-1], right.problems[0])
         for left, right in pairs
-        if (left.kind, left.batches) == (right.kind, right.batches)
-        and _length(right.problems[0]) > BORDER * _length(left.problems[-1])
+        if (left.kind, left.batches) == (right.kind, right.batches) and left.use and right.use
     ]
+    return [(low, high) for low, high in ends if length(high) > BORDER * length(low)]
+
+
+def wide_gaps(found: Sequence[Region]) -> list[tuple[Problem, Problem]]:
+    """Return the neighbours in length within a region that are further apart than GAP; training has none."""
+    chosen = (region for region in found if region.use and not region.by_collapse)
+    pairs = (pair for region in chosen for pair in itertools.pairwise(region.problems))
+    return [(low, high) for low, high in pairs if length(high) > GAP * length(low)]
 
 
 def between(low: int, high: int) -> int:
@@ -134,25 +142,37 @@ def between(low: int, high: int) -> int:
 
 
 def single(problems: Sequence[Problem], names: Mapping[str, str] | None = None) -> Single | None:
-    """Return the one backend with the least mean loss among those that are right in all problems; None without any.
+    """Return the one backend with the least mean loss among those that were wrong or failed in no problem; None: none.
 
     `names` are the backends that may be chosen, as keys; None for all. Problems without any right backend do not count.
+    Between two lengths at which a backend was far behind it may be untried; the greater of both losses counts there.
     """
     solved = [problem for problem in problems if problem.candidates]
-    if not solved:
-        return None
-    everywhere = set.intersection(*({one.backend for one in problem.candidates} for problem in solved))
-    losses = {
-        name: [(_loss(problem, name), problem) for problem in solved]
-        for name in (one.backend for one in solved[0].candidates)
-        if name in everywhere and (names is None or name in names)
-    }
-    if not losses:
-        return None
-    means = {name: math.exp(sum(math.log(loss) for loss, _ in of) / len(of)) for name, of in losses.items()}
-    use = min(means, key=lambda name: means[name])
-    loss, where = max(losses[use], key=lambda pair: pair[0])
-    return Single(use, loss, where, means[use])
+    every = dict.fromkeys(one.backend for problem in solved for one in problem.candidates)
+    found = []
+    for name in every:
+        losses = _losses(solved, name) if names is None or name in names else None
+        if losses:
+            loss, where = max(losses, key=lambda pair: pair[0])
+            mean = math.exp(sum(math.log(loss) for loss, _ in losses) / len(losses))
+            found.append(Single(name, loss, where, mean))
+    return min(found, key=lambda one: one.mean, default=None)
+
+
+def _losses(problems: Sequence[Problem], name: str) -> list[tuple[float, Problem]] | None:
+    """Return the loss of a backend in each problem; None where it was not right, or untried at an end in length."""
+    found: list[tuple[float, Problem]] = []
+    for own in grouped(problems, lambda problem: (kind_of(problem), problem.case.shape.batch)).values():
+        tried = [problem for problem in own if name in problem.tried_backends]
+        if any(name not in {one.backend for one in problem.candidates} for problem in tried):
+            return None
+        losses = {length(problem): _loss(problem, name) for problem in tried}
+        for problem in own:
+            beside = ([n for n in losses if n <= length(problem)], [n for n in losses if n >= length(problem)])
+            if not all(beside):
+                return None
+            found.append((max(losses[max(beside[0])], losses[min(beside[1])]), problem))
+    return found
 
 
 def _loss(problem: Problem, name: str) -> float:
@@ -168,7 +188,8 @@ def _restricted(problem: Problem, eligible: Eligible | None) -> Problem:
     return replace(problem, wanted=lambda name: wanted(name) and eligible(name, case))
 
 
-def _length(problem: Problem) -> int:
+def length(problem: Problem) -> int:
+    """Return the number of keys of a problem."""
     return problem.case.shape.seqlen_k
 
 
@@ -208,6 +229,6 @@ def _bounds(sizes: Sequence[int]) -> dict[int, tuple[int, int]]:
 
 
 def _bounds_of_parts(parts: Sequence[Sequence[Problem]]) -> list[tuple[int, int]]:
-    ends = [math.isqrt(_length(a[-1]) * _length(b[0])) for a, b in itertools.pairwise(parts)]
-    firsts, lasts = [_length(parts[0][0]), *(end + 1 for end in ends)], [*ends, _length(parts[-1][-1])]
+    ends = [math.isqrt(length(a[-1]) * length(b[0])) for a, b in itertools.pairwise(parts)]
+    firsts, lasts = [length(parts[0][0]), *(end + 1 for end in ends)], [*ends, length(parts[-1][-1])]
     return list(zip(firsts, lasts, strict=True))

@@ -184,6 +184,11 @@ class Problem:
         by_backend = {one.backend: one for one in self.right}
         return next((by_backend[name] for name in DEFAULTS if name in by_backend), None)
 
+    @cached_property
+    def tried_backends(self) -> frozenset[str]:
+        """The backends that were tried, whatever their end."""
+        return frozenset(map(_backend, self.tried))
+
     @property
     def others_right(self) -> bool:
         """Whether backends were right that were not asked for."""

@@ -85,6 +85,17 @@ def test_one_name_for_all_says_its_worst_loss() -> None:
     assert named.loss == pytest.approx(500 / 400)
 
 
+def test_one_name_may_be_untried_between_lengths_at_which_it_is_behind() -> None:
+    """A refined length has the near backends alone; the greater loss of its neighbours counts for the others."""
+    records = [*CROSSING, *(ok(at(length), "fa4", tflops) for length, tflops in ((512, 250), (8192, 300)))]
+    one = single(found(run(records)), {"fa4": ""})
+    assert one is not None
+    assert (one.loss, one.where.case.shape.seqlen_k) == (pytest.approx(2.0), 512)
+    assert one.mean == pytest.approx(2.0)
+    assert single(found(run([*records, ended(at(2048), "fa4", "oom", "no memory")])), {"fa4": ""}) is None
+    assert single(found(run([r for r in records if r.case != at(8192) or r.backend != "fa4"])), {"fa4": ""}) is None
+
+
 def test_borders_are_halved_until_they_are_known() -> None:
     """Further lengths are asked for until the last on one side and the first on the other differ by 1.2 at most."""
     truth, records = 2500, [r for length in (512, 1024, 2048, 4096, 8192) for r in _by_length(length, 2500)]
@@ -106,6 +117,16 @@ def test_borders_are_halved_until_they_are_known() -> None:
 def _by_length(length: int, border: int) -> list[Record]:
     first = length < border
     return speeds(length, fa3=500 if first else 400, sdpa_cudnn=400 if first else 500, sdpa=390, eager=30)
+
+
+def test_a_wide_gap_in_one_region_is_measured_too() -> None:
+    """Lengths that differ by more than 2 get one between them, on the backends that are near; training needs none."""
+    apart = [record for length in (1024, 4096) for record in speeds(length, fa3=500, sdpa=300, triton=450)]
+    (which,) = further_cases(run(apart), (), vary=False)
+    assert which.shape.seqlen_k == 2048
+    assert further_cases(run(apart), (), vary=False)[which] == ["fa3", "hf-sdpa", "sdpa", "triton"]
+    training = [replace(record, case=replace(record.case, direction="fwd_bwd")) for record in apart]
+    assert further_cases(run(training), (), vary=False) == {}
 
 
 def test_what_needs_no_further_length() -> None:
