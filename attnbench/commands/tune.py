@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -121,11 +122,12 @@ def _request(given: Options, settings: Settings, bits: tuple[str, ...]) -> Reque
     if given.suite:
         suite = load_suite(given.suite).model_copy(update={"name": NAME})
         return options.request(runs.Request, given, settings=settings, further=further, suite=suite)
+    grid = partial(tune_suite, settings, variants="deterministic" in bits)
     return options.request(
         runs.Request,
         given,
         settings=without_model(settings),
-        suite=tune_suite(settings, "cuda"),
-        suite_for=lambda device: tune_suite(settings, device.kind),
+        suite=grid("cuda"),
+        suite_for=lambda device: grid(device.kind),
         further=further,
     )

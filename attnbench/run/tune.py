@@ -30,9 +30,10 @@ PAGES = "none,16"  # where keys and values lie in decode: in one tensor each, as
 # servers
 
 
-def tune_suite(given: Settings, kind: str) -> Suite:
+def tune_suite(given: Settings, kind: str, *, variants: bool = False) -> Suite:
     """Return the suite of the grid for a kind of device; the axes that are given replace its own.
 
+    With `variants` training is measured with the deterministic variants of libraries too.
     A model of a fixed length has this length, its half and its quarter. Raises UserError for options that do not go
     together.
     """
@@ -44,7 +45,11 @@ def tune_suite(given: Settings, kind: str) -> Suite:
     else:
         check_not_both(given.axes)
         blocks = [block for name in given.models for block in _of_model(name, given, grid, usual)]
-    whole = dict.fromkeys(_key(overlay(block, given.axes)) for block in blocks)
+    blocks = [overlay(block, given.axes) for block in blocks]
+    if variants:
+        both = Axes(deterministic=[False, True])
+        blocks = [overlay(both, block) if "bwd" in (block.direction or "") else block for block in blocks]
+    whole = dict.fromkeys(map(_key, blocks))
     cases = [Block.model_validate(dict(key)) for key in whole]
     return Suite(name=NAME, cases=cases, backends=None if kind == "cpu" else [*BACKENDS])
 
@@ -68,4 +73,5 @@ def _of_model(name: str, given: Settings, grid: Mapping[Phase, Sizes], usual: Ax
 
 
 def _key(axes: Axes) -> tuple[tuple[str, object], ...]:
-    return tuple((name, value) for name in Axes.model_fields if (value := getattr(axes, name)) is not None)
+    given = ((name, getattr(axes, name)) for name in Axes.model_fields)
+    return tuple((name, tuple(of) if isinstance(of, list) else of) for name, of in given if of is not None)

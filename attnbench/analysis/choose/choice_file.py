@@ -59,6 +59,7 @@ class Chosen:
     seqlen_k: tuple[int, int]  # first and last
     use: str  # the backend; "" where none was right, or none is known to be the fastest
     alternatives: tuple[str, ...] = ()  # backends that are as fast within the uncertainty, in all of the region
+    deterministic: bool = False  # whether `use` stands for the library's deterministic variant
     for_all: bool = False  # whether `use` was chosen for all regions of this step and shape, as training needs it
     worst: float = 1.0  # how many times as long as the fastest `use` takes, at worst
     measured: tuple[Measured, ...] = ()
@@ -155,6 +156,7 @@ def _chosen(region: Region) -> Chosen:
         seqlen_k=region.lengths,
         use=region.use,
         alternatives=region.others,
+        deterministic=region.deterministic,
         for_all=region.by_collapse,
         worst=round(region.loss, 4),
         measured=measured,

@@ -254,7 +254,9 @@ def _row(region: Region) -> tuple[Entry, ...]:
     return (
         _span(*region.batches),
         _span(*region.lengths),
-        Span(region.use, "strong") if region.use else Span("not known", "warning"),
+        Span(region.use + " (deterministic)" * region.deterministic, "strong")
+        if region.use
+        else Span("not known", "warning"),
         ", ".join(region.others),
         " to ".join(duration(one.latency) for _, one in own),
         Span("the default", "quiet") if is_default else " to ".join(dict.fromkeys(gains)),

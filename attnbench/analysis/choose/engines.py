@@ -222,7 +222,8 @@ def _by_model(problems: Sequence[Problem]) -> dict[str, list[Problem]]:
 def _names(engine: str, problem: Problem) -> dict[str, str]:
     """Return the right backends of a problem that may be used and have a name in an engine, with the name."""
     key = f"{engine} mla" if engine in ("vllm", "sglang") and _is_mla(problem.case) else engine
-    named = {one.backend: engine_name(one.run, one.backend, key, problem.case) for one in problem.candidates}
+    usual = [one for one in problem.candidates if not one.is_variant]  # no setting asks for a deterministic variant
+    named = {one.backend: engine_name(one.run, one.backend, key, problem.case) for one in usual}
     return {backend: name for backend, name in named.items() if name}
 
 

@@ -151,7 +151,8 @@ def _rows(own: Sequence[Region], run: Run, names: dict[Call, str]) -> list[str]:
     for (first, last), of_batch in grouped(own, lambda region: region.batches).items():
         lines = [f"        ({first}, {last}, ("]
         for region in of_batch:
-            call = call_of(run, region.use, region.problems[0].case) if region.use else None
+            case = replace(region.problems[0].case, deterministic=region.deterministic)
+            call = call_of(run, region.use, case) if region.use else None
             name = names.setdefault(call, _name(region.use, names)) if call else "None"
             (low, high), backend = region.lengths, region.use or "sdpa"
             lines.append(f"            ({low}, {high}, {backend!r}, {name}),{_comment(region)}")

@@ -40,9 +40,11 @@ def _near(problem: Problem) -> set[str]:
 
 
 def _between(low: Problem, high: Problem) -> Sequence[Case]:
-    """Return the cases of a problem between two lengths: for a training step its forward and its backward."""
+    """Return the cases of a problem between two lengths: for training both passes, for bits also the variants."""
     middle = between(length(low), length(high))
     queries = low.case.shape.seqlen_q if kind_of(low).is_decode else middle
     case = replace(low.case, shape=replace(low.case.shape, seqlen_q=queries, seqlen_k=middle))
     steps = ("fwd", "bwd") if low.step == TRAINING else (low.step,)
-    return [replace(case, direction=step) for step in steps]  # type: ignore[arg-type]
+    has_variants = any(one.is_variant for one in (*low.right, *high.right))
+    variants = (False, True) if has_variants else (low.case.deterministic,)
+    return [replace(case, direction=step, deterministic=of) for step in steps for of in variants]  # type: ignore[arg-type]

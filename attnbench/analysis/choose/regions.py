@@ -55,6 +55,11 @@ class Region:
         return next((one for one in problem.candidates if one.backend == self.use), None)
 
     @property
+    def deterministic(self) -> bool:
+        """Whether `use` stands for the deterministic variant of its library, in any of its problems."""
+        return any(one.is_variant for problem in self.problems if (one := self.candidate(problem)))
+
+    @property
     def loss(self) -> float:
         """How many times as long `use` takes as the fastest, at worst; 1 where it is the fastest, or there is none."""
         if not self.use:
@@ -184,8 +189,12 @@ def _loss(problem: Problem, name: str) -> float:
 def _restricted(problem: Problem, eligible: Eligible | None) -> Problem:
     if eligible is None:
         return problem
-    wanted, case = problem.wanted, problem.case
-    return replace(problem, wanted=lambda name: wanted(name) and eligible(name, case))
+    wanted, variants = problem.wanted, {one.backend for one in problem.right if one.is_variant}
+
+    def both(name: str) -> bool:
+        return wanted(name) and eligible(name, replace(problem.case, deterministic=name in variants))
+
+    return replace(problem, wanted=both)
 
 
 def length(problem: Problem) -> int:

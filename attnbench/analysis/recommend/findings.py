@@ -52,8 +52,12 @@ class Candidate:
     @property
     def name(self) -> str:
         """The backend as tables name it, with a version where that tells it from other candidates."""
-        variant = " (deterministic)" if any(cell.case.deterministic for cell in self.cells) else ""
-        return self.cells[0].backend_name + variant
+        return self.cells[0].backend_name + (" (deterministic)" if self.is_variant else "")
+
+    @property
+    def is_variant(self) -> bool:
+        """Whether it is the deterministic variant of a library."""
+        return any(cell.case.deterministic for cell in self.cells)
 
     def has(self, bits: Collection[str]) -> bool:
         """Return whether its bits are known to have these properties, by the names in results/bits.py."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from attnbench.analysis.choose import module
+from attnbench.analysis.choose.document import Choices
 from attnbench.analysis.recommend.findings import answered_once, problems
 from attnbench.backends import BACKENDS
-from attnbench.core.record import Record, Run
+from attnbench.core.record import Bitwise, Record, Run
+from attnbench.render import terminal
 from attnbench.results.cells import cells
 from builders import CPU, H200, case, ok, run
 
@@ -182,6 +185,26 @@ def test_what_the_module_can_call() -> None:
     assert call.statement == "out, _ = flash_attn_func(q, k, v, causal=True, softmax_scale=softmax_scale)"
     window = case(1024, causal=True, window_size=(127, 0))
     assert [name for name in ("sdpa", "fa2", "fa4") if module.call_of(own, name, window)] == ["fa2", "fa4"]
+
+
+def test_a_deterministic_variant_is_called_where_bits_were_asked_for() -> None:
+    """fa2 differs between launches and its variant, which is proven, does not: module and file call the variant."""
+    same = Bitwise(8, {"dq": 0}, {"dq": "00"}, not_alone="x", no_process="")
+    records = []
+    for direction in ("fwd", "bwd"):
+        which = case(1024, causal=True, direction=direction)
+        variant = replace(which, deterministic=True)
+        records += [ok(which, "fa2", 500, bitwise=replace(same, differing={"dq": 3}))]
+        records += [ok(variant, "fa2", 400, bitwise=same), ok(which, "sdpa-cudnn", 300, bitwise=same)]
+    of = run(records, specs={name: BACKENDS[name] for name in ("fa2", "sdpa-cudnn")})
+    choices = Choices(cells([of], by_machine=True), bits=("deterministic",))
+    assert [(one.use, one.deterministic) for one in choices.file.regions] == [("fa2", True), ("fa2", True)]
+    made = choices.writers(())["module"]()
+    assert "flash_attn_func(q, k, v, causal=True, softmax_scale=softmax_scale, deterministic=True)" in made
+    assert "fa2 (deterministic)" in terminal.text(choices.document())
+    usual = Choices(cells([of], by_machine=True))
+    assert {(one.use, one.deterministic) for one in usual.file.regions} == {("fa2", False), ("fa2", True)}
+    assert "deterministic=True" not in usual.writers(())["module"]()
 
 
 def test_a_transformers_model_runs_with_the_registered_name(tmp_path: Path) -> None:
