@@ -182,8 +182,8 @@ def _comment(region: Region) -> str:
 
 
 def _name(backend: str, names: dict[Call, str]) -> str:
-    """Return a name for a function that no other call has: "_fa3", "_fa3_2"."""
-    stem = "_" + re.sub(r"\W", "_", backend)
+    """Return a name for a function that no other call has: "_make_fa3", "_make_fa3_2"."""
+    stem = "_make_" + re.sub(r"\W", "_", backend)
     taken = {*names.values()}
     return next(
         name for number in range(1, len(taken) + 2) if (name := stem + f"_{number}" * (number > 1)) not in taken
