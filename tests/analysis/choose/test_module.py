@@ -143,7 +143,7 @@ print("same")
 
 
 def test_a_choice_costs_little_more_than_reading_the_shapes(folder: Path) -> None:
-    """A call adds a few readings of tensors and one look-up: 1.06 us on the host of an H200, where it was timed alone."""
+    """A call adds a few readings of tensors and one look-up: under 2 us on the hosts of GPUs (tests/gpu/use_choice.py)."""
     code = """
 import time
 q, k, v = (torch.randn(2, 32, n, 32) for n in (4, 2, 2))
@@ -165,7 +165,7 @@ for _ in range(3000):  # in turns, in short bursts: other work slows both
     reading = best(lambda: read(a._SEEN), reading)
 print(choice / reading)
 """
-    assert float(used(folder, code)) < 3
+    assert float(used(folder, code)) < 2.2
 
 
 def test_another_machine_and_other_software_are_told(tmp_path: Path) -> None:
