@@ -21,7 +21,8 @@ REFERENCE = 0.02  # most difference of bf16 results of two implementations, of v
 def main(path: str) -> int:
     """Run the checks of a module's file, and return the exit code."""
     spec = importlib.util.spec_from_file_location("attention_choice", path)
-    assert spec and spec.loader
+    assert spec
+    assert spec.loader
     choice: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(choice)
     print("check:", choice.check())
@@ -64,8 +65,8 @@ def _right(choice: Any) -> dict[str, bool]:
         holds = (out - other).abs().max() < REFERENCE
         if grad:
             given = torch.randn_like(out)
-            pairs = zip(torch.autograd.grad(out, (q, k, v), given), torch.autograd.grad(other, (q, k, v), given))
-            holds &= all((one - same).norm() < REFERENCE * same.norm() for one, same in pairs)
+            grads = [torch.autograd.grad(of, (q, k, v), given) for of in (out, other)]
+            holds &= all((one - same).norm() < REFERENCE * same.norm() for one, same in zip(*grads, strict=True))
         name = choice.choose(q, k, v, causal=True, train=bool(grad))
         found[f"{seqlen_q} queries, {seqlen_k} keys{', gradients' if grad else ''}: {name}"] = bool(holds)
     return found

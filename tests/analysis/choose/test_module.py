@@ -143,7 +143,7 @@ print("same")
 
 
 def test_a_choice_costs_little_more_than_reading_the_shapes(folder: Path) -> None:
-    """A call adds a few readings of tensors and one look-up: under 2 us on the hosts of GPUs (tests/gpu/use_choice.py)."""
+    """A call adds a few readings of tensors and one look-up: tests/gpu/use_choice.py has its time on a GPU."""
     code = """
 import time
 q, k, v = (torch.randn(2, 32, n, 32) for n in (4, 2, 2))
