@@ -34,7 +34,7 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
         "the backends. Several may be given, all but one to a file."
     )
     suite: str | None = options.shape(  # type: ignore[assignment]
-        "FILE", "Shapes of your own in place of the grid: a suite (YAML), which the borders between choices refine."
+        "FILE", "Shapes in place of the grid: a suite of your own (YAML), or workloads of flashinfer-trace (JSONL)."
     )
     bits: str | None = options.bits()
     vary_in_training: bool = options.how.flag(
@@ -87,7 +87,8 @@ def tune(given: Options) -> None:
         raise typer.Exit(output.write(planned.document(outcome.run), wanted))
     choices = Choices(cells_of([outcome.run], by_machine=True), bits=bits, vary=given.vary_in_training)
     shown, writers = choices.document(outcome.path), choices.writers(command_line(outputs=True))
-    raise typer.Exit(outcome.exit_code or output.write(shown, wanted, writers))
+    code = output.write(shown, wanted, writers)
+    raise typer.Exit(outcome.exit_code or code)
 
 
 def of_choice_file(paths: Sequence[Path] | None, wanted: output.Wanted) -> Document | None:

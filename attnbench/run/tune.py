@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from attnbench.core.models import Phase, find
+from attnbench.core.sizes import parse_sizes
 from attnbench.run.axes import Axes, overlay
 from attnbench.run.model_axes import check_not_both, model_axes, parse_phases
 from attnbench.run.suite import Block, Settings, Suite, check_has_model
@@ -26,26 +27,27 @@ ON_CPU: Mapping[Phase, Sizes] = {
     "train": (("1", "64,128"),),
 }
 BACKENDS = ("!hf-*", "!compile", "!eager", "!sdpa-math")  # on a GPU: what others compute too, or far slower
-PAGES = "none,16"  # where keys and values lie in decode: in one tensor each, as in transformers, and in pages, as in
-# servers
+PAGES = "none,16"  # keys and values of decode lie in one tensor each, as in transformers, and in pages, as in servers
 
 
 def tune_suite(given: Settings, kind: str, *, variants: bool = False) -> Suite:
     """Return the suite of the grid for a kind of device; the axes that are given replace its own.
 
-    With `variants` training is measured with the deterministic variants of libraries too.
-    A model of a fixed length has this length, its half and its quarter. Raises UserError for options that do not go
-    together.
+    Lengths that are given are measured at the batches of the grid with which a call has no more tokens than the grid's.
+    With `variants` training is measured with the deterministic variants of libraries too. A model of a fixed length has
+    this length, its half and its quarter. Raises UserError for options that do not go together.
     """
     grid = ON_CPU if kind == "cpu" else GRID
     usual = Axes(dtype="fp32" if kind == "cpu" else "bf16")
     if not given.models:
         check_has_model(given)
-        blocks = [overlay(usual, Axes(causal=True, batch=batch, seqlen=seqlen)) for batch, seqlen in grid["prefill"]]
+        sizes = _sizes(grid["prefill"], given.axes)
+        blocks = [overlay(usual, Axes(causal=True, batch=batch, seqlen=seqlen)) for batch, seqlen in sizes]
     else:
         check_not_both(given.axes)
         blocks = [block for name in given.models for block in _of_model(name, given, grid, usual)]
-    blocks = [overlay(block, given.axes) for block in blocks]
+    sized = given.axes.model_copy(update={"seqlen": None})  # the blocks have these lengths
+    blocks = [overlay(block, sized) for block in blocks]
     if variants:
         both = Axes(deterministic=[False, True])
         blocks = [overlay(both, block) if "bwd" in (block.direction or "") else block for block in blocks]
@@ -65,11 +67,29 @@ def _of_model(name: str, given: Settings, grid: Mapping[Phase, Sizes], usual: Ax
     found: list[Axes] = []
     for phase in phases:
         lengths = ",".join(str(model.seqlen // part) for part in (4, 2, 1)) if model.seqlen else ""
-        for batch, seqlen in [("1", lengths)] if lengths else grid[phase]:
+        of_phase = [("1", lengths)] if lengths and not given.axes.seqlen else _sizes(grid[phase], given.axes)
+        for batch, seqlen in of_phase:
             sizes = Axes(batch=batch, seqlen=seqlen, **({"page_size": PAGES} if phase == "decode" else {}))
             below = overlay(usual, sizes)
-            found += model_axes([name], given.tp, phase, below, overlay(Axes(seqlen=seqlen), given.axes))
+            own = given.axes.model_copy(update={"seqlen": seqlen})
+            found += model_axes([name], given.tp, phase, below, own)
     return found
+
+
+def _sizes(grid: Sizes, given: Axes) -> Sizes:
+    """Return batches and lengths: of the grid, or those that are given, as far as a call has no more tokens than there.
+
+    Batches that are given have all lengths, and so has batch 1.
+    """
+    if not given.seqlen:
+        return grid
+    lengths = parse_sizes(given.seqlen, "seqlen")
+    if given.batch:
+        return [(given.batch, given.seqlen)]
+    batches = [(batch, parse_sizes(own, "seqlen")) for text, own in grid for batch in parse_sizes(text, "batch")]
+    most = max(batch * max(own) for batch, own in batches)
+    fitting = ((batch, [n for n in lengths if batch == 1 or batch * n <= most]) for batch, _ in batches)
+    return [(str(batch), ",".join(map(str, own))) for batch, own in fitting if own]
 
 
 def _key(axes: Axes) -> tuple[tuple[str, object], ...]:

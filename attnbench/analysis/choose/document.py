@@ -237,13 +237,8 @@ def _tables(parts: Sequence[Region]) -> Iterator[Table]:
                 ),
             )
         )
-        note = (
-            "Latency: at the first and at the last measured length. Gain: over PyTorch's default, at both. At worst: "
-        )
-        note += "its latency over the fastest's."
-        yield Table(
-            f"tune-{number}", columns, tuple(tuple(row[i] for i in shown) for row in rows), title=title, note=note
-        )
+        entries = tuple(tuple(row[i] for i in shown) for row in rows)
+        yield Table(f"tune-{number}", columns, entries, title=title, note=NOTE if number == 1 else "")
 
 
 def _row(region: Region) -> tuple[Entry, ...]:
