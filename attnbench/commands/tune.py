@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from attnbench.commands import options, output
+from attnbench.commands import complete, options, output
 from attnbench.commands.shared import command_line, measured, read_runs
 from attnbench.core.errors import UserError
 
@@ -34,7 +34,9 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
         "the backends. Several may be given, all but one to a file."
     )
     suite: str | None = options.shape(  # type: ignore[assignment]
-        "FILE", "Shapes in place of the grid: a suite of your own (YAML), or workloads of flashinfer-trace (JSONL)."
+        "NAME|FILE",
+        "Shapes in place of the grid: a shipped suite, one of your own (YAML), or workloads of flashinfer-trace (JSONL).",
+        autocompletion=complete.one(complete.suites),
     )
     bits: str | None = options.bits()
     vary_in_training: bool = options.how.flag(
