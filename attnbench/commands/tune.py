@@ -35,7 +35,7 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
     )
     suite: str | None = options.shape(  # type: ignore[assignment]
         "NAME|FILE",
-        "Shapes in place of the grid: a shipped suite, one of your own (YAML), or workloads of flashinfer-trace (JSONL).",
+        "Shapes in place of the grid: a shipped suite, your own (YAML), or workloads of flashinfer-trace (JSONL).",
         autocompletion=complete.one(complete.suites),
     )
     bits: str | None = options.bits()
