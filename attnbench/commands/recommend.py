@@ -12,7 +12,7 @@ import typer
 
 from attnbench.commands import options, output
 from attnbench.commands.shared import command_line, measured, read_runs, tell
-from attnbench.commands.tune import of_choice_file
+from attnbench.commands.tune import check_module, of_choice_file
 from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ def recommend(given: Options) -> None:
     hung up, interrupted, terminated.
     """
     wanted = given.wanted((*output.FORMATS, *output.CHOICES))
-    if shown := of_choice_file(given.results, wanted):
+    check_module(wanted)
+    if shown := of_choice_file(given, wanted, "every"):
         raise typer.Exit(output.write(shown, wanted))
     if given.results:
         given.refuse_measuring("suite", "tokens")

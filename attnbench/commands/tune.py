@@ -6,13 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import command_line, measured, read_runs
+from attnbench.core.axes import AXES
 from attnbench.core.errors import UserError
+from attnbench.core.models import PHASES
 
 if TYPE_CHECKING:
     from attnbench.core.case import Case
@@ -20,6 +22,15 @@ if TYPE_CHECKING:
     from attnbench.render.document import Document
     from attnbench.run.run_suite import Request
     from attnbench.run.suite import Settings
+
+
+HELPS = {name: "" for name, axis in AXES.items() if axis.has_option} | {
+    "seqlen": "Sequence lengths: 1k-64k (powers of two), 1k,3000,8k (a list). Default: four times apart, from 512 on.",
+    "causal": "--causal: causal masks (default); --full: full masks.",
+    "direction": "fwd,bwd,fwd_bwd: forward (default), backward, or both timed as one.",
+    "batch": "Batch sizes. Default: 1, and larger ones at lengths with no more tokens than the grid's longest.",
+}
+CHOOSING = ("model", "phase", "tp", "suite", "backend", "axes", "tokens", "bits")  # fields of options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +49,13 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
         "Shapes in place of the grid: a shipped suite, your own (YAML), or workloads of flashinfer-trace (JSONL).",
         autocompletion=complete.one(complete.suites),
     )
+    axes: Mapping[str, Any] = options.axes(helps=HELPS)
+    phase: str | None = options.shape(
+        "NAMES",
+        "With --model: prefill, decode (dense and over pages), mixed, train. Default: prefill, decode and train.",
+        autocompletion=complete.several(PHASES),
+    )
+    tokens: str | None = options.shape("SIZE", "Refused: tune has batches of its own.", hidden=True)
     bits: str | None = options.bits()
     vary_in_training: bool = options.how.flag(
         "Let a training run change its backend with the shape, which changes its rounding.",
@@ -72,7 +90,10 @@ def tune(given: Options) -> None:
     from attnbench.results.cells import cells as cells_of
 
     bits = parse_bits(given.bits)
-    if shown := of_choice_file(given.results, wanted):
+    check_module(wanted)
+    if given.tokens:
+        raise UserError("--tokens: tune has batches of its own; give --batch")
+    if shown := of_choice_file(given, wanted, "vary_in_training", "resume", "trust"):
         raise typer.Exit(output.write(shown, wanted))
     if given.results:
         given.refuse_measuring("model", "phase", "tp", "suite", "axes", "tokens", "resume", "trust")
@@ -93,15 +114,25 @@ def tune(given: Options) -> None:
     raise typer.Exit(outcome.exit_code or code)
 
 
-def of_choice_file(paths: Sequence[Path] | None, wanted: output.Wanted) -> Document | None:
-    """Return what a choice file says; None where the paths are not one.
+def check_module(wanted: output.Wanted) -> None:
+    """Raise UserError where Python could not import the module that is to be written."""
+    for name, path in wanted:
+        if name == "module" and path and not (path.stem.isidentifier() and path.suffix == ".py"):
+            raise UserError(f"--format module={path}: Python imports no file of this name; give attention_choice.py")
 
-    Raises UserError for formats that need run files, and for a damaged file.
+
+def of_choice_file(given: Any, wanted: output.Wanted, *more: str) -> Document | None:
+    """Return what the choice file among the given options says; None where that is none.
+
+    Raises UserError for options that choose or measure (`more` are such fields of the command), for formats that need
+    run files, and for a damaged file.
     """
     from attnbench.analysis.choose import choice_file
 
+    paths = given.results
     if not paths or len(paths) > 1 or not choice_file.is_choice_file(paths[0]):
         return None
+    given.refuse_measuring(*CHOOSING, *more, where="with a choice file")
     if others := [name for name, _ in wanted if name in output.CHOICES]:
         raise UserError(f"--format {others[0]}: {paths[0]} is a choice file; give the run files that it was made from")
     from attnbench.analysis.choose.document import of_file

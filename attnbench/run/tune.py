@@ -64,12 +64,13 @@ def without_model(given: Settings) -> Settings:
 def _of_model(name: str, given: Settings, grid: Mapping[Phase, Sizes], usual: Axes) -> list[Axes]:
     model = find(name)
     phases = parse_phases(given.phase) if given.phase else [one for one in PHASES if not model.lacks(one)]
+    pages = "none" if given.axes.deterministic else PAGES  # a deterministic variant has no pages
     found: list[Axes] = []
     for phase in phases:
         lengths = ",".join(str(model.seqlen // part) for part in (4, 2, 1)) if model.seqlen else ""
         of_phase = [("1", lengths)] if lengths and not given.axes.seqlen else _sizes(grid[phase], given.axes)
         for batch, seqlen in of_phase:
-            sizes = Axes(batch=batch, seqlen=seqlen, **({"page_size": PAGES} if phase == "decode" else {}))
+            sizes = Axes(batch=batch, seqlen=seqlen, **({"page_size": pages} if phase == "decode" else {}))
             below = overlay(usual, sizes)
             own = given.axes.model_copy(update={"seqlen": seqlen})
             found += model_axes([name], given.tp, phase, below, own)

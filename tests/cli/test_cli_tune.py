@@ -35,7 +35,7 @@ def lengths(file: Path) -> list[int]:
 
 def test_borders_are_refined_and_the_choice_is_written(two: Tool) -> None:
     """The border of 3k lies between lengths that differ by 1.2 at most; the file says what was measured."""
-    done = two(*TUNE, "--out", "t.jsonl", "-f", "choice=c.json", "-f", "module=m.py")
+    done = two(*TUNE, "--out", "t.jsonl", "-f", "choice=c.json")
     measured = lengths(two.folder / "t.jsonl")
     assert measured[4:] == [3072, 3584]
     choices = json.loads((two.folder / "c.json").read_text())
@@ -53,8 +53,8 @@ def test_borders_are_refined_and_the_choice_is_written(two: Tool) -> None:
     assert "Short in 1" in " ".join(shown.split())
     assert two("tune", "t.jsonl").out == done.out
     assert "give the run files" in two("recommend", "c.json", "-f", "module=x.py", code=2).err
-    two(*TUNE, "--out", "again.jsonl", "-f", "module=m.py")  # a module of an earlier tune is replaced
-    assert "Python code, which would be overwritten" in two(*TUNE, "-f", "module=other.py", code=2).err
+    assert "would call none of these backends" in two("tune", "t.jsonl", "-f", "module=m.py", code=2).err
+    assert not (two.folder / "m.py").exists()
 
 
 def test_a_run_goes_on_where_it_ended(two: Tool) -> None:
@@ -89,6 +89,12 @@ def test_recommend_writes_the_choice_of_run_files(tool: Tool) -> None:
     tool("recommend", file, "-f", "choice=c.json", "-f", "module=m.py")
     assert json.loads((tool.folder / "c.json").read_text())["gpu"] == "NVIDIA H100 80GB HBM3"
     assert "scaled_dot_product_attention" in (tool.folder / "m.py").read_text()
+    tool("tune", file, "-f", "module=m.py")  # a module of an earlier tune is replaced, and no other code
+    tool.write("other.py", OTHER)
+    assert "Python code, which would be overwritten" in tool("tune", file, "-f", "module=other.py", code=2).err
+    assert "Python imports no file of this name" in tool("tune", file, "-f", "module=2.py", code=2).err
+    for words in (("--seqlen", "1k"), ("-b", "sdpa"), ("--bits", "deterministic"), ("--vary-in-training",)):
+        assert "with a choice file nothing is measured" in tool("tune", "c.json", *words, code=2).err
     other = RESULTS / "20261129-230118-default-nvidia-h200.jsonl.gz"
     assert "a choice is of one machine" in tool("recommend", file, other, "-f", "choice=d.json", code=2).err
 
@@ -101,6 +107,7 @@ def test_recommend_writes_the_choice_of_run_files(tool: Tool) -> None:
         (("--suite", "no-such.yaml"), "no suite"),
         (("--resume", "no-such.jsonl"), "no-such.jsonl"),
         (("-f", "choise=c.json"), 'did you mean "choice"'),
+        (("--tokens", "4k"), "--tokens: tune has batches of its own; give --batch"),
     ],
 )
 def test_bad_input(tool: Tool, words: tuple[str, ...], error: str) -> None:

@@ -42,7 +42,6 @@ class Measured:
     batch: int
     seqlen_k: int
     backends: tuple[Timed, ...]
-    lengths: str = ""  # of a ragged batch, as --lengths takes them
     default: str = ""  # PyTorch's default, where it was measured
     gain: float | None = None  # how many times as fast the region's backend is as the default
     gain_low: float | None = None
@@ -146,6 +145,8 @@ def _chosen(region: Region) -> Chosen:
         if name not in ("seqlen", "seqlen_q", "batch", "direction", "lengths")
         and (axis.of(case) not in (axis.usual, (None, None)) or name in ("dtype", "causal", "headdim"))
     }
+    if case.is_ragged:
+        shape["lengths"] = AXES["lengths"].text(AXES["lengths"].of(case))
     if region.kind.is_decode:
         shape["seqlen_q"] = str(case.shape.seqlen_q)
     measured = tuple(_measured(region, problem) for problem in region.problems)
@@ -170,7 +171,6 @@ def _measured(region: Region, problem: Problem) -> Measured:
         batch=shape.batch,
         seqlen_k=shape.seqlen_k,
         backends=tuple(map(_timed, problem.candidates)),
-        lengths=AXES["lengths"].text(AXES["lengths"].of(problem.case)) if problem.case.is_ragged else "",
         default=default.backend if default else "",
         gain=gain.value if gain else None,
         gain_low=gain.low if gain else None,

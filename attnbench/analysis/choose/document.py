@@ -29,7 +29,7 @@ from attnbench.core.groups import grouped
 from attnbench.core.json import to_json
 from attnbench.core.record import Run
 from attnbench.core.sizes import format_size
-from attnbench.core.text import count, some
+from attnbench.core.text import count, listed, some
 from attnbench.render.document import NOTHING_MEASURED, Column, Document, Entry, Span, Table
 from attnbench.results import case_names, disturbed
 from attnbench.results.cells import Cell, runs_of
@@ -149,31 +149,34 @@ def of_file(choices: ChoiceFile) -> Document:
 def _answer(found: Sequence[Problem], parts: Sequence[Region], run: Run, vary: bool) -> Iterator[str]:
     answered = [region for region in parts if region.use]
     if not answered:
-        yield "No backend is known to be the fastest in any region of shapes."
+        bits = listed(name.replace("_", "-") for name in found[0].bits)
+        lacking = any(problem.right and not problem.candidates for problem in found)
+        why = f"none is known to be {bits} (--bits); attnbench run --bitwise compares bits" if bits and lacking else ""
+        yield f"No backend is known to be the fastest in any region of shapes{f': {why}' if why else ''}."
         return
     for step, own in grouped(answered, lambda region: region.kind.step).items():
         uses = Counter(region.use for region in own)
         said = some([f"{name} in {number}" for name, number in uses.most_common()], 8)
         yield f"On {found[0].device}, {step}, of {count(len(own), 'region')} of shapes: use {said}.{_kept(own)}"
     gains = [
-        gain.value
+        problem.default.latency / one.latency
         for region in answered
         for problem in region.problems
-        if (one := region.candidate(problem)) and (gain := problem.gain_of(one))
+        if problem.default and (one := region.candidate(problem))
     ]
     if gains:
-        mean = stats.exp(sum(math.log(gain) for gain in gains) / len(gains))
+        mean = stats.exp(sum(map(math.log, gains)) / len(gains))
         yield (
             f"That is {times(mean)} as fast as {DEFAULT} in the geometric mean of "
             f"{count(len(gains), 'measured case')}, and at most {times(max(gains))}."
         )
     yield from _of_one_name(found)
-    yield from _of_module(found, run, vary)
+    yield from _of_module(found, parts, run, vary)
     if unknown := unknown_borders(parts):
         yield (
             f"{count(len(unknown), 'border')} between regions "
             f"{'is' if len(unknown) == 1 else 'are'} known to no better than a factor of {BORDER} in length; "
-            "--resume measures further."
+            "attnbench tune --resume measures further."
         )
 
 
@@ -191,27 +194,36 @@ def _kept(own: Sequence[Region]) -> str:
 
 def _of_one_name(found: Sequence[Problem]) -> Iterator[str]:
     """Yield what a single backend for all forwards of a dtype costs, as in a program that takes one name."""
-    for dtype, own in grouped([p for p in found if p.step == "fwd"], lambda problem: problem.case.dtype).items():
+    forwards = [problem for problem in found if problem.step == "fwd"]
+    for (dtype, paged), own in grouped(forwards, lambda p: (p.case.dtype, p.case.is_paged)).items():
         one = single(own)
         if one and len(own) > 1:
             yield (
-                f"One name for all forwards in {dtype}: {one.use}, {times(one.mean)} as long as the fastest in the "
-                f"geometric mean, at worst {times(one.loss)} ({problem_names.name(one.where)})."
+                f"One name for all forwards in {dtype}{' over pages' if paged else ''}: {one.use}, {times(one.mean)} "
+                f"as long as the fastest in the geometric mean, at worst {times(one.loss)} "
+                f"({problem_names.name(one.where)})."
             )
 
 
-def _of_module(found: Sequence[Problem], run: Run, vary: bool) -> Iterator[str]:
-    """Yield what the module costs where it cannot call the fastest."""
-    parts = [region for region in regions(for_module(found), callable_by(run), vary=vary) if region.use]
-    if not parts:
+def _of_module(found: Sequence[Problem], parts: Sequence[Region], run: Run, vary: bool) -> Iterator[str]:
+    """Yield what the module calls, and what it costs where it cannot call the fastest."""
+    own = [region for region in regions(for_module(found), callable_by(run), vary=vary) if region.use]
+    if not own:
+        yield "A module (-f module=FILE.py) would call none of these backends: docs/tune.md says which it can."
         return
-    worst = max(parts, key=lambda region: region.loss)
-    uses = ", ".join(dict.fromkeys(region.use for region in parts))
-    told = f"-f module=attention_choice.py writes a module that calls {uses}"
-    yield told + (
-        f"; it takes at worst {times(worst.loss)} as long as the fastest that was measured."
-        if worst.loss > 1.005
-        else ", the fastest in each region."
+    worst = max(own, key=lambda region: region.loss)
+    uses = dict.fromkeys(region.use for region in own)
+    others = dict.fromkeys(region.use for region in parts if region.use and region.use not in uses)
+    covered, every = len({problem.key for region in own for problem in region.problems}), len(found)
+    yield (
+        f"-f module={MODULE}.py writes a module that calls {', '.join(uses)}, for {covered} of {count(every, 'case')}"
+        + (
+            f"; at worst it takes {times(worst.loss)} as long as the fastest that was measured"
+            if worst.loss > 1.005
+            else ""
+        )
+        + (f"; it cannot call {some(others)}" if others else "")
+        + "."
     )
 
 

@@ -92,7 +92,8 @@ def settings(problems: Sequence[Problem], module: str = "") -> list[Setting]:
             for kind, of_kind in _by_model(own).items()
             for line in engine.lines(of_kind)
         ]
-        found += _merged(lines) or _reason(engine, own)
+        merged = [_or_default(line) if engine.key in ("sdpa", "diffusers") else line for line in _merged(lines)]
+        found += merged or _reason(engine, own)
         if lines and module and engine.key == "transformers":
             text = f"import {module}\n\n{module}.register_transformers()"
             found.append(Setting(engine.title, text, of=(("each call, by its shape", ""),)))
@@ -254,14 +255,16 @@ def _setting(text: str, choices: Iterable[_Choice], phase: Callable[[Problem], s
     choices = [*choices]
     worst = max((choice.single for choice in choices), key=lambda one: one.loss)
     use = tuple(dict.fromkeys(choice.single.use for choice in choices))
-    phases = dict.fromkeys(phase(problem) for choice in choices for problem in choice.problems)
-    of = tuple((one, "") for one in phases)
+    problems = [problem for choice in choices for problem in choice.problems]
+    of = tuple((one, "") for one in dict.fromkeys(map(phase, problems)))
+    if alone := sum(len(problem.right) == 1 for problem in problems):
+        notes = (*notes, f"in {alone} of {count(len(problems), 'case')} no other backend had a right figure")
     return Setting("", text, use, of, worst.loss, worst.where, notes=tuple(filter(None, notes)))
 
 
 def _of_default(problems: Iterable[Problem]) -> float | None:
     """Return the loss of PyTorch's default at worst; None where it is not known for all of the problems."""
-    worst = max(_loss(problem, problem.default) for problem in problems)
+    worst = max((_loss(problem, problem.default) for problem in problems if problem.right), default=math.inf)
     return worst if worst < math.inf else None
 
 
@@ -285,9 +288,21 @@ def _merged(lines: Iterable[Setting]) -> list[Setting]:
     return found
 
 
+def _or_default(line: Setting) -> Setting:
+    """Return a setting without text, and with the reason, where PyTorch's default costs less at worst."""
+    if line.loss is None or line.default is None or line.default >= line.loss:
+        return line
+    why = (
+        f"no setting for {line.purpose}: PyTorch's default takes at worst {times(line.default)} as long as the fastest"
+    )
+    return replace(line, text="", notes=(why,))
+
+
 def _reason(engine: _Engine, problems: Sequence[Problem]) -> list[Setting]:
     """Return why an engine has no setting for its problems, where a person can change that: on a GPU."""
     if not problems or problems[0].tried[0][0][1].run.environment.device.kind == "cpu":
+        return []
+    if problems[0].bits and not any(problem.candidates for problem in problems):  # which the answer says
         return []
     if any(_names(engine.key, problem) for problem in problems):
         why = f"no backend with a name there was right in all of {count(len(problems), 'case')}; choose fewer cases"

@@ -20,6 +20,7 @@ from typing import Any
 from attnbench.analysis.choose.regions import Kind, Region, regions
 from attnbench.analysis.recommend.findings import TRAINING, Problem
 from attnbench.core.case import Case
+from attnbench.core.errors import UserError
 from attnbench.core.groups import grouped
 from attnbench.core.record import Run
 from attnbench.run.shipped_backends import code, libraries
@@ -50,9 +51,12 @@ def for_module(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _is_of_module(problem: Problem) -> bool:
-    """Return whether the module can be asked for such a problem: dense attention without options, of a known step."""
+    """Return whether the module can be asked for such a problem: dense attention of a known step.
+
+    It may have a scale, which a call of the module gives, and no other option.
+    """
     case = problem.case
-    special = [what for what in problem.special if what != "deterministic"]
+    special = [what for what in problem.special if what not in ("deterministic", "softmax_scale")]
     plain = not (special or problem.model or case.latent or case.step) and case.ranks == 1
     return problem.step in STEPS and case.is_softmax and case.dtype in DTYPES and plain
 
@@ -97,9 +101,15 @@ def _gives_out(statement: ast.stmt) -> bool:
 def module(problems: Sequence[Problem], run: Run, command: str, *, vary: bool) -> str:
     """Return the text of the module for the problems of one machine, of which `run` is the newest run.
 
-    `vary` is as for `regions`; `command` is the command that makes it again.
+    `vary` is as for `regions`; `command` is the command that makes it again. Raises UserError where it would call
+    nothing.
     """
     found = regions(for_module(problems), callable_by(run), vary=vary)
+    if not any(region.use for region in found):
+        raise UserError(
+            "a module would call none of these backends: it takes single calls of libraries on dense tensors, such as "
+            "sdpa-*, fa2, fa3 and fa4 (docs/tune.md)"
+        )
     names: dict[Call, str] = {}
     rows = {_key(kind): _rows(own, run, names) for kind, own in grouped(found, lambda region: region.kind).items()}
     used = sorted({region.use for region in found if region.use})

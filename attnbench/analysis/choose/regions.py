@@ -11,7 +11,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from attnbench.analysis.recommend.findings import TRAINING, Candidate, Problem
 from attnbench.core.case import Case
@@ -28,9 +29,10 @@ Eligible = Callable[[str, Case], bool]  # whether a backend may be chosen for a 
 class Kind:
     """All of a problem but its batch and its lengths."""
 
-    case: Case  # with batch and lengths of 1; a ragged batch has its own
+    key: tuple[Any, ...]  # what its cases share
     step: str  # a direction, or TRAINING
-    is_decode: bool  # few queries, whose number is in `case`, against many keys
+    is_decode: bool  # not as many queries as keys; their number is in the key
+    case: Case = field(compare=False)  # one of its cases
 
     @property
     def trains(self) -> bool:
@@ -78,41 +80,36 @@ class Single:
 
 
 def kind_of(problem: Problem) -> Kind:
-    """Return the kind of a problem."""
+    """Return the kind of a problem. A ragged batch has a kind of its own."""
     case, shape = problem.case, problem.case.shape
-    if case.is_ragged:
-        return Kind(case, problem.step, is_decode=False)
-    decodes = shape.seqlen_q != shape.seqlen_k
-    queries = shape.seqlen_q if decodes else 1
-    small = replace(shape, batch=1, seqlen_q=queries, seqlen_k=queries)
-    return Kind(_resized(case, small), problem.step, decodes)
-
-
-def _resized(case: Case, shape: object) -> Case:
-    """Return a case with another shape, without what depends on its lengths."""
-    return replace(case, shape=shape, shared_prefix=0)  # type: ignore[arg-type]
+    decodes = shape.seqlen_q != shape.seqlen_k and not case.is_ragged
+    others = tuple(getattr(case, one.name) for one in fields(case) if one.name != "shape")
+    heads = shape.nheads, shape.nheads_k, shape.headdim, shape.headdim_v
+    key = (*heads, shape.seqlen_q if decodes else 0, shape if case.is_ragged else None, *others)
+    return Kind(key, problem.step, decodes, case)
 
 
 def regions(problems: Sequence[Problem], eligible: Eligible | None = None, *, vary: bool = False) -> list[Region]:
     """Return the regions of the problems of one machine, for the backends that are eligible.
 
     Without `vary` each kind of training has one backend for all its batches and lengths, so that a run of training does
-    not change its rounding from one step to the next.
+    not change its rounding from one step to the next; where that was not right, there is no choice.
     """
     found: list[Region] = []
     for kind, own in grouped(problems, kind_of).items():
         allowed = [_restricted(problem, eligible) for problem in own]
-        one = single(allowed) if kind.trains and not vary else None
+        keeps = kind.trains and not vary
+        one = single([problem for problem in allowed if problem.use]) if keeps else None
         by_batch = grouped(allowed, lambda problem: problem.case.shape.batch)
         bounds = _bounds(sorted(by_batch))
         for batch, of_batch in sorted(by_batch.items()):
             ordered = sorted(of_batch, key=length)
-            parts = [(ordered, (one.use,))] if one else _parts(ordered)
+            parts = _parts_of_one(ordered, one.use if one else "") if keeps else _parts(ordered)
             ends = _bounds_of_parts([part for part, _ in parts])
             for (part, names), lengths in zip(parts, ends, strict=True):
                 use = _preferred(part, names)
                 others = tuple(name for name in names if name != use)
-                found.append(Region(kind, tuple(part), use, others, bounds[batch], lengths, one is not None))
+                found.append(Region(kind, tuple(part), use, others, bounds[batch], lengths, keeps))
     return found
 
 
@@ -215,6 +212,12 @@ def _parts(ordered: Sequence[Problem]) -> list[tuple[list[Problem], tuple[str, .
                 continue
         parts.append(([problem], names))
     return parts
+
+
+def _parts_of_one(ordered: Sequence[Problem], use: str) -> list[tuple[list[Problem], tuple[str, ...]]]:
+    """Return problems by length in parts with one backend, and in parts without any where that was not right."""
+    groups = itertools.groupby(ordered, lambda problem: any(one.backend == use for one in problem.candidates))
+    return [([*own], (use,) if is_right else ()) for is_right, own in groups]
 
 
 def _fastest(problem: Problem) -> tuple[str, ...]:

@@ -99,8 +99,8 @@ def test_attention_is_right_for_each_region_and_outside(folder: Path) -> None:
         (1, 64): "sdpa-math",
         (1, 200): "sdpa-flash",
     }
-    assert "no measured choice; SDPA is used for such shapes" in told
-    assert told.count("batch 2, 300 keys, ('train', 'torch.float32', 4, 2, 32, 32, False, (None, None), 0)") == 1
+    dense = "('train', 'torch.float32', 4, 2, 32, 32, False, (None, None), 0)"
+    assert told.count(f"{dense} no measured choice for some batches or lengths of this; SDPA is used for them") == 1
 
 
 def test_one_library_computes_both_passes(folder: Path) -> None:
@@ -174,7 +174,7 @@ def test_another_machine_and_other_software_are_told(tmp_path: Path) -> None:
     code = "q, k, v = (torch.randn(2, 32, n, 32) for n in (4, 2, 2))\n"
     code += "for _ in range(3): a.attention(q, k, v, causal=True)\nprint(a.choose(q, k, v), a.check('cpu'))"
     told = used(tmp_path, code)
-    assert told.count("the tensors are on cpu, and NVIDIA H200 was measured; SDPA is used for all shapes") == 1
+    assert told.count("the tensors are on cpu, and NVIDIA H200 was measured so SDPA is used for all shapes") == 1
     assert "sdpa another machine: the tensors are on cpu, and NVIDIA H200 was measured" in told
     (tmp_path / "attention_choice.py").write_text(text(crossing()).replace("import SDPBackend", "import Gone"))
     told = used(tmp_path, code)
