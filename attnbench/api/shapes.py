@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,8 @@ from attnbench.core.text import count
 if TYPE_CHECKING:
     import torch
 
+_WATCHED, _LOCK = threading.local(), threading.Lock()  # counters of each thread
+_INSIDE: list[Any] = []  # calls, of all threads, while which torch's attention is replaced
 MOST = 1000  # cases of a file; a longer file is no suite that could be measured
 
 
@@ -30,7 +33,8 @@ def record_shapes(path: str | Path) -> Iterator[None]:
 
     A comment counts the calls that no case stands for: with a tensor as mask, nested tensors, another dtype, or
     is_causal with unlike lengths (PyTorch aligns that mask top-left). Recorded are calls of this thread in eager mode;
-    code that torch.compile compiles in the block works, and is not recorded.
+    code that torch.compile compiles in the block works, and is not recorded. A checkpoint with use_reentrant is
+    recorded without its gradient, and a call under vmap without the mapped dimension.
 
     path: a name that ends in .yaml; a file of that name is replaced.
 
@@ -80,6 +84,7 @@ def _watching(calls: Counter[_Call]) -> contextlib.AbstractContextManager[Any]:
     from torch.overrides import TorchFunctionMode
 
     attention = functional.scaled_dot_product_attention
+    attention = getattr(attention, "replaced", attention)  # another thread may have replaced it at this moment
 
     def count_call(
         query: torch.Tensor,
@@ -92,30 +97,51 @@ def _watching(calls: Counter[_Call]) -> contextlib.AbstractContextManager[Any]:
         **_: bool,
     ) -> None:
         needs = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-        dtype = query.dtype
-        if torch.is_autocast_enabled(query.device.type) and dtype != torch.float64:
-            dtype = torch.get_autocast_dtype(query.device.type)
+        dtype, kind = query.dtype, query.device.type
+        if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind) and dtype != torch.float64:
+            dtype = torch.get_autocast_dtype(kind)
         q, k, v = (() if query.is_nested else tuple(of.shape) for of in (query, key, value))
         calls[_Call(q, k, v, dtype, attn_mask is not None, dropout_p, is_causal, scale, needs)] += 1
 
-    def counted(*args: Any, **kwargs: Any) -> torch.Tensor:
-        out: torch.Tensor = attention(*args, **kwargs)
-        count_call(*args, **kwargs)
-        return out
-
     class Watching(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is attention and not torch.compiler.is_compiling():
-                return counted(*args, **(kwargs or {}))
-            if func is not functional.multi_head_attention_forward or torch.compiler.is_compiling():
-                return func(*args, **(kwargs or {}))
-            functional.scaled_dot_product_attention = counted  # while a function runs, its mode does not see its calls
-            try:
-                return func(*args, **(kwargs or {}))
-            finally:
-                functional.scaled_dot_product_attention = attention
+            given = kwargs or {}
+            if torch.compiler.is_compiling() or func not in (attention, functional.multi_head_attention_forward):
+                return func(*args, **given)
+            if func is attention:
+                out = func(*args, **given)
+                count_call(*args, **given)
+                return out
+            with _inner_calls(functional, attention, count_call):  # its mode does not see what a function calls
+                return func(*args, **given)
 
     return Watching()
+
+
+@contextlib.contextmanager
+def _inner_calls(functional: Any, attention: Any, count_call: Any) -> Iterator[None]:
+    """Let `count_call` see the calls of this thread by a function of torch, which looks attention up by its name."""
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        out = attention(*args, **kwargs)
+        for one in getattr(_WATCHED, "counters", ()):
+            one(*args, **kwargs)
+        return out
+
+    counted.replaced = attention  # type: ignore[attr-defined]
+    _WATCHED.counters = (*getattr(_WATCHED, "counters", ()), count_call)
+    with _LOCK:
+        _INSIDE.append(count_call)
+        if len(_INSIDE) == 1:
+            functional.scaled_dot_product_attention = counted
+    try:
+        yield
+    finally:
+        _WATCHED.counters = _WATCHED.counters[:-1]
+        with _LOCK:
+            _INSIDE.pop()
+            if not _INSIDE:
+                functional.scaled_dot_product_attention = attention
 
 
 def _sorted(calls: Counter[_Call]) -> tuple[Counter[str], Counter[str]]:

@@ -102,7 +102,9 @@ def tune(given: Options) -> None:
         choices = Choices(cells, competing(given.backend, cells), bits, vary=given.vary_in_training)
         shown = output.with_damage(choices.document(), damage)
         raise typer.Exit(output.write(shown, wanted, choices.writers(command_line(outputs=True))))
-    settings = options.settings(given, **({"policy": {"bitwise": True}} if bits else {}))
+    if given.dry_run and (named := [name for name, _ in wanted if name in output.CHOICES]):
+        raise UserError(f"--format {named[0]}: a dry run measures nothing to choose from; leave it out")
+    settings = options.settings(given, **({"policy": {"bitwise": True}} if bits and not given.resume else {}))
     outcome = measured(_request(given, settings, bits))
     if given.dry_run:
         from attnbench.analysis.report import planned
@@ -142,6 +144,7 @@ def of_choice_file(given: Any, wanted: output.Wanted, *more: str) -> Document | 
 
 def _request(given: Options, settings: Settings, bits: tuple[str, ...]) -> Request:
     from attnbench.analysis.choose.refine import further_cases
+    from attnbench.results import run_file
     from attnbench.run import run_suite as runs
     from attnbench.run.suite import load_suite
     from attnbench.run.tune import NAME, tune_suite, without_model
@@ -150,6 +153,8 @@ def _request(given: Options, settings: Settings, bits: tuple[str, ...]) -> Reque
         return further_cases(run, bits, given.vary_in_training)
 
     if given.resume:
+        if run_file.head(given.resume).policy.bitwise and not bits:
+            raise UserError(f"{given.resume} was measured for --bits; give it again: --bits deterministic, ...")
         if given.rounds != 1:
             raise UserError(f"--rounds: attnbench run --resume {given.resume} adds rounds")
         return options.request(runs.Request, given, settings=settings, further=further, suite=None)

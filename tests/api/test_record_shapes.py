@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,33 @@ def test_what_cannot_be_recorded_is_one_line(tmp_path: Path) -> None:
         attnbench.record_shapes(tmp_path / "shapes.yaml"),
     ):
         sdpa(q, q, q, attn_mask=torch.zeros(16, 16, dtype=torch.bfloat16))
+
+
+def test_threads_that_record_at_the_same_time_see_their_own_calls(tmp_path: Path) -> None:
+    """Two threads record a layer of torch, for whose inner calls torch's attention is replaced, and restored."""
+    original = torch.nn.functional.scaled_dot_product_attention
+
+    def recorded(tokens: int) -> None:
+        layer = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+        x = torch.randn(1, tokens, 16)
+        with attnbench.record_shapes(tmp_path / f"{tokens}.yaml"):
+            for _ in range(50):
+                layer(x, x, x, need_weights=False)
+
+    threads = [threading.Thread(target=recorded, args=(tokens,)) for tokens in (5, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.nn.functional.scaled_dot_product_attention is original
+    for tokens in (5, 9):
+        last = (tmp_path / f"{tokens}.yaml").read_text().splitlines()[1:]
+        assert last[-1].startswith(f"- {{batch: 1, nheads: 2, seqlen: {tokens}, ")
+        assert last[-1].endswith("# 50 calls")
+
+
+def test_tensors_without_a_device_are_recorded(tmp_path: Path) -> None:
+    with attnbench.record_shapes(tmp_path / "x.yaml"):
+        q = torch.empty(1, 2, 8, 16, device="meta")
+        torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    assert "seqlen: 8" in (tmp_path / "x.yaml").read_text()

@@ -15,7 +15,7 @@ from attnbench.analysis.cautions import stated
 from attnbench.analysis.choose import engines
 from attnbench.analysis.choose.choice_file import ChoiceFile, Chosen, choice_file
 from attnbench.analysis.choose.choice_file import text as choice_text
-from attnbench.analysis.choose.module import callable_by, for_module, module
+from attnbench.analysis.choose.module import module, module_regions
 from attnbench.analysis.choose.regions import BORDER, Region, regions, single, unknown_borders
 from attnbench.analysis.recommend import problem_names
 from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, Recommended
@@ -66,21 +66,21 @@ class Choices:
         return found
 
     @cached_property
-    def run(self) -> Run:
-        """The newest run of the cells."""
-        return max(runs_of(self.cells), key=lambda run: run.started)
+    def runs(self) -> list[Run]:
+        """The runs of the cells, the newest last."""
+        return sorted(runs_of(self.cells), key=lambda run: run.started)
 
     @cached_property
     def file(self) -> ChoiceFile:
         """The content of the choice file."""
-        return choice_file(self.problems, self.run, vary=self.vary)
+        return choice_file(self.problems, self.runs[-1], vary=self.vary)
 
     def writers(self, command: Sequence[str]) -> Mapping[str, Callable[[], str]]:
         """Return the makers of a choice file and of a module, by format; `command` has the words of this command."""
         line = shlex.join(["attnbench", *command])
         return {
             "choice": lambda: choice_text(self.file),
-            "module": lambda: module(self.problems, self.run, line, vary=self.vary),
+            "module": lambda: module(self.problems, self.runs, line, vary=self.vary),
         }
 
     def document(self, file: Path | None = None) -> Document:
@@ -98,7 +98,7 @@ class Choices:
         parts = regions(found, vary=self.vary)
         files = [file] if file else []
         asked = Recommended(found, self.cells, (), 1, found, found, files, runs=runs)
-        answer = (*disturbed.doubt(runs), *_answer(found, parts, self.run, self.vary))
+        answer = (*disturbed.doubt(runs), *_answer(found, parts, self.runs[-1], self.vary))
         chosen = any(region.use for region in parts)
         lines = engines.settings(found, MODULE)
         return Document(
@@ -207,7 +207,7 @@ def _of_one_name(found: Sequence[Problem]) -> Iterator[str]:
 
 def _of_module(found: Sequence[Problem], parts: Sequence[Region], run: Run, vary: bool) -> Iterator[str]:
     """Yield what the module calls, and what it costs where it cannot call the fastest."""
-    own = [region for region in regions(for_module(found), callable_by(run), vary=vary) if region.use]
+    own = [region for region in module_regions(found, run, vary=vary) if region.use]
     if not own:
         yield "A module (-f module=FILE.py) would call none of these backends: docs/tune.md says which it can."
         return

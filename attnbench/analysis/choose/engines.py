@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from attnbench.analysis.choose.regions import TRAINS, Single, single
+from attnbench.analysis.choose.regions import TRAINS, Single, failed_somewhere, single
 from attnbench.analysis.recommend import problem_names
 from attnbench.analysis.recommend.findings import Candidate, Problem
 from attnbench.core.case import MOST_DECODED, Case
@@ -241,7 +241,7 @@ def _choose(
     if not solved:
         return None
     known = {backend: name for _, names in solved for backend, name in names.items()}
-    everywhere = set.intersection(*({*names} for _, names in solved))
+    everywhere = set.intersection(*({*names} for _, names in solved)) - failed_somewhere(problems)
     built = {known[backend] for backend in everywhere if own and backend.startswith(own)}
     usable = {backend for backend in everywhere if known[backend] not in built or backend.startswith(own)}
     one = single([replace(problem, wanted=usable.__contains__) for problem, _ in solved])

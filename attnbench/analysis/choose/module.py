@@ -98,13 +98,27 @@ def _gives_out(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Assign) and "out" in ast.unparse(statement.targets[0])
 
 
-def module(problems: Sequence[Problem], run: Run, command: str, *, vary: bool) -> str:
-    """Return the text of the module for the problems of one machine, of which `run` is the newest run.
+def module_regions(problems: Sequence[Problem], run: Run, *, vary: bool) -> list[Region]:
+    """Return the regions of the module, of one kind for each key of its table: of several that with most problems.
+
+    `vary` is as for `regions`.
+    """
+    found = regions(for_module(problems), callable_by(run), vary=vary)
+    kept: list[Region] = []
+    for own in grouped(found, lambda region: _key(region.kind)).values():
+        kinds = grouped(own, lambda region: region.kind).values()
+        kept += max(kinds, key=lambda of: sum(len(region.problems) for region in of if region.use))
+    return kept
+
+
+def module(problems: Sequence[Problem], runs: Sequence[Run], command: str, *, vary: bool) -> str:
+    """Return the text of the module for the problems of one machine, from its runs, of which the newest comes last.
 
     `vary` is as for `regions`; `command` is the command that makes it again. Raises UserError where it would call
     nothing.
     """
-    found = regions(for_module(problems), callable_by(run), vary=vary)
+    run = runs[-1]
+    found = module_regions(problems, run, vary=vary)
     if not any(region.use for region in found):
         raise UserError(
             "a module would call none of these backends: it takes single calls of libraries on dense tensors, such as "
@@ -112,36 +126,35 @@ def module(problems: Sequence[Problem], run: Run, command: str, *, vary: bool) -
         )
     names: dict[Call, str] = {}
     rows = {_key(kind): _rows(own, run, names) for kind, own in grouped(found, lambda region: region.kind).items()}
-    used = sorted({region.use for region in found if region.use})
     environment = run.environment
-    packages = {"torch": (environment.torch or "")}
-    packages |= {
-        name: version
-        for name, version in sorted(environment.packages.items())
-        if any(name in libraries(b) for b in used)
-    }
-    kind = "cpu" if environment.device.kind == "cpu" else "cuda"
     meta = {
         "schema": 1,
         "attnbench": environment.attnbench,
+        "command": command,
         "runs": sorted({one.run.started for problem in problems for one in problem.candidates}),
-        "kind": kind,
+        "kind": "cpu" if environment.device.kind == "cpu" else "cuda",
         "gpu": environment.device.name,
         "driver": environment.driver or "none",
-        "packages": packages,
+        "packages": {"torch": environment.torch or ""} | _packages(found, runs),
     }
     values = {
-        "attnbench": environment.attnbench,
-        "started": ", ".join(meta["runs"]),  # type: ignore[arg-type]
-        "command": command,
-        "gpu": environment.device.name,
-        "driver": environment.driver or "none",
-        "torch": environment.torch or "none",
         "meta": pprint.pformat(meta, sort_dicts=False, width=110),
-        "calls": "\n\n\n".join(_function(name, call) for call, name in names.items()) or "# (none)",
+        "calls": "\n\n\n".join(_function(name, call) for call, name in names.items()),
         "table": _table(rows),
     }
     return re.sub(r"\{(" + "|".join(values) + r")\}", lambda of: values[of[1]], TEMPLATE.read_text())
+
+
+def _packages(found: Sequence[Region], runs: Sequence[Run]) -> dict[str, str]:
+    """Return library -> version, for the libraries beside torch of the backends that regions use."""
+    packages: dict[str, str] = {}
+    for name in sorted({region.use for region in found if region.use}):
+        for run in runs:
+            known = dict(run.environment.packages)
+            distribution, _, version = run.versions.get(name, "").partition(" ")  # "flash-attn-4 4.0.0b36, ..."
+            known |= {distribution: version.partition(",")[0]} if version else {}
+            packages |= {one: known[one] for one in libraries(name) if one in known}
+    return packages
 
 
 def _key(kind: Kind) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ def further_cases(run: Run, bits: tuple[str, ...], vary: bool) -> Mapping[Case, 
     refined; `vary` is as for `regions`, and `bits` are the properties that the bits of a choice must have.
     """
     found = answered_once(problems(cells([run], by_machine=True), bits=bits))
-    parts = (regions(found, vary=vary), regions(module.for_module(found), module.callable_by(run), vary=vary))
+    parts = (regions(found, vary=vary), module.module_regions(found, run, vary=vary))
     wanted: dict[Case, Sequence[str]] = {}
     for low, high in (pair for of in parts for pair in (*unknown_borders(of), *wide_gaps(of))):
         if low.case.is_ragged:

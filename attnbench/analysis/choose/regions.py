@@ -17,6 +17,7 @@ from typing import Any
 from attnbench.analysis.recommend.findings import TRAINING, Candidate, Problem
 from attnbench.core.case import Case
 from attnbench.core.groups import grouped
+from attnbench.core.record import WRONG
 
 BORDER = 1.2  # most ratio of the lengths on both sides of a border that counts as known
 GAP = 2.0  # most ratio of neighbouring lengths with one choice, between which nothing need be measured
@@ -149,8 +150,8 @@ def single(problems: Sequence[Problem], names: Mapping[str, str] | None = None) 
     `names` are the backends that may be chosen, as keys; None for all. Problems without any right backend do not count.
     Between two lengths at which a backend was far behind it may be untried; the greater of both losses counts there.
     """
-    solved = [problem for problem in problems if problem.candidates]
-    every = dict.fromkeys(one.backend for problem in solved for one in problem.candidates)
+    solved, failed = [problem for problem in problems if problem.candidates], failed_somewhere(problems)
+    every = dict.fromkeys(one.backend for problem in solved for one in problem.candidates if one.backend not in failed)
     found = []
     for name in every:
         losses = _losses(solved, name) if names is None or name in names else None
@@ -159,6 +160,13 @@ def single(problems: Sequence[Problem], names: Mapping[str, str] | None = None) 
             mean = math.exp(sum(math.log(loss) for loss, _ in losses) / len(losses))
             found.append(Single(name, loss, where, mean))
     return min(found, key=lambda one: one.mean, default=None)
+
+
+def failed_somewhere(problems: Sequence[Problem]) -> set[str]:
+    """Return the backends that were wrong, failed or hung in any problem; memory that none had is not counted."""
+    bad = (*WRONG, "failed", "timeout")
+    tried = (cell for problem in problems for parts in problem.tried for _, cell in parts)
+    return {cell.backend for cell in tried if cell.status in bad}
 
 
 def _losses(problems: Sequence[Problem], name: str) -> list[tuple[float, Problem]] | None:

@@ -39,7 +39,7 @@ def crossing(device: object = CPU, **changes: int) -> Run:
 
 
 def text(of: Run, *, vary: bool = False) -> str:
-    return module.module(answered_once(problems(cells([of], by_machine=True))), of, "attnbench tune", vary=vary)
+    return module.module(answered_once(problems(cells([of], by_machine=True))), [of], "attnbench tune", vary=vary)
 
 
 def used(folder: Path, code: str, *words: str) -> str:
@@ -181,6 +181,36 @@ def test_another_machine_and_other_software_are_told(tmp_path: Path) -> None:
     assert told.count("sdpa-math cannot be loaded here; SDPA is used in its place") == 1
     assert "stale: torch 2.13" in told.replace("torch 2.11.0+cu130 was measured", "")
     assert "sdpa-flash cannot be loaded" in told
+
+
+def test_no_text_of_a_run_file_is_code_of_the_module(tmp_path: Path) -> None:
+    """Names of a machine, and words of a command, are quoted, whatever characters a stranger's run file has."""
+    evil = '"""\nraise SystemExit("run")\n"""\\N{x}'
+    environment = replace(crossing().environment, torch=evil, driver=evil, device=replace(CPU, name=evil))
+    of = replace(crossing(), environment=environment, started=evil)
+    choices = Choices(cells([of], by_machine=True))
+    (tmp_path / "attention_choice.py").write_text(choices.writers(("tune", f"{evil}.jsonl"))["module"]())
+    assert used(tmp_path, "print('imported', a.META['gpu'] == a.META['driver'])").startswith("imported True")
+
+
+def test_kinds_with_one_key_do_not_hide_each_other() -> None:
+    """Of cases that differ in the scale alone, and of both ways to time training, the one with most problems counts."""
+    more = [replace(record, case=replace(record.case, scale=0.5)) for record in crossing().records[:6]]
+    records = [*crossing().records, *more]
+    made = text(replace(run(records, device=CPU), specs=crossing().specs))
+    assert (
+        made.split("TABLE")[1].split("def attention")[0] == text(crossing()).split("TABLE")[1].split("def attention")[0]
+    )
+
+
+def test_versions_are_of_all_runs() -> None:
+    """A library that an older run alone used is compared by check() too, by the version that its backend named."""
+    which = case(1024, causal=True)
+    specs = {name: BACKENDS[name] for name in ("fa4", "sdpa")}
+    old = run([ok(which, "fa4", 500)], specs=specs, versions={"fa4": "flash-attn-4 4.0.0b36, code x"})
+    new = run([ok(which, "sdpa", 400)], specs=specs, started="2026-08-01T10:00:00+00:00")
+    made = Choices(cells([old, new], by_machine=True)).writers(())["module"]()
+    assert "'flash-attn-4': '4.0.0b36'" in made
 
 
 def test_what_the_module_can_call() -> None:

@@ -74,6 +74,37 @@ def test_training_keeps_one_backend_unless_it_may_vary() -> None:
     assert [part.use for part in regions(own, vary=True)] == ["triton", "sdpa-cudnn"]
 
 
+def test_training_has_no_choice_where_its_backend_was_not_right() -> None:
+    """A length at which the backend of all training failed, or nothing was measured, is a region without a choice."""
+    records = [ok(at(n, direction=d), "fa3", 500) for n in (512, 1024, 2048) for d in ("fwd", "bwd")]
+    records += [ok(at(512, direction=d), "sdpa", 300) for d in ("fwd", "bwd")]
+    records[3] = ended(at(1024, direction="bwd"), "fa3", "oom", "no memory")
+    own = [problem for problem in found(run(records)) if problem.step == TRAINING]
+    assert [(part.use, part.lengths) for part in regions(own)] == [
+        ("fa3", (512, 724)),
+        ("", (725, 1448)),
+        ("fa3", (1449, 2048)),
+    ]
+
+
+def test_a_backend_that_failed_is_no_name_for_all() -> None:
+    """A failure counts against a name also where no other backend was right."""
+    failed = [
+        *CROSSING,
+        ended(at(16384), "fa3", "wrong", "out is off"),
+        ended(at(16384), "sdpa-cudnn", "oom", "no memory"),
+    ]
+    one = single(found(run(failed)))
+    assert one is not None
+    assert one.use == "sdpa-cudnn"
+
+
+def test_cases_on_several_devices_have_kinds() -> None:
+    which = replace(at(4096), ranks=4)
+    (part,) = regions(found(run([ok(which, "ring-allgather-cudnn", 500)])))
+    assert part.lengths == (4096, 4096)
+
+
 def test_one_name_for_all_says_its_worst_loss() -> None:
     one = single(found(run(CROSSING)))
     assert one is not None
