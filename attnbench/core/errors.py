@@ -4,15 +4,15 @@
 |----------|----------------------------------------------------------------------------------------------|
 | 0        | done; passed (check: right; doctor: fit, with or without warnings)                           |
 | 1        | a regression (gate, ab), BAD fails (bisect); nothing could be measured (run, step, profile),  |
-|          | recommended (recommend), tried (claims), used (env) or checked (check); a backend given up   |
-|          | (run) or a case failed (check); nothing fits (capacity); a device lost, an outlier, or a     |
-|          | damaged file (cluster); worse by more than --fail-on (history)                                |
+|          | recommended (recommend, tune), tried (claims), used (env) or checked (check); a backend      |
+|          | given up (run) or a case failed (check); nothing fits (capacity); a device lost, an outlier, |
+|          | or a damaged file (cluster); worse by more than --fail-on (history)                          |
 | 2        | bad input, or output that cannot be written                                                  |
 | 3        | inconclusive (gate, ab); no commit found (bisect); unfit (doctor); too few units (cluster    |
 |          | report)                                                                                      |
 | 4        | not comparable (gate, ab, bisect)                                                            |
-| 5        | a wrong result (run, check, profile, capacity, claims, step, gate, ab, bisect, cluster),     |
-|          | unless allowed                                                                               |
+| 5        | a wrong result (run, check, profile, capacity, tune, claims, step, gate, ab, bisect,         |
+|          | cluster), unless allowed                                                                     |
 | 70       | a fault of attnbench's own: an exception that no command expects (BSD's EX_SOFTWARE)          |
 | 128 + n  | ended by signal n: 130 by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP (the terminal is gone), 138, |
 |          | 140 and 152 by SIGUSR1, SIGUSR2 and SIGXCPU of batch systems, all of which keep what was     |

@@ -197,7 +197,7 @@ def _of_one_name(found: Sequence[Problem]) -> Iterator[str]:
     forwards = [problem for problem in found if problem.step == "fwd"]
     for (dtype, paged), own in grouped(forwards, lambda p: (p.case.dtype, p.case.is_paged)).items():
         one = single(own)
-        if one and len(own) > 1:
+        if one and one.loss > 1.005:
             yield (
                 f"One name for all forwards in {dtype}{' over pages' if paged else ''}: {one.use}, {times(one.mean)} "
                 f"as long as the fastest in the geometric mean, at worst {times(one.loss)} "
