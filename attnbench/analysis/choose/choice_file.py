@@ -158,7 +158,7 @@ def _chosen(region: Region) -> Chosen:
         use=region.use,
         alternatives=region.others,
         deterministic=region.deterministic,
-        for_all=region.by_collapse,
+        for_all=region.for_all,
         worst=round(region.loss, 4),
         measured=measured,
     )

@@ -182,7 +182,7 @@ def _answer(found: Sequence[Problem], parts: Sequence[Region], run: Run, vary: b
 
 def _kept(own: Sequence[Region]) -> str:
     """Return a sentence on the choice of one backend for all of a training run; "" where none was made."""
-    worst = max((region for region in own if region.by_collapse), key=lambda region: region.loss, default=None)
+    worst = max((region for region in own if region.for_all), key=lambda region: region.loss, default=None)
     if not worst:
         return ""
     return (

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from attnbench.analysis.choose import regions
 from attnbench.analysis.choose.regions import TRAINS, Single, failed_somewhere, single
 from attnbench.analysis.recommend import problem_names
-from attnbench.analysis.recommend.findings import Candidate, Problem
+from attnbench.analysis.recommend.findings import Problem
 from attnbench.core.case import MOST_DECODED, Case
 from attnbench.core.formats import times
 from attnbench.core.groups import grouped
@@ -264,13 +265,8 @@ def _setting(text: str, choices: Iterable[_Choice], phase: Callable[[Problem], s
 
 def _of_default(problems: Iterable[Problem]) -> float | None:
     """Return the loss of PyTorch's default at worst; None where it is not known for all of the problems."""
-    worst = max((_loss(problem, problem.default) for problem in problems if problem.right), default=math.inf)
+    worst = max((regions.loss(problem, problem.default) for problem in problems if problem.right), default=math.inf)
     return worst if worst < math.inf else None
-
-
-def _loss(problem: Problem, one: Candidate | None) -> float:
-    """Return how many times as long a candidate takes as the fastest backend that was right; inf for None."""
-    return max(1.0, one.latency / problem.right[0].latency) if one and problem.right else math.inf
 
 
 def _merged(lines: Iterable[Setting]) -> list[Setting]:
@@ -348,7 +344,7 @@ def _orders(problems: Sequence[Problem], named: dict[str, str]) -> Iterator[_Ord
 
     def mean(order: Sequence[str]) -> tuple[float, _Losses]:
         first = (next((of[backend] for backend in order if backend in of), None) for of in usable)
-        losses = [(_loss(problem, one), problem) for problem, one in zip(problems, first, strict=True) if one]
+        losses = [(regions.loss(problem, one), problem) for problem, one in zip(problems, first, strict=True) if one]
         return sum(math.log(loss) for loss, _ in losses) / max(1, len(losses)), losses
 
     ranked = sorted(named, key=lambda backend: mean([backend])[0])  # where orders tie, the first is taken

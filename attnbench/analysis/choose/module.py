@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from attnbench.analysis.choose.regions import Kind, Region, regions
+from attnbench.analysis.choose.regions import Eligible, Kind, Region, regions
 from attnbench.analysis.recommend.findings import TRAINING, Problem
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
@@ -61,13 +61,9 @@ def _is_of_module(problem: Problem) -> bool:
     return problem.step in STEPS and case.is_softmax and case.dtype in DTYPES and plain
 
 
-def callable_by(run: Run) -> functools.partial[bool]:
+def callable_by(run: Run) -> Eligible:
     """Return whether a backend of a run can be called in the module for a case, as a function of both."""
-    return functools.partial(_is_callable, run)
-
-
-def _is_callable(run: Run, backend: str, case: Case) -> bool:
-    return call_of(run, backend, case) is not None
+    return lambda backend, case: call_of(run, backend, case) is not None
 
 
 def call_of(run: Run, backend: str, case: Case) -> Call | None:
@@ -198,9 +194,7 @@ def _comment(region: Region) -> str:
         if gains
         else []
     )
-    parts += (
-        [f"at worst {region.loss:.2f}x as long as the fastest"] if region.by_collapse and region.loss > 1.005 else []
-    )
+    parts += [f"at worst {region.loss:.2f}x as long as the fastest"] if region.for_all and region.loss > 1.005 else []
     return f"  # {', '.join(parts)}" if parts else ""
 
 

@@ -51,7 +51,7 @@ class Region:
     others: tuple[str, ...]  # backends that are as fast within the uncertainty, in all its problems
     batches: tuple[int, int]  # first and last batch of the region
     lengths: tuple[int, int]  # first and last length (seqlen_k) of the region
-    by_collapse: bool = False  # whether `use` is one backend for all regions of the kind, not the fastest of each
+    for_all: bool = False  # whether `use` is one backend for all regions of the kind, not the fastest of each
 
     def candidate(self, problem: Problem) -> Candidate | None:
         """Return the candidate of the region's backend for one of its problems."""
@@ -67,7 +67,7 @@ class Region:
         """How many times as long `use` takes as the fastest, at worst; 1 where it is the fastest, or there is none."""
         if not self.use:
             return 1.0
-        return max((_loss(problem, self.use) for problem in self.problems), default=1.0)
+        return max((loss(problem, self.candidate(problem)) for problem in self.problems), default=1.0)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def unknown_borders(found: Sequence[Region]) -> list[tuple[Problem, Problem]]:
 
 def wide_gaps(found: Sequence[Region]) -> list[tuple[Problem, Problem]]:
     """Return the neighbours in length within a region that are further apart than GAP; training has none."""
-    chosen = (region for region in found if region.use and not region.by_collapse)
+    chosen = (region for region in found if region.use and not region.for_all)
     pairs = (pair for region in chosen for pair in itertools.pairwise(region.problems))
     return [(low, high) for low, high in pairs if length(high) > GAP * length(low)]
 
@@ -176,7 +176,7 @@ def _losses(problems: Sequence[Problem], name: str) -> list[tuple[float, Problem
         tried = [problem for problem in own if name in problem.tried_backends]
         if any(name not in {one.backend for one in problem.candidates} for problem in tried):
             return None
-        losses = {length(problem): _loss(problem, name) for problem in tried}
+        losses = {length(problem): _loss_of(problem, name) for problem in tried}
         for problem in own:
             beside = ([n for n in losses if n <= length(problem)], [n for n in losses if n >= length(problem)])
             if not all(beside):
@@ -185,10 +185,14 @@ def _losses(problems: Sequence[Problem], name: str) -> list[tuple[float, Problem
     return found
 
 
-def _loss(problem: Problem, name: str) -> float:
-    """Return how many times as long a backend takes as the fastest that was right; inf where it has no figure."""
-    own = next((one.latency for one in problem.right if one.backend == name), math.inf)
-    return max(1.0, own / problem.right[0].latency) if problem.right else 1.0
+def loss(problem: Problem, one: Candidate | None) -> float:
+    """Return how many times as long a candidate takes as the fastest backend that was right; inf for None."""
+    return max(1.0, one.latency / problem.right[0].latency) if one and problem.right else math.inf
+
+
+def _loss_of(problem: Problem, name: str) -> float:
+    """Return the loss of a backend that was right, by its name."""
+    return loss(problem, next((one for one in problem.right if one.backend == name), None))
 
 
 def _restricted(problem: Problem, eligible: Eligible | None) -> Problem:
@@ -238,7 +242,7 @@ def _preferred(part: Sequence[Problem], names: Sequence[str]) -> str:
     defaults = {problem.default.backend for problem in part if problem.default}
     if kept := defaults & {*names}:
         return min(kept)
-    return min(names, key=lambda name: math.prod(_loss(problem, name) for problem in part), default="")
+    return min(names, key=lambda name: math.prod(_loss_of(problem, name) for problem in part), default="")
 
 
 def _bounds(sizes: Sequence[int]) -> dict[int, tuple[int, int]]:
