@@ -26,7 +26,7 @@ ON_CPU: Mapping[Phase, Sizes] = {
     "mixed": (("4", "3k"),),
     "train": (("1", "64,128"),),
 }
-BACKENDS = ("!hf-*", "!compile", "!eager", "!sdpa-math")  # on a GPU: what others compute too, or far slower
+BACKENDS = ("!hf-*", "!compile", "!eager", "!sdpa-math")  # what others compute too, or far slower
 PAGES = "none,16"  # keys and values of decode lie in one tensor each, as in transformers, and in pages, as in servers
 
 
@@ -53,7 +53,7 @@ def tune_suite(given: Settings, kind: str, *, variants: bool = False) -> Suite:
         blocks = [overlay(both, block) if "bwd" in (block.direction or "") else block for block in blocks]
     whole = dict.fromkeys(map(_key, blocks))
     cases = [Block.model_validate(dict(key)) for key in whole]
-    return Suite(name=NAME, cases=cases, backends=None if kind == "cpu" else [*BACKENDS])
+    return Suite(name=NAME, cases=cases, backends=[*BACKENDS])
 
 
 def without_model(given: Settings) -> Settings:

@@ -114,6 +114,14 @@ def test_bad_input(tool: Tool, words: tuple[str, ...], error: str) -> None:
     assert error in " ".join(tool("tune", "--device", "fake", "-b", "fake", *words, code=2).err.split())
 
 
+def test_all_backends_by_default(tool: Tool) -> None:
+    words = ("--device", "cpu", "--model", "llama-3.1-8b", "--phase", "prefill", "--dry-run", "--json")
+    jobs = json.loads(tool("tune", *words).out)
+    named = {job["backend"] for job in jobs if not job["skip"]}
+    assert "sdpa" in named
+    assert not named & {"eager", "sdpa-math", "hf-sdpa"}
+
+
 def test_no_choice_file(tool: Tool) -> None:
     tool.write("c.json", '{"choices": 1, "gpu": 3}')
     assert "c.json is no choice file" in tool("recommend", "c.json", code=2).err
