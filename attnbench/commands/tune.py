@@ -78,8 +78,8 @@ def tune(given: Options) -> None:
     attnbench tune --model wan-2.1-t2v-14b --phase prefill -f choice=choice.json
     attnbench tune --seqlen 512-16k --batch 1,8 --nheads 32 --nheads-k 8 --headdim 128 --causal --pass fwd,bwd
     attnbench tune --suite my_shapes.yaml --time-limit 5m
-    attnbench tune --resume results/20261130-092308-tune-nvidia-h200.jsonl
-    attnbench tune results/20261130-092308-tune-nvidia-h200.jsonl.gz -f module=attention_choice.py
+    attnbench tune --resume results/20261130-113119-tune-nvidia-h200.jsonl
+    attnbench tune results/20261130-113119-tune-nvidia-h200.jsonl.gz -f module=attention_choice.py
 
     Exit code 0: done; 1: nothing can be chosen; 2: bad input, or output that cannot be written; 5: a wrong result,
     unless --allow-wrong is given; 129, 130, 143: hung up, interrupted, terminated.

@@ -200,7 +200,7 @@ def _planned(request: Request, checked: _Checked, session: Session, observer: Ru
     if checked.together:
         if not request.dry_run and chosen.policy.caches == "kept":
             observer.say("opening the device")
-            opened = _open_device(session, chosen.cases, answers)
+            opened = _open_device(session, chosen.cases, answers, twice=chosen.policy.bitwise)
         observer.say("timing a matmul and a copy")
         session.measure_rates(checked.dtypes)
     jobs, notes = _jobs(request, chosen, session, answers)
@@ -246,8 +246,13 @@ def _surveyed(
     return replace(chosen, notes=(*chosen.notes, *notes)), answers
 
 
-def _open_device(session: Session, cases: Sequence[Case], answers: Mapping[str, Sequence[CaseSupport]]) -> set[str]:
-    """Let the backends that support a case open the device, all at the same time; return their names."""
+def _open_device(
+    session: Session, cases: Sequence[Case], answers: Mapping[str, Sequence[CaseSupport]], *, twice: bool
+) -> set[str]:
+    """Let the backends that support a case open the device, all at the same time; return their names.
+
+    `twice`: each in its second process too, whose bits are compared.
+    """
     supported = [
         (name, ranks_ahead(case, session.device))
         for name, said in answers.items()
@@ -255,7 +260,10 @@ def _open_device(session: Session, cases: Sequence[Case], answers: Mapping[str, 
         if answer.reason is None and planning.too_few_devices(case, session.gpus) is None
     ]
     session.pool.open_device(dict.fromkeys(supported), session.device)
-    return {name for name, _ in supported}
+    names = {name for name, _ in supported}
+    if twice and session.pool.others:
+        session.pool.others.open_device([(name, 1) for name in sorted(names)], session.device)
+    return names
 
 
 def _jobs(

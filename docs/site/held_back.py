@@ -29,7 +29,9 @@ def table(*files: str) -> None:
     names = ", ".join(map(problem_names.name, slower))
     what = f"slower than another backend by more than the uncertainty, or wrong, in {len(slower)}: {names}"
     what = what if slower else "among the fastest, within the uncertainty, in all"
-    cog.outl(f"\nOf {len(found)} shapes the module is {what}.")
+    alike = sum(map(_runs_the_fastest, slower))
+    same = f" In {alike} of these it ran the same kernels as the fastest." if alike else ""
+    cog.outl(f"\nOf {len(found)} shapes the module is {what}.{same}")
 
 
 def _problems(file: str) -> list[Problem]:
@@ -50,6 +52,12 @@ def _row(problem: Problem) -> Iterator[str]:
 
 def _of(problem: Problem, name: str) -> Candidate | None:
     return next((one for one in problem.candidates if one.backend == name), None)
+
+
+def _runs_the_fastest(problem: Problem) -> bool:
+    """Return whether the module, where it was right, ran the kernels of the fastest backend."""
+    own = _of(problem, MODULE)
+    return bool(own and own.kernels and own.kernels == problem.right[0].kernels)
 
 
 def _is_among_fastest(problem: Problem) -> bool:

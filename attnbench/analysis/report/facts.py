@@ -21,6 +21,8 @@ from attnbench.run.shipped_backends import chosen
 
 OUTSIDE, OUTSIDE_SHARE = 64 * 2**20, 0.05  # bytes, and share of the peak: less may be loaded code
 NAMES = {"graph": "CUDA graph replay", "cupti": "CUPTI"}
+DO_NOT_REPEAT, DEPEND_ON_BATCH = "a run with them does not repeat itself bit by bit", "they depend on the batch"
+OF_VARIANT = "--deterministic measures the variant of a library that gives the same gradients in each launch."
 
 
 def facts(cells: Sequence[Cell]) -> tuple[Caution, ...]:
@@ -162,7 +164,14 @@ def _bits(of: Reported) -> Iterator[dict[str, Any]]:
         found = grouped(filter(None, (bits.differences(cell.bits) for cell in group)), template)
         each = "; ".join(f"{merged(own)} ({count(len(own), 'cell')})" for own in found.values())
         if each:
-            yield {"label": label, "each": each, "cells": count(len(group), "cell")}
+            differing = [cell for cell in group if bits.deterministic(cell.bits) is False]
+            yield {
+                "label": label,
+                "each": each,
+                "cells": count(len(group), "cell"),
+                "repeats": DO_NOT_REPEAT if differing else DEPEND_ON_BATCH,
+                "todo": "" if all(cell.case.deterministic for cell in differing) else OF_VARIANT,
+            }
 
 
 def _notes(of: Reported) -> Iterator[dict[str, Any]]:
@@ -287,8 +296,8 @@ FACTS: Sequence[Rule[Reported]] = (
     Rule(
         _bits,
         "{label} gives other bits, of {cells}: {each}.",
-        "The results are right within the tolerance, but a run with them does not repeat itself bit by bit.",
-        "--deterministic measures the variant of a library that gives the same gradients in each launch.",
+        "The results are right within the tolerance, but {repeats}.",
+        "{todo}",
     ),
     Rule(_interpreters, "{backends} ran in {python}."),
     NOTED,
