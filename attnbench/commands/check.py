@@ -35,6 +35,7 @@ class Options(output.Output, options.OnDevice):
     backend: list[str] | None = options.backend("Backends to check, in place of the argument BACKENDS.", options.plain)
     axes: Mapping[str, Any] = options.axes(cases, HELPS)
     wrong: Path | None = cases("FILE", "Check only the cases that were WRONG in this run file.")
+    untrusted: bool = options.untrusted()
     trust: bool = options.trust()
     timeout: str = options.how("TIME", "Longest time of one case: 30s, 5m; its process is then killed.", "60s")
 
@@ -71,6 +72,7 @@ def check(given: Options) -> None:
             timeout=seconds,
             pythons=given.python or (),
             allow_busy=given.allow_busy,
+            untrusted=given.untrusted,
         )
     code = output.write(document(run), wanted)
     raise typer.Exit(interrupt or code)
