@@ -142,8 +142,7 @@ def _case(given: _Line, path: Path) -> dict[str, Any]:
     if page:
         block["page_size"] = str(page)
     scale = inputs["sm_scale"].value if "sm_scale" in inputs else None
-    is_scale = isinstance(scale, int | float) and 0 < scale <= sys.float_info.max
-    if is_scale and abs(scale / usual - 1) > SAME_SCALE:
+    if isinstance(scale, int | float) and 0 < scale <= sys.float_info.max and abs(scale / usual - 1) > SAME_SCALE:
         block["softmax_scale"] = repr(float(scale))
     if lengths := run_lengths(pairs):
         return {**block, "lengths": spell(lengths)}
