@@ -242,8 +242,8 @@ def trust() -> Any:
 def untrusted() -> Any:
     """Return the field of --untrusted."""
     return how.flag(
-        "For kernels that may cheat: run each in a fenced process without clock, seeds and reference, and judge it from "
-        "outside. docs/referee.md"
+        "For kernels that may cheat: run each in a fenced process that has no clock, seeds or reference, and judge it "
+        "from outside. docs/referee.md"
     )
 
 

@@ -46,19 +46,21 @@ def refusal(case: Case) -> str | None:
 def link(base: Tensors, results: Tensors, into: Tensors) -> None:
     """Write the inputs of the next launch: those of the first, with low mantissa bits changed by the last results.
 
-    base, into: inputs by name; results: contiguous results by name, of the dtype of the inputs. Where a result has
-    another shape than an input, it is repeated with an odd period, so that no two rows change alike.
+    base, into: inputs by name; results: dense results by name, of the dtype of the inputs. Where a result has another
+    shape than an input, it is repeated with an odd period, so that no two rows change alike; its elements are then
+    taken in their order in memory, and so are the input's.
     """
     import torch
 
     changes = {name: _low_bits(t) for name, t in results.items()}
     for name, first in base.items():
         source = next(source for source in SOURCES[name] if source in changes)
-        change, old = changes[source], first.view(changes[source].dtype)
+        old = first.view(changes[source].dtype)
         if results[source].shape == first.shape:
-            torch.bitwise_xor(old, change.view(old.shape), out=into[name].view(old.dtype))
+            torch.bitwise_xor(old, changes[source], out=into[name].view(old.dtype))
             continue
-        flat = old.reshape(-1)
+        order = order_of(old) or [*range(old.dim())]
+        flat, change = old.permute(order).reshape(-1), _flat(changes[source])
         new = torch.empty_like(flat)
         period = min(len(flat), len(change))
         if period < len(flat):
@@ -66,7 +68,8 @@ def link(base: Tensors, results: Tensors, into: Tensors) -> None:
         whole = len(flat) // period * period
         torch.bitwise_xor(flat[:whole].view(-1, period), change[:period], out=new[:whole].view(-1, period))
         torch.bitwise_xor(flat[whole:], change[: len(flat) - whole], out=new[whole:])
-        into[name].view(old.dtype).copy_(new.view(old.shape))
+        place = into[name].view(old.dtype).permute(order)
+        place.copy_(new.view(place.shape))
 
 
 def run(prepared: Prepared, base: Tensors, given: Tensors, places: Sequence[Tensors]) -> None:
@@ -84,7 +87,7 @@ def run(prepared: Prepared, base: Tensors, given: Tensors, places: Sequence[Tens
 
 
 def _low_bits(t: Tensor) -> Tensor:
-    """Return the low bits of the mantissas of a tensor, as a flat tensor of integers."""
+    """Return the low bits of the mantissas of a tensor, as integers."""
     import torch
 
     dtype, mantissa = {
@@ -92,7 +95,7 @@ def _low_bits(t: Tensor) -> Tensor:
         torch.float16: (torch.int16, 10),
         torch.float32: (torch.int32, 23),
     }[t.dtype]
-    return torch.bitwise_and(t.view(dtype).view(-1), 2 ** (mantissa - FREE_BITS) - 1)
+    return torch.bitwise_and(t.view(dtype), 2 ** (mantissa - FREE_BITS) - 1)
 
 
 class Chain:
@@ -130,3 +133,23 @@ class Chain:
 
     def _run(self, count: int) -> None:
         run(self._prepared, *self._tensors, self._places[:count])
+
+
+def order_of(t: Tensor) -> list[int] | None:
+    """Return the dimensions of a dense tensor in their order in memory; None for a tensor with gaps or overlaps."""
+    strides = t.stride()
+    order = sorted(range(t.dim()), key=lambda dim: (-strides[dim], -t.shape[dim]))
+    return order if t.permute(order).is_contiguous() else None
+
+
+def in_order(t: Tensor, order: Sequence[int]) -> Tensor:
+    """Return a tensor of the same values, with its dimensions in this order in memory. Raises ValueError for none."""
+    if sorted(order) != list(range(t.dim())):
+        raise ValueError(f"{order} is no order of {t.dim()} dimensions")
+    back = sorted(range(t.dim()), key=lambda dim: order[dim])
+    return t.permute(*order).contiguous().permute(*back)
+
+
+def _flat(t: Tensor) -> Tensor:
+    """Return the elements of a dense tensor in their order in memory."""
+    return t.permute(order_of(t) or [*range(t.dim())]).reshape(-1)

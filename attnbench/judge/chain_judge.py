@@ -5,8 +5,10 @@ release, and a place for the results of each launch. Results are copied out of t
 computed, and the same inputs never come twice, so that knowing a reference is worth nothing. A launch is compared on
 the inputs that follow from the results of the launch before it, as its own process left them. Requests ("do"):
 
-    {"do": "chain", "case": {...}, "bytes": n} -> {"base": tensors, "places": [tensors, ...]}, in place of an earlier
-         chain: as many launches as have results of n bytes, from 2 to MOST_LAUNCHES
+    {"do": "chain", "case": {...}, "bytes": n, "orders": {...}} -> {"base": tensors, "places": [tensors, ...]}, in
+         place of an earlier chain: as many launches as have results of n bytes, from 2 to MOST_LAUNCHES. All tensors
+         have the orders in memory that the kernel states, so that it gains nothing by a false statement: the link costs
+         the same in each order, and copies to another order are the kernel's own time
     {"do": "release"}                      -> {}; new inputs are in the shared memory, and NaN in all places
     {"do": "keep", "launches": n}          -> {}; the last result of a chain of n launches is kept, and some others
     {"do": "rule"}                         -> {"accuracy": {...}, "launch": n, "checked": n}: the first wrong of all
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import random
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import chain
@@ -42,6 +44,7 @@ GUARD = 4096  # bytes before and after each launch's results, which nothing may 
 SEED_BITS = 62
 
 Results = Mapping[str, "Tensor"]
+Orders = Mapping[str, Sequence[int] | None]  # by tensor: its dimensions in their order in memory; None: as they are
 
 
 class ChainJudge:
@@ -56,7 +59,7 @@ class ChainJudge:
         """Return the answer to one request."""
         match request["do"]:
             case "chain":
-                return self._begin(from_json(Case, request["case"]), request["bytes"])
+                return self._begin(from_json(Case, request["case"]), request["bytes"], request["orders"])
             case "release":
                 self._release()
                 return {}
@@ -72,16 +75,18 @@ class ChainJudge:
             case other:
                 raise ValueError(f"unknown request of the judge of chains {other!r}")
 
-    def _begin(self, case: Case, nbytes: int) -> dict[str, Any]:
+    def _begin(self, case: Case, nbytes: int, orders: Mapping[str, Orders]) -> dict[str, Any]:
         import torch
 
-        self._case, self._kept = case, []
+        self._case, self._order = case, orders["inputs"] if case.layout == "native" else {}
+        self._kept: list[tuple[int, int, Results | None, Results]] = []
         self._arena.reset()
         given = self._made(secrets.randbits(SEED_BITS))
         described, self._base = self._arena.place(given.values)
         sources = {"out": given.q, "dq": given.q, "dk": given.k, "dv": given.v}
         like = {name: sources[name].new_empty(sources[name].shape) for name in expected_results(case)}
         like["out"] = given.q.new_empty((*given.q.shape[:-1], case.shape.headdim_v))
+        like = {name: _in_order(t, orders["results"].get(name)) for name, t in like.items()}
         self._pattern = torch.randint(256, (GUARD,), dtype=torch.uint8, device=self._device)
         self._places, self._guards, places = [], [], []
         count = nbytes // sum(t.numel() * t.element_size() for t in like.values())
@@ -94,7 +99,8 @@ class ChainJudge:
         return {"base": described, "places": places}
 
     def _made(self, seed: int) -> Inputs:
-        return inputs.make(self._case, str(self._device), seed)
+        made = inputs.make(self._case, str(self._device), seed)
+        return made.with_values({name: _in_order(t, self._order.get(name)) for name, t in made.values.items()})
 
     def _release(self) -> None:
         self._seed = secrets.randbits(SEED_BITS)
@@ -110,8 +116,8 @@ class ChainJudge:
         others = range(launches - 1)
         numbers = [launches - 1, *self._draw.sample(others, min(DRAWN, len(others)))]
         for number in numbers:
-            pair = [_copied(self._places[at]) if at >= 0 else None for at in (number - 1, number)]
-            self._kept.append((self._seed, number, *pair))
+            before = _copied(self._places[number - 1]) if number else None
+            self._kept.append((self._seed, number, before, _copied(self._places[number])))
         self._wait()
 
     def _rule(self) -> tuple[Accuracy, int, int]:
@@ -152,6 +158,10 @@ class ChainJudge:
 
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def _in_order(t: Tensor, order: Sequence[int] | None) -> Tensor:
+    return t if order is None else chain.in_order(t, order)
 
 
 def _copied(results: Results) -> dict[str, Tensor]:

@@ -58,9 +58,11 @@ class _Chains:
 
     def begin(self, case: Case, device: Device) -> tuple[int, float]:
         """Return the most launches of a chain, and the seconds of one by the worker's own clock."""
-        made = self._judged({"do": "chain", "case": to_json(case), "bytes": MOST_BYTES.get(device.kind, 2**26)})
-        request = {"op": "chain", "device": to_json(device), "chain": to_json(case), **made}
-        answer = self.pool.ask(self.name, request, self.timeout)
+        request = {"device": to_json(device), "chain": to_json(case)}
+        orders = self.pool.ask(self.name, {**request, "op": "orders"}, self.timeout)["orders"]
+        asked = {"do": "chain", "case": to_json(case), "orders": orders, "bytes": MOST_BYTES.get(device.kind, 2**26)}
+        made = self._judged(asked)
+        answer = self.pool.ask(self.name, {**request, **made, "op": "chain"}, self.timeout)
         return len(made["places"]), max(1e-7, float(answer["seconds"]))
 
     def run(self, count: int) -> tuple[float, float]:
@@ -75,7 +77,7 @@ class _Chains:
         self._judged({"do": "keep", "launches": count})
 
     def rule(self) -> tuple[Accuracy, int, int]:
-        """Return the verdict on all kept results, the number of the launch that it is on, and how many were compared."""
+        """Return the verdict on all kept results, the launch that it is on, and how many results were compared."""
         found = self._judged({"do": "rule"})
         return from_json(Accuracy, found["accuracy"]), found["launch"], found["checked"]
 

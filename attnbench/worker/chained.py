@@ -7,15 +7,25 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import chain
-from attnbench.core.backend import Backend, Inputs, Unsupported
+from attnbench.core.backend import Backend, Inputs, Prepared, Unsupported
 from attnbench.core.case import Case
 from attnbench.core.layouts import lay_out
 from attnbench.core.shared_tensors import Description, Mapped
+from attnbench.judge import inputs
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
 TRIED = 8  # launches of the chain that is timed first
+
+
+def orders(backend: Backend, case: Case, device: torch.device) -> dict[str, dict[str, list[int] | None]]:
+    """Return the order in memory of the dimensions of each input that a call reads, and of each of its results."""
+    prepared, memory = _prepared(backend, case, inputs.make(case, str(device), 0))
+    results = prepared.canonical(prepared.launch())
+    read, written = ({name: chain.order_of(t) for name, t in of.items()} for of in (memory, results))
+    return {"inputs": read, "results": written}
 
 
 def make(
@@ -25,16 +35,23 @@ def make(
     mapped = Mapped(device)
     first = mapped.tensors(base)
     copies: Any = {name: t.clone() for name, t in first.items()}
-    own = lay_out(case.layout, Inputs(**copies))
-    prepared = backend.prepare(case, own)
-    given = {name: prepared.whole_copy(name) if name in prepared.reads else t for name, t in own.values.items()}
-    if missing := [name for name, t in given.items() if t is None]:
-        raise Unsupported(f"it reads {', '.join(missing)} in parts, which a chain of launches does not change")
-    memory = {name: t.data for name, t in given.items() if t is not None}  # past autograd's count of changes
+    prepared, memory = _prepared(backend, case, lay_out(case.layout, Inputs(**copies)))
     made = chain.Chain(prepared, first, memory, [mapped.tensors(place) for place in places])
     count = min(TRIED, len(places))
     made.launch(count)
     return made, timed(made, count)["seconds"] / count
+
+
+def _prepared(backend: Backend, case: Case, own: Inputs) -> tuple[Prepared, dict[str, Tensor]]:
+    """Return a call, and the memory that it reads for each input, without autograd's count of changes.
+
+    Raises Unsupported for a call that reads an input in several parts.
+    """
+    prepared = backend.prepare(case, own)
+    memory = {name: prepared.whole_copy(name) if name in prepared.reads else t for name, t in own.values.items()}
+    if parts := [name for name, t in memory.items() if t is None]:
+        raise Unsupported(f"it reads {', '.join(parts)} in parts, which a chain of launches does not change")
+    return prepared, {name: t.data for name, t in memory.items() if t is not None}
 
 
 def timed(made: chain.Chain, count: int) -> Mapping[str, Any]:

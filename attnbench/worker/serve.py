@@ -25,8 +25,9 @@ answers:
     {"op": "check", ... as "run"}        -> the same, where the record has all checks and no measurement
     {"op": "fit", ... as "run", "memory": bytes or null} -> the same, of a cell at the limit of memory (fit_cell.py)
     {"op": "bits", "device": {...}, "case": {...}, "seed": 0}  -> {"digests": {result: digest}} (same_bits.py)
-    {"op": "chain", "device": {...}, "chain": {...}, "base": tensors, "places": [tensors, ...]} -> {"seconds": of a
-       launch}, with the case's chain of launches in the judge's memory (chained.py)
+    {"op": "orders", "device": {...}, "chain": {...}} -> {"orders": {...}} of a case's inputs and results (chained.py)
+    {"op": "chain", ... as "orders", "base": tensors, "places": [tensors, ...]} -> {"seconds": of a launch}, with the
+       case's chain of launches in the judge's memory
     {"op": "go", "launches": n} -> {"seconds": of all, "uncaptured": text}, after a chain of n launches
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
     {"op": "judge", "device": {...}, "do": ..., ...} -> the judge's answer (judge/service.py), in a worker without a
@@ -164,8 +165,8 @@ class Worker:
             case "bits":
                 device, case_ = from_json(Device, request["device"]), from_json(Case, request["case"])
                 return {"digests": self.digests(case_, request["seed"], device)}
-            case "chain":
-                return {"seconds": self.chain(request)}
+            case "orders" | "chain":
+                return self.chain(request)
             case "go":
                 from attnbench.worker import chained
 
@@ -332,8 +333,8 @@ class Worker:
         finally:
             self.fatal = not measurer.recover()
 
-    def chain(self, request: Mapping[str, Any]) -> float:
-        """Make a chain of launches, and return the seconds of one. Raises the backend's errors."""
+    def chain(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Make a chain of launches, or say in what order its tensors lie in memory. Raises the backend's errors."""
         from attnbench.worker import chained
 
         assert self.backend is not None
@@ -341,8 +342,10 @@ class Worker:
         forget_compiled()
         self._chain = None
         where, case = self.measurer(from_json(Device, request["device"])).device, from_json(Case, request["chain"])
+        if request["op"] == "orders":
+            return {"orders": chained.orders(self.backend, case, where)}
         self._chain, seconds = chained.make(self.backend, case, where, request["base"], request["places"])
-        return seconds
+        return {"seconds": seconds}
 
     def _newly_imported(self) -> dict[str, str]:
         """Return path -> hash of the files that a person's own code imported in the latest job."""
