@@ -36,6 +36,10 @@ class Options(output.Output, options.OnDevice):
     axes: Mapping[str, Any] = options.axes(cases, HELPS)
     wrong: Path | None = cases("FILE", "Check only the cases that were WRONG in this run file.")
     trust: bool = options.trust()
+    sanitize: bool = options.how.flag(
+        "Run a few cases under NVIDIA's compute-sanitizer too: what it finds, as a race or a read of memory that was "
+        "never written, makes a right result WRONG. Takes minutes."
+    )
     timeout: str = options.how("TIME", "Longest time of one case: 30s, 5m; its process is then killed.", "60s")
 
 
@@ -71,6 +75,7 @@ def check(given: Options) -> None:
             timeout=seconds,
             pythons=given.python or (),
             allow_busy=given.allow_busy,
+            sanitize=given.sanitize,
         )
     code = output.write(document(run), wanted)
     raise typer.Exit(interrupt or code)
