@@ -228,7 +228,8 @@ def test_a_finding_belongs_to_its_case(together: Log, alone: dict[int, Log], run
 
 def test_a_finding_makes_a_right_result_wrong() -> None:
     log = Log({FAULT: 3}, {Finding("k", "warns"): 1})
-    record = sanitize.judged(ended(case(), "triton", "ok", None), {"racecheck": log, "memcheck": Log({}, {}, problem="hung")})
+    logs = {"racecheck": log, "memcheck": Log({}, {}, problem="hung")}
+    record = sanitize.judged(ended(case(), "triton", "ok", None), logs)
     assert record.status == "wrong"
     assert (record.reason or "").startswith("compute-sanitizer racecheck: k has a race, 3 times; put a barrier")
     assert record.notes[-1] == "compute-sanitizer racecheck: k warns, 1 time, which may be intended"
