@@ -35,6 +35,7 @@ class Options(output.Output, options.OnDevice):
     backend: list[str] | None = options.backend("Backends to check, in place of the argument BACKENDS.", options.plain)
     axes: Mapping[str, Any] = options.axes(cases, HELPS)
     wrong: Path | None = cases("FILE", "Check only the cases that were WRONG in this run file.")
+    untrusted: bool = options.untrusted()
     trust: bool = options.trust()
     sanitize: bool = options.how.flag(
         "Run a few cases under NVIDIA's compute-sanitizer too: what it finds, as a race or a read of memory that was "
@@ -76,6 +77,7 @@ def check(given: Options) -> None:
             pythons=given.python or (),
             allow_busy=given.allow_busy,
             sanitize=given.sanitize,
+            untrusted=given.untrusted,
         )
     code = output.write(document(run), wanted)
     raise typer.Exit(interrupt or code)

@@ -239,6 +239,14 @@ def trust() -> Any:
     )
 
 
+def untrusted() -> Any:
+    """Return the field of --untrusted."""
+    return how.flag(
+        "For kernels that may cheat: run each in a fenced process without clock, seeds and reference, and judge it from "
+        "outside. docs/referee.md"
+    )
+
+
 def out(help: str = "The run file to write. Default: a new file in results/.", metavar: str = "FILE") -> Any:
     """Return the field of --out."""
     return files(metavar, help)

@@ -68,6 +68,7 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
         "Compare each cell's results also bit by bit: over 8 launches, with another process, and of one sequence with "
         "and without its batch. Takes one more process of each backend."
     )
+    untrusted: bool = options.untrusted()
     isolate_power: bool = instruments.flag("Wait before each cell until clock and power have recovered.")
     resume: Path | None = options.files(
         "FILE",
@@ -92,6 +93,7 @@ class Options(output.Output, options.WholeRun, options.WhichModel, options.WhatT
             "warmup_s": self.warmup,
             "isolate_power": self.isolate_power or None,
             "bitwise": self.bitwise or None,
+            "untrusted": self.untrusted or None,
             "caches": "fresh" if self.fresh_caches else None,
         }
 

@@ -41,6 +41,7 @@ class Policy:
     sustained_s: float = 0.0  # most seconds of calls without pauses, for a cell's steady speed; 0: off
     isolate_power: bool = False  # wait before each cell until the power has fallen and the clock is back
     bitwise: bool = False  # also whether each cell gives the same bits again: worker/same_bits.py
+    untrusted: bool = False  # verdicts from outside the process of each kernel: run/untrusted.py
     caches: Literal["kept", "fresh"] = "kept"  # fresh: each cell in a new process with empty compile caches
     timeout_s: float = 120.0  # seconds until a job is killed; more where its forecast is long or it starts a compiler
     seed: int = 0  # seed of the random inputs and of the order of the jobs

@@ -52,6 +52,18 @@ class Bitwise:
     no_process: str = "it was not tried"  # why there is no result of another process; "" where there is one
 
 
+@dataclass(frozen=True)
+class Proof:
+    """A verdict from outside the process of a kernel, along chains of launches (run/untrusted.py)."""
+
+    launches: tuple[int, ...]  # lengths of the timed chains; () where none was timed
+    claimed: float | None  # seconds of one launch in these chains by the clock of the kernel's own process
+    link: float | None  # seconds of the step from one launch to the next, which no latency includes
+    within: float | None  # the share by which the claimed and the outside latency may differ
+    checked: int  # results compared with a reference that was computed later
+    unfenced: Mapping[str, str] = field(default_factory=dict)  # fence that does not hold here -> why
+
+
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """The forecast of a job in the plan."""
@@ -192,7 +204,9 @@ class Record:
     reason: str | None = None  # why the status is not "ok", in one line
     measurements: Mapping[str, Measurement] = field(default_factory=dict)
     accuracy: Accuracy | None = None
-    timer: str | None = None  # the instrument used: "events", "graph", "cupti", "perf_counter" or "simulated"
+    timer: str | None = (
+        None  # the instrument used: "events", "graph", "cupti", "perf_counter", "outside" or "simulated"
+    )
     l2: str | None = None  # "cold" or "warm" as verified with that instrument; "unproven" where that failed
     forecast: Forecast | None = None
     version: str | None = None  # the version of the backend's library
@@ -213,6 +227,7 @@ class Record:
     # Tool of compute-sanitizer that looked at this case -> why it gave no full answer, "" where it gave one. `reason`
     # has its findings.
     sanitizer: Mapping[str, str] = field(default_factory=dict)
+    proof: Proof | None = None  # where `Policy.untrusted` asked for it
 
     def __repr__(self) -> str:  # without the samples, which would flood a notebook
         return f"<Record {self.id}: {self.status}>"

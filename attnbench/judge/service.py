@@ -24,6 +24,7 @@ number, "slot" (0 for a single worker), and its own shared memory (hearing.py). 
     {"do": "launched"}                        -> as "check", after a launch for which a check with dropout has asked by
          {"launch": {"restores": bool}}; with "restores" the launch begins from the worker's first random state
     {"do": "calls", "first": m, "calls": n}   -> {}; the results in this memory are of the calls m to m + n - 1
+    {"do": "chain", "release", "keep", "rule" or "link", ...} -> chain_judge.py
     {"do": "distances"}                       -> {"distances": {name: distance from the results of call 0}}
 
 In a case on several devices some key heads are checked, each as a separate case (heads.py). Requests after "begin" then
@@ -42,8 +43,9 @@ from typing import Any
 from attnbench.core.case import Case
 from attnbench.core.json import from_json
 from attnbench.core.machine import Device
-from attnbench.judge import inputs, warm_up
+from attnbench.judge import chain_judge, inputs, warm_up
 from attnbench.judge.case_judge import CaseJudge
+from attnbench.judge.chain_judge import ChainJudge
 from attnbench.judge.dialog import LaunchesOfWorker
 from attnbench.judge.heads import draw_heads, head_case, head_seed
 from attnbench.judge.hearing import Hearing, use
@@ -64,6 +66,7 @@ class JudgeService:
         self.device = torch.device(str(device))
         self._known: tuple[Case, int, Judges] | None = None
         self._hearings: dict[int, Hearing] = {}  # by slot
+        self._chains: ChainJudge | None = None
         self.grown = 0  # bytes of the device's memory that the latest request has taken
         self._thread, self._threads = ThreadPoolExecutor(1), torch.get_num_threads()
         self._ahead: dict[tuple[Case, int], Future[Judges | str]] = {}
@@ -87,6 +90,10 @@ class JudgeService:
             case "ahead":
                 self._work_ahead([from_json(Case, case) for case in request["cases"]], request["seed"])
                 return {}
+        if request["do"] in chain_judge.REQUESTS:
+            if self._chains is None:
+                self._chains = ChainJudge(self.device)
+            return self._chains.answer(request)
         slot = request.get("slot", 0)
         if slot not in self._hearings:
             self._hearings[slot] = Hearing(self.device)

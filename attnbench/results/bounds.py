@@ -90,7 +90,7 @@ def check_relations(record: Record) -> None:
             _check("accuracy", {"rows": found.rows, "heads": found.heads})
     if "pairs" in record.measurements:
         _check_pairs(record.case, max(record.measurements["pairs"].values))
-    for name in ("approximation", "bitwise"):
+    for name in ("approximation", "bitwise", "proof"):
         if of := getattr(record, name):
             _check(name, of)
 

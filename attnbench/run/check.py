@@ -21,6 +21,7 @@ from attnbench.run.plan import CaseSupport, skipped_record
 from attnbench.run.select import choose, parse_device, refuse_code
 from attnbench.run.session import Recording, Session
 from attnbench.run.suite import Settings, parse_suite, resolve, resolve_suite_for
+from attnbench.run.untrusted import judged as untrusted_verdict
 
 SUITE = parse_suite(
     {
@@ -73,6 +74,7 @@ def check(
     pythons: Sequence[str] = (),
     allow_busy: bool = False,
     sanitize: bool = False,
+    untrusted: bool = False,
     here: Mapping[str, Callable[[], Any]] | None = None,
     live: Mapping[str, Mapping[str, str]] | None = None,
 ) -> tuple[Run, int]:
@@ -105,7 +107,7 @@ def check(
         session.pool.work_ahead(cases)
         session.load()
         jobs = _jobs(cases, session.survey(cases))
-        recording = Recording(session.new_run(SUITE.name, Policy(timeout_s=timeout), jobs))
+        recording = Recording(session.new_run(SUITE.name, Policy(timeout_s=timeout, untrusted=untrusted), jobs))
         lost = dict.fromkeys(chosen.specs, 0)
         with recording:
             for number, job in enumerate(jobs, start=1):
@@ -116,7 +118,10 @@ def check(
                     recording.add(skipped_record(job))
                     continue
                 session.pool.work_ahead(dict.fromkeys(of.case for of in jobs[number - 1 :] if not of.skip))
-                recording.add(session.pool.check(job, recording.run.policy, session.device))
+                record = session.pool.check(job, recording.run.policy, session.device)
+                if untrusted:
+                    record = untrusted_verdict(session.pool, record, recording.run.policy, session.device, timed=False)
+                recording.add(record)
                 lost[job.backend] += session.pool.lost(job.backend)
             if sanitizer:
                 session.pool.close()

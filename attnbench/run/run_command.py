@@ -58,6 +58,8 @@ def _how(policy: Policy) -> Iterator[str]:
         yield from ("--l2", policy.l2)
     if policy.bitwise:
         yield "--bitwise"
+    if policy.untrusted:
+        yield "--untrusted"
     if policy.caches != Policy.caches:
         yield "--fresh-caches"
     if policy.sustained_s:

@@ -32,7 +32,7 @@ from attnbench.core.sizes import format_duration
 from attnbench.core.text import one_line, some
 from attnbench.results.bounds import check_record
 from attnbench.results.exit_codes import GIVEN_UP, MAX_FAILED_STARTS
-from attnbench.run import compile_caches, device_turns
+from attnbench.run import compile_caches, device_turns, untrusted
 from attnbench.run.device_turns import DeviceTurns
 from attnbench.run.judge import JobHearing, Judge, is_judged_beside, within
 from attnbench.run.plan import CaseSupport
@@ -225,6 +225,8 @@ class WorkerPool:
         """
         if last:
             self._look_due = 0.0
+        if policy.untrusted:
+            return untrusted.judged(self, self._measure(job, policy, device), policy, device, timed=True)
         if policy.caches == "kept":
             return self._in_another_process(self._measure(job, policy, device), policy, device)
         before = self.variables
@@ -248,6 +250,7 @@ class WorkerPool:
         return (
             device.kind == "cuda"
             and policy.caches == "kept"
+            and not policy.untrusted
             and len(jobs) <= MOST_TOGETHER
             and len({of.backend for of in jobs}) == len(jobs)
             and {(of.case, of.round) for of in jobs} == {(job.case, job.round)}

@@ -25,6 +25,9 @@ answers:
     {"op": "check", ... as "run"}        -> the same, where the record has all checks and no measurement
     {"op": "fit", ... as "run", "memory": bytes or null} -> the same, of a cell at the limit of memory (fit_cell.py)
     {"op": "bits", "device": {...}, "case": {...}, "seed": 0}  -> {"digests": {result: digest}} (same_bits.py)
+    {"op": "chain", "device": {...}, "chain": {...}, "base": tensors, "places": [tensors, ...]} -> {"seconds": of a
+       launch}, with the case's chain of launches in the judge's memory (chained.py)
+    {"op": "go", "launches": n} -> {"seconds": of all, "uncaptured": text}, after a chain of n launches
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
     {"op": "judge", "device": {...}, "do": ..., ...} -> the judge's answer (judge/service.py), in a worker without a
        backend, which is the judge of others; {"error": ..., "of": "results", "memory" or "sharing"} without an answer
@@ -109,6 +112,7 @@ class Worker:
         self._seen: set[str] = set()  # modules imported before the latest job
         self.is_judged = False  # whether the judge beside this worker may be asked
         self._together = False  # whether other workers use the device at the same time
+        self._chain: Any = None  # the present chain of launches (chained.py)
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the answer to one request. Raises the backend's errors, and ValueError for an unknown "op"."""
@@ -160,6 +164,12 @@ class Worker:
             case "bits":
                 device, case_ = from_json(Device, request["device"]), from_json(Case, request["case"])
                 return {"digests": self.digests(case_, request["seed"], device)}
+            case "chain":
+                return {"seconds": self.chain(request)}
+            case "go":
+                from attnbench.worker import chained
+
+                return dict(chained.timed(self._chain, request["launches"]))
             case "examine":
                 from attnbench.worker.machine_facts import examine
 
@@ -321,6 +331,18 @@ class Worker:
             return same_bits.digests(self.backend, case, seed, measurer.device)
         finally:
             self.fatal = not measurer.recover()
+
+    def chain(self, request: Mapping[str, Any]) -> float:
+        """Make a chain of launches, and return the seconds of one. Raises the backend's errors."""
+        from attnbench.worker import chained
+
+        assert self.backend is not None
+        undo()
+        forget_compiled()
+        self._chain = None
+        where, case = self.measurer(from_json(Device, request["device"])).device, from_json(Case, request["chain"])
+        self._chain, seconds = chained.make(self.backend, case, where, request["base"], request["places"])
+        return seconds
 
     def _newly_imported(self) -> dict[str, str]:
         """Return path -> hash of the files that a person's own code imported in the latest job."""

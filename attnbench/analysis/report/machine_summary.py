@@ -14,7 +14,12 @@ from attnbench.results import metrics
 from attnbench.results.cells import Cell
 from attnbench.results.run_setup import setup_texts
 
-TIMERS = {"events": "CUDA events", "graph": "CUDA graph replay", "cupti": "CUPTI kernel spans"}
+TIMERS = {
+    "events": "CUDA events",
+    "graph": "CUDA graph replay",
+    "cupti": "CUPTI kernel spans",
+    "outside": "a clock outside the process",
+}
 
 
 def machines(cells: Sequence[Cell]) -> list[Machine]:

@@ -1,0 +1,158 @@
+"""The judge's side of a chain of launches (core/chain.py) of a kernel that may cheat.
+
+The kernel's process gets shared memory alone: the inputs of the first launch, drawn from the operating system at each
+release, and a place for the results of each launch. Results are copied out of this memory before a reference is
+computed, and the same inputs never come twice, so that knowing a reference is worth nothing. A launch is compared on
+the inputs that follow from the results of the launch before it, as its own process left them. Requests ("do"):
+
+    {"do": "chain", "case": {...}, "bytes": n} -> {"base": tensors, "places": [tensors, ...]}, in place of an earlier
+         chain: as many launches as have results of n bytes, from 2 to MOST_LAUNCHES
+    {"do": "release"}                      -> {}; new inputs are in the shared memory, and NaN in all places
+    {"do": "keep", "launches": n}          -> {}; the last result of a chain of n launches is kept, and some others
+    {"do": "rule"}                         -> {"accuracy": {...}, "launch": n, "checked": n}: the first wrong of all
+         kept results, and the number of its launch from 1; of the last one where all are right
+    {"do": "link", "launches": n}          -> {}; a chain of n launches that compute nothing has run here
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from attnbench.core import chain
+from attnbench.core.backend import Inputs, Prepared
+from attnbench.core.case import Case
+from attnbench.core.json import from_json, to_json
+from attnbench.core.record import Accuracy
+from attnbench.core.renewed_inputs import Renewal
+from attnbench.core.shared_tensors import Arena
+from attnbench.judge import inputs, make_check
+from attnbench.judge.tolerance import expected_results
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+REQUESTS = ("chain", "release", "keep", "rule", "link")
+MOST_LAUNCHES = 1000
+DRAWN = 3  # results of a chain that are kept beside the last one, drawn at random
+GUARD = 4096  # bytes before and after each launch's results, which nothing may write
+SEED_BITS = 62
+
+Results = Mapping[str, "Tensor"]
+
+
+class ChainJudge:
+    """The chains of one case at a time on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._arena = Arena(device)
+        self._draw = random.SystemRandom()
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the answer to one request."""
+        match request["do"]:
+            case "chain":
+                return self._begin(from_json(Case, request["case"]), request["bytes"])
+            case "release":
+                self._release()
+                return {}
+            case "keep":
+                self._keep(request["launches"])
+                return {}
+            case "rule":
+                accuracy, launch, checked = self._rule()
+                return {"accuracy": to_json(accuracy), "launch": launch, "checked": checked}
+            case "link":
+                self._link.launch(request["launches"])
+                return {}
+            case other:
+                raise ValueError(f"unknown request of the judge of chains {other!r}")
+
+    def _begin(self, case: Case, nbytes: int) -> dict[str, Any]:
+        import torch
+
+        self._case, self._kept = case, []
+        self._arena.reset()
+        given = self._made(secrets.randbits(SEED_BITS))
+        described, self._base = self._arena.place(given.values)
+        sources = {"out": given.q, "dq": given.q, "dk": given.k, "dv": given.v}
+        like = {name: sources[name].new_empty(sources[name].shape) for name in expected_results(case)}
+        like["out"] = given.q.new_empty((*given.q.shape[:-1], case.shape.headdim_v))
+        self._pattern = torch.randint(256, (GUARD,), dtype=torch.uint8, device=self._device)
+        self._places, self._guards, places = [], [], []
+        count = nbytes // sum(t.numel() * t.element_size() for t in like.values())
+        for _ in range(max(2, min(count, MOST_LAUNCHES))):
+            described_place, tensors = self._arena.reserve({**like, "guard": self._pattern})
+            self._guards.append(tensors.pop("guard").copy_(self._pattern))
+            self._places.append(tensors)
+            places.append({**described_place, "tensors": {name: described_place["tensors"][name] for name in like}})
+        self._chain_of_links: chain.Chain | None = None
+        return {"base": described, "places": places}
+
+    def _made(self, seed: int) -> Inputs:
+        return inputs.make(self._case, str(self._device), seed)
+
+    def _release(self) -> None:
+        self._seed = secrets.randbits(SEED_BITS)
+        for place in self._places:
+            for t in place.values():
+                t.fill_(float("nan"))
+        for name, t in self._made(self._seed).values.items():
+            self._base[name].copy_(t)
+        self._wait()
+
+    def _keep(self, launches: int) -> None:
+        """Copy the last result, and some others, with the results before them."""
+        others = range(launches - 1)
+        numbers = [launches - 1, *self._draw.sample(others, min(DRAWN, len(others)))]
+        for number in numbers:
+            pair = [_copied(self._places[at]) if at >= 0 else None for at in (number - 1, number)]
+            self._kept.append((self._seed, number, *pair))
+        self._wait()
+
+    def _rule(self) -> tuple[Accuracy, int, int]:
+        import torch
+
+        first_seed = self._kept[0][0]
+        check = make_check(self._case, self._made(first_seed), first_seed)
+        found = None
+        for seed, number, before, results in self._kept:
+            given = self._made(seed)
+            if before is not None:
+                into = {name: torch.empty_like(t) for name, t in given.values.items()}
+                chain.link(given.values, before, into)
+                given = given.with_values(into)
+            found = check.check_renewed(Renewal(seed, number), given, results), number + 1, len(self._kept)
+            if not found[0].ok:
+                return found
+        assert found
+        if any(not torch.equal(guard, self._pattern) for guard in self._guards):
+            flaw = "it writes beside the memory of its results"
+            return Accuracy({}, 0, 0, flaws=(flaw,)), found[1], found[2]
+        return found
+
+    @property
+    def _link(self) -> chain.Chain:
+        """The chain of a call that computes nothing, in memory of its own."""
+        if self._chain_of_links is None:
+            given = self._made(0)
+            results = _copied(self._places[0])
+            for t in results.values():
+                t.normal_()
+            idle = Prepared(lambda: results, lambda found: found)
+            self._chain_of_links = chain.Chain(idle, self._base, given.values, self._places)
+        return self._chain_of_links
+
+    def _wait(self) -> None:
+        import torch
+
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _copied(results: Results) -> dict[str, Tensor]:
+    return {name: t.clone() for name, t in results.items()}

@@ -1,0 +1,205 @@
+"""The verdict on a kernel whose process may cheat: results and latency along a chain of launches (core/chain.py).
+
+The kernel's process has neither the inputs before the clock starts, nor the clock, nor the reference. This process, the
+parent, has the clock: from the start signal to the answer of the kernel's process. The latency is the slope of the time
+over the number of launches, less the slope of the same chain without a kernel. Lengths come in random order, and each
+chain's last result is compared, with some others. The last chain, which no process knows to be the last, ends with
+SIGKILL before its results are read: work that was still under way is lost, and its place holds NaN.
+
+The latency is "proven" if the time by the kernel's own clock, along the same chains, agrees, if the time is
+proportional to the number of launches, and if the machine can be as fast.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from attnbench.core import chain, flops, gpus, stats
+from attnbench.core.case import Case
+from attnbench.core.errors import UserError
+from attnbench.core.formats import duration, percent
+from attnbench.core.json import from_json, to_json
+from attnbench.core.machine import Device
+from attnbench.core.policy import Policy
+from attnbench.core.record import Accuracy, Measurement, Proof, Record
+from attnbench.run.judge import Judge
+from attnbench.run.process import WorkerDied, WorkerHung
+
+if TYPE_CHECKING:
+    from attnbench.run.workers import WorkerPool
+
+SHORT_CHAIN = 3  # launches of a chain that is not timed
+LONGEST = 0.2  # seconds of the longest chain
+SHARES = (0.25, 0.5, 1.0)  # lengths of chains, as shares of the longest
+REPEATS = 7  # of each length
+MOST_BYTES = {"cuda": 2**31, "cpu": 2**26}  # of the results of a chain
+WITHIN = 0.03  # the least difference of two figures that counts
+SHORT, WITHIN_SHORT = 50e-6, 0.10  # seconds below which the host's launches and the link weigh more, and the difference
+BENT = 0.05  # most deviation of the middle length from a straight line, as a share of its time
+MOST_UNKNOWN = 0.2  # most uncertainty of a proven latency
+
+Seconds = Mapping[int, float]  # length of a chain -> seconds
+Times = Mapping[int, Sequence[float]]  # length of a chain -> seconds of each repeat
+
+
+@dataclass
+class _Chains:
+    """The chains of a case on a backend's worker, beside the judge."""
+
+    pool: WorkerPool
+    judge: Judge
+    name: str
+    timeout: float
+
+    def begin(self, case: Case, device: Device) -> tuple[int, float]:
+        """Return the most launches of a chain, and the seconds of one by the worker's own clock."""
+        made = self._judged({"do": "chain", "case": to_json(case), "bytes": MOST_BYTES.get(device.kind, 2**26)})
+        request = {"op": "chain", "device": to_json(device), "chain": to_json(case), **made}
+        answer = self.pool.ask(self.name, request, self.timeout)
+        return len(made["places"]), max(1e-7, float(answer["seconds"]))
+
+    def run(self, count: int) -> tuple[float, float]:
+        """Return the seconds of a chain of new inputs by this process's clock, and by the worker's."""
+        self._judged({"do": "release"})
+        began = time.perf_counter()
+        answer = self.pool.ask(self.name, {"op": "go", "launches": count}, self.timeout)
+        return time.perf_counter() - began, float(answer["seconds"])
+
+    def keep(self, count: int) -> None:
+        """Keep results of the last chain, for `rule`."""
+        self._judged({"do": "keep", "launches": count})
+
+    def rule(self) -> tuple[Accuracy, int, int]:
+        """Return the verdict on all kept results, the number of the launch that it is on, and how many were compared."""
+        found = self._judged({"do": "rule"})
+        return from_json(Accuracy, found["accuracy"]), found["launch"], found["checked"]
+
+    def link(self, count: int) -> float:
+        """Return the seconds of a chain without a kernel."""
+        began = time.perf_counter()
+        self._judged({"do": "link", "launches": count})
+        return time.perf_counter() - began
+
+    def _judged(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        answer = self.judge.ask(request, self.timeout)
+        if "error" in answer:
+            raise UserError(f"the judge of the chain failed: {answer['error']}")
+        return answer
+
+
+def judged(pool: WorkerPool, record: Record, policy: Policy, device: Device, *, timed: bool) -> Record:
+    """Return the record of a right result with the verdict of a chain of launches in place of the worker's figures.
+
+    A wrong result along the chain makes it `wrong`. With `timed` its latency is the one by this process's clock; where
+    that is not proven, the record is `failed`, with the reason.
+    """
+    if record.status != "ok" or pool.judge is None:
+        return record
+    case = record.case if timed or record.case.has_forward else replace(record.case, direction="fwd_bwd")
+    if why := chain.refusal(case):
+        return _not_proven(record, f"{why}; --pass fwd_bwd has one" if not case.has_forward else why)
+    chains = _Chains(pool, pool.judge, record.backend, policy.timeout_s)
+    try:
+        most, seconds = chains.begin(case, device)
+        if not timed:
+            count = min(SHORT_CHAIN, most)
+            chains.run(count)
+            chains.keep(count)
+            return _right(record, *chains.rule())
+        return _timed(chains, record, most, seconds, device)
+    except (UserError, WorkerDied, WorkerHung, KeyError, TypeError, ValueError) as error:
+        pool.close_worker(record.backend)
+        return replace(record, status="failed", reason=f"no chain of launches: {error or 'no answer'}"[:400])
+
+
+def _timed(chains: _Chains, record: Record, most: int, seconds: float, device: Device) -> Record:
+    longest = max(4, min(most, int(LONGEST / seconds)))
+    counts = [max(1, round(share * longest)) for share in SHARES]
+    for count in counts:  # the first chain of a length compiles and captures
+        chains.run(count)
+    order = [count for count in counts for _ in range(REPEATS)]
+    random.SystemRandom().shuffle(order)
+    outside: dict[int, list[float]] = {count: [] for count in counts}
+    own: dict[int, list[float]] = {count: [] for count in counts}
+    for number, count in enumerate(order, start=1):
+        by_parent, by_worker = chains.run(count)
+        if number == len(order):
+            chains.pool.close_worker(chains.name)
+        chains.keep(count)
+        outside[count].append(by_parent)
+        own[count].append(by_worker)
+    found = _right(record, *chains.rule())
+    if found.status != "ok":
+        return found
+    chains.link(longest)
+    link = {count: stats.median([chains.link(count) for _ in range(REPEATS)]) for count in counts}
+    return _with_latency(found, outside, own, slope(link), device)
+
+
+def _with_latency(record: Record, outside: Times, own: Times, link: float, device: Device) -> Record:
+    """Return a record with the latency by this process's clock, or with the reason why it is not proven."""
+    samples = tuple(
+        slope(dict(zip(outside, times, strict=True))) - link for times in zip(*outside.values(), strict=True)
+    )
+    claimed = slope({count: stats.median(times) for count, times in own.items()}) - link
+    if (latency := stats.median(samples)) <= 0:
+        return _not_proven(record, "its time does not grow with the number of launches")
+    half = stats.relative_halfwidth(samples) if min(samples) > 0 else math.inf
+    within = max(WITHIN_SHORT if latency < SHORT else WITHIN, half)
+    found = replace(
+        record,
+        measurements={"time": Measurement("s", samples)},
+        timer="outside",
+        l2="warm",
+        host_bound=False,
+        kernels={},
+        proof=Proof(tuple(outside), claimed, link, within, record.proof.checked if record.proof else 0),
+    )
+    bend = _bend(outside)
+    least = _least(record.case, device)
+    if half > MOST_UNKNOWN:
+        return _not_proven(found, f"its latency is known to {percent(half)} only")
+    if bend > max(BENT, half):
+        return _not_proven(found, f"its time is not in proportion to the number of launches: {percent(bend)} off")
+    if latency < least:
+        return _not_proven(found, f"its FLOPs need at least {duration(least)} here, and it takes {duration(latency)}")
+    if abs(claimed / latency - 1) > within:
+        return _not_proven(found, f"its own clock says {duration(claimed)}, the one outside {duration(latency)}")
+    return found
+
+
+def _bend(outside: Times) -> float:
+    """Return how far the middle length is from a straight line through the others, as a share of its time."""
+    (low, first), (middle, between), (high, last) = sorted((n, stats.median(of)) for n, of in outside.items())
+    return abs(between / (first + (last - first) * (middle - low) / (high - low)) - 1)
+
+
+def _least(case: Case, device: Device) -> float:
+    """Return the seconds that a GPU needs for the FLOPs of a case; 0 where its peak is unknown."""
+    gpu = gpus.find(device.name, device.memory, device.multiprocessors) if device.kind == "cuda" else None
+    peak = gpus.peak(gpu, case.dtype) if gpu else None
+    return flops.flops(case) / peak if peak else 0.0
+
+
+def slope(times: Seconds) -> float:
+    """Return the seconds of one more launch: the slope of a straight line through the times of chains."""
+    mean_x, mean_y = sum(times) / len(times), sum(times.values()) / len(times)
+    across = sum((x - mean_x) ** 2 for x in times)
+    return sum((x - mean_x) * (y - mean_y) for x, y in times.items()) / across if across else 0.0
+
+
+def _right(record: Record, accuracy: Accuracy, launch: int, checked: int) -> Record:
+    proof = Proof((), None, None, None, checked)
+    if accuracy.ok:
+        return replace(record, proof=proof)
+    reason = f"wrong in launch {launch} of a chain whose inputs follow from its results: {accuracy.problem()}"
+    return replace(record, status="wrong", reason=reason, accuracy=accuracy, proof=proof)
+
+
+def _not_proven(record: Record, why: str) -> Record:
+    return replace(record, status="failed", reason=f"not proven: {why}")
