@@ -40,7 +40,7 @@ from attnbench.run.profile import ncu
 NAME = "compute-sanitizer"
 MISSING = (
     f"--sanitize: no {NAME} on PATH, in CUDA_HOME/bin or in /usr/local/cuda*/bin; it is part of the CUDA toolkit: "
-    "install that, or set CUDA_HOME to it"
+    "set CUDA_HOME to that, or pip install nvidia-cuda-sanitizer-api"
 )
 NO_GPU = f"--sanitize: {NAME} looks at kernels on an NVIDIA GPU, and this device is a CPU; leave it out"
 
@@ -128,9 +128,9 @@ class Log:
 
 
 def find() -> str | None:
-    """Return the path of compute-sanitizer; None where there is none in the places of MISSING.
+    """Return the path of compute-sanitizer; None where it is in none of the places of MISSING.
 
-    The package nvidia-cuda-sanitizer-api of PyPI has one too, in this environment.
+    The package nvidia-cuda-sanitizer-api is looked for in this environment; only versions from 13.5 on are whole.
     """
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     toolkits = [Path(home) / "bin"] if home else []
@@ -244,11 +244,11 @@ def _problem(log: Log, said: str) -> str:
     if log.findings:  # one of memory or barriers ends the program
         return ""
     if DONE not in lines:
-        why = one_line(" ".join(lines[-1:] or log.said)) or "and nothing was said"
+        why = one_line("; ".join(lines[-1:] or log.said)) or "and nothing was said"
         return f"the launches did not end: {why}"[:300]
     lost = [text for text in log.said if text.startswith("Internal Sanitizer Error")]
     if lost or not log.has_summary:
-        return (one_line(" ".join(lost or log.said)) or "it wrote no summary")[:300]
+        return (one_line("; ".join(lost or log.said)) or "it wrote no summary")[:300]
     return ""
 
 

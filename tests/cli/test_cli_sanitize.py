@@ -70,16 +70,16 @@ def test_a_race_is_wrong_where_the_result_was_right(tool: Tool) -> None:
 def test_a_tool_without_an_answer_is_said(tool: Tool) -> None:
     out = checked(tool, "--timeout", "0.2", "--pass", "fwd", code=1, HANGS="racecheck")
     assert (
-        "compute-sanitizer racecheck gave no full answer on fake, 80x203 d64 causal, heads 6/2 bf16 fwd and 1x203 d64 "
-        "causal, heads 6/2 bf16 fwd: compute-sanitizer did not end within 2 s, 10 times --timeout." in out
+        "racecheck of compute-sanitizer gave no full answer on fake (80x203 d64 causal, heads 6/2 bf16 fwd; 1x203 d64 "
+        "causal, heads 6/2 bf16 fwd). Compute-sanitizer did not end within 2 s, 10 times --timeout." in out
     )
     assert out.endswith("RIGHT in 19 cases; memcheck, initcheck and synccheck found nothing in 2 of them")
 
 
 def test_a_program_that_fails_is_said(tool: Tool) -> None:
     out = checked(tool, "--pass", "fwd", code=1, ATTNBENCH_FAKE="error@1")
-    assert "memcheck gave no full answer on fake, 1x203" in out
-    assert "the launches did not end: RuntimeError: scripted error." in out
+    assert "memcheck, racecheck, initcheck and synccheck of compute-sanitizer gave no full answer on fake (1x203" in out
+    assert "The launches did not end: RuntimeError: scripted error." in out
 
 
 @pytest.mark.parametrize(

@@ -171,7 +171,7 @@ def test_findings_are_read_from_the_log(tool: str, text: str, found: list[str], 
     [
         (NOTHING, f"{sanitize.DONE}\n", ""),
         (NOTHING, "Traceback:\nRuntimeError: no kernel\n", "the launches did not end: RuntimeError: no kernel"),
-        (NO_START, "", "the launches did not end: process didn't terminate successfully Target application termina"),
+        (NO_START, "", "the launches did not end: process didn't terminate successfully; Target application termin"),
         (NOT_TRACKED, f"{sanitize.DONE}\n", "Internal Sanitizer Error: The Sanitizer encountered an error while"),
         ("", f"{sanitize.DONE}\n", "it wrote no summary"),
         (SYNCCHECK, "RuntimeError: CUDA error: unspecified launch failure\n", ""),

@@ -18,7 +18,7 @@ from attnbench.core.formats import digits
 from attnbench.core.groups import grouped
 from attnbench.core.json import to_json
 from attnbench.core.record import WRONG, Accuracy, Record, Run, TensorError, told_apart
-from attnbench.core.text import count, listed, template
+from attnbench.core.text import capitalized, count, listed, template
 from attnbench.render.document import (
     Caution,
     Code,
@@ -80,11 +80,13 @@ def _level(run: Run) -> Level:
 
 
 def _unanswered(records: Sequence[Record]) -> Iterator[Caution]:
-    """Yield a caution for each tool of compute-sanitizer and reason for which it gave no full answer on a backend."""
-    without = [(r.backend, tool, why, r) for r in records for tool, why in r.sanitizer.items() if why]
-    for (name, tool, why), found in grouped(without, lambda item: item[:3]).items():
-        cases = listed(f"{_shape_name(r.case)} {r.case.dtype} {r.case.direction}" for *_, r in found)
-        yield Caution(f"compute-sanitizer {tool} gave no full answer on {name}, {cases}:", f"{why.rstrip('.')}.")
+    """Yield a caution for each reason for which tools of compute-sanitizer gave no full answer on a backend."""
+    without = [(r.backend, why, tool, r.case) for r in records for tool, why in r.sanitizer.items() if why]
+    for (name, why), found in grouped(without, lambda item: item[:2]).items():
+        tools = listed(dict.fromkeys(tool for *_, tool, _ in found))
+        cases = dict.fromkeys(f"{_shape_name(case)} {case.dtype} {case.direction}" for *_, case in found)
+        what = f"{tools} of compute-sanitizer gave no full answer on {name} ({'; '.join(cases)})."
+        yield Caution(what, f"{capitalized(why.rstrip('.'))}.")
 
 
 def worst_error(record: Record) -> tuple[str, TensorError] | None:
