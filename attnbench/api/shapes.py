@@ -31,10 +31,10 @@ def record_shapes(path: str | Path) -> Iterator[None]:
     lengths, heads, headdim, dtype, causal, dropout, scale, and both passes where a gradient is needed. Of tensors only
     sizes, dtype and requires_grad are read. `attnbench run --suite shapes.yaml` measures the cases.
 
-    A comment counts the calls that no case stands for: with a tensor as mask, nested tensors, another dtype, or
-    is_causal with unlike lengths (PyTorch aligns that mask top-left). Recorded are calls of this thread in eager mode;
-    code that torch.compile compiles in the block works, and is not recorded. A checkpoint with use_reentrant is
-    recorded without its gradient, and a call under vmap without the mapped dimension.
+    A comment counts the calls that no case stands for: with a tensor as mask, nested tensors, another dtype, a dropout
+    of 1, a scale of 0 or below, or is_causal with unlike lengths (PyTorch aligns that mask top-left). Recorded are
+    calls of this thread in eager mode; code that torch.compile compiles in the block works, and is not recorded. A
+    checkpoint with use_reentrant is recorded without its gradient, and a call under vmap without the mapped dimension.
 
     path: a name that ends in .yaml; a file of that name is replaced.
 
@@ -169,6 +169,10 @@ def _why_not(call: _Call) -> str:
         return "is_causal and unlike lengths"
     if query[:-3] != key[:-3] or key[:-1] != value[:-1] or 0 in (*query, *key, *value):
         return "broadcast or empty tensors"
+    if call.dropout >= 1:
+        return "a dropout of 1"
+    if call.scale is not None and not 0 < call.scale < math.inf:
+        return "a scale that is not above 0"
     return ""
 
 
@@ -186,7 +190,7 @@ def _block(call: _Call) -> str:
     sizes |= {"dtype": DTYPES[str(call.dtype)], "causal": str(bool(call.causal)).lower()}
     if call.dropout:
         sizes["dropout"] = call.dropout
-    if call.scale and not math.isclose(call.scale, headdim**-0.5):
+    if call.scale is not None and not math.isclose(call.scale, headdim**-0.5):
         sizes["softmax_scale"] = call.scale
     if call.has_gradient:
         sizes["pass"] = "[fwd, bwd]"

@@ -104,6 +104,8 @@ def tune(given: Options) -> None:
         raise typer.Exit(output.write(shown, wanted, choices.writers(command_line(outputs=True))))
     if given.dry_run and (named := [name for name, _ in wanted if name in output.CHOICES]):
         raise UserError(f"--format {named[0]}: a dry run measures nothing to choose from; leave it out")
+    if given.resume:
+        bits = _bits_of(given.resume, bits)
     settings = options.settings(given, **({"policy": {"bitwise": True}} if bits and not given.resume else {}))
     outcome = measured(_request(given, settings, bits))
     if given.dry_run:
@@ -142,9 +144,20 @@ def of_choice_file(given: Any, wanted: output.Wanted, *more: str) -> Document | 
     return of_file(choice_file.read(paths[0]))
 
 
+def _bits_of(path: Path, given: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the bits that a run was measured for. Raises UserError where others are given."""
+    from attnbench.analysis.recommend.asked_for import parse_bits
+    from attnbench.results import run_file
+
+    stored = ",".join(run_file.head(path).bits).replace("_", "-")
+    bits = parse_bits(stored)
+    if given and {*given} != {*bits}:
+        raise UserError(f"--bits: {path} was measured {f'for {stored}' if stored else 'without it'}; leave it out")
+    return bits
+
+
 def _request(given: Options, settings: Settings, bits: tuple[str, ...]) -> Request:
     from attnbench.analysis.choose.refine import further_cases
-    from attnbench.results import run_file
     from attnbench.run import run_suite as runs
     from attnbench.run.suite import load_suite
     from attnbench.run.tune import NAME, tune_suite, without_model
@@ -152,21 +165,15 @@ def _request(given: Options, settings: Settings, bits: tuple[str, ...]) -> Reque
     def further(run: Run) -> Mapping[Case, Sequence[str]]:
         return further_cases(run, bits, given.vary_in_training)
 
+    def request(**more: Any) -> Request:
+        return options.request(runs.Request, given, **{"settings": settings, "bits": bits, "further": further, **more})
+
     if given.resume:
-        if run_file.head(given.resume).policy.bitwise and not bits:
-            raise UserError(f"{given.resume} was measured for --bits; give it again: --bits deterministic, ...")
         if given.rounds != 1:
             raise UserError(f"--rounds: attnbench run --resume {given.resume} adds rounds")
-        return options.request(runs.Request, given, settings=settings, further=further, suite=None)
+        return request(suite=None)
     if given.suite:
         suite = load_suite(given.suite).model_copy(update={"name": NAME})
-        return options.request(runs.Request, given, settings=settings, further=further, suite=suite)
+        return request(suite=suite)
     grid = partial(tune_suite, settings, variants="deterministic" in bits)
-    return options.request(
-        runs.Request,
-        given,
-        settings=without_model(settings),
-        suite=grid("cuda"),
-        suite_for=lambda device: grid(device.kind),
-        further=further,
-    )
+    return request(settings=without_model(settings), suite=grid("cuda"), suite_for=lambda device: grid(device.kind))

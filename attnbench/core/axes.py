@@ -25,6 +25,7 @@ from attnbench.core.sizes import (
     parse_sizes,
     parse_windows,
 )
+from attnbench.core.text import count
 
 _OTHER_NAMES = {  # names in torch and flash-attn -> names here
     "bfloat16": "bf16",
@@ -105,9 +106,14 @@ def heads(case: Case) -> str:
     return f"{s.nheads}/{s.nheads_k}" if has_grouped_heads(case) else str(s.nheads)
 
 
+def counted_heads(case: Case) -> str:
+    """Return "1 head", "16 heads", or "32/8 heads" where there are fewer key heads than query heads."""
+    return f"{heads(case)} heads" if has_grouped_heads(case) else count(case.shape.nheads, "head")
+
+
 def _long_heads(case: Case) -> str:
     s = case.shape
-    return f"{s.nheads} heads" + (f", {s.nheads_k} key heads" if has_grouped_heads(case) else "")
+    return count(s.nheads, "head") + (f", {count(s.nheads_k, 'key head')}" if has_grouped_heads(case) else "")
 
 
 @cache

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, get_args
 
 from attnbench.core import masks, rules
 from attnbench.core import step as steps
+from attnbench.core.text import count
 
 Dtype = Literal["bf16", "fp16", "fp32", "fp8"]
 DTYPES: tuple[Dtype, ...] = get_args(Dtype)
@@ -71,9 +72,9 @@ class Shape:
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if self.nheads % self.nheads_k:
+            own = f"{count(self.nheads, 'query head')} (headdim {self.headdim}) {'is' if self.nheads == 1 else 'are'}"
             raise ValueError(
-                f"nheads-k: {self.nheads} query heads (headdim {self.headdim}) are not a multiple of {self.nheads_k} "
-                "key heads; choose a divisor, or give --nheads too"
+                f"nheads-k: {own} not a multiple of {self.nheads_k} key heads; choose a divisor, or give --nheads too"
             )
 
 

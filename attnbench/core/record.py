@@ -266,6 +266,7 @@ class Run:
     reduced: bool = False  # a baseline: each measurement holds one value, for the gate
     method: int = 1  # number of the measuring method (core/policy.py); unlike methods are not comparable
     check: int = 1  # number of the check (core/policy.py); results that an old check calls wrong may be right
+    bits: tuple[str, ...] = ()  # what a choice from its cells must have (results/bits.py), by --bits
     search: Search | None = None  # the search of `attnbench capacity`; the plan holds each search's first step
     turns: str = ""  # identity of an `attnbench ab` whose two runs alternated by round; a plan holds the first round
     replaced: Sequence[Record] = ()  # earlier records of jobs that were measured again

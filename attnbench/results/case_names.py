@@ -11,6 +11,7 @@ from typing import Any
 from attnbench.core import axes
 from attnbench.core.axes import EXTRAS as EXTRAS
 from attnbench.core.axes import Axis
+from attnbench.core.axes import counted_heads as counted_heads
 from attnbench.core.axes import has_grouped_heads as has_grouped_heads
 from attnbench.core.axes import headdim as headdim
 from attnbench.core.axes import heads as heads

@@ -44,7 +44,7 @@ from attnbench.results import bounds, decode
 
 SCHEMA = 2
 _OF_RECORDS = ("records", "replaced")  # fields of Run that the first line lacks
-_FIRST = b'{"type":"run",'  # how a first line begins
+FIRST = b'{"type":"run",'  # how a first line begins
 MOST_JOBS = 50_000  # most jobs of a plan; making and storing them takes five seconds
 _RUN = re.compile(rb'"type"\s*:\s*"run"')  # in any spelling; inside a string the quotes would be escaped
 MOST_BYTES, MOST_OF_LINE = 2**30, 2**25  # most bytes of an unpacked file, and of a line
@@ -55,7 +55,7 @@ INTERRUPTED = "truncated last line dropped (an interrupted write)"  # not counte
 MOST_OF_WHY = 400  # most characters of the reason for a damaged line
 MOST_DAMAGED = 1000  # most damaged lines of a file that is still read
 MOST_OTHERS = 100_000  # most lines that set rounds, or have types that a newer attnbench may write
-_GZIP = b"\x1f\x8b"  # the beginning of a gzip file
+GZIP = b"\x1f\x8b"  # the beginning of a gzip file
 _CONFLICT = (b"<<<<<<< ", b"=======\n", b">>>>>>> ", b"||||||| ")  # lines around a conflict in git
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
@@ -129,7 +129,7 @@ class RunFile:
         content = file.read()
         first, whole, _ = content.removeprefix(codecs.BOM_UTF8).partition(b"\n")
         try:
-            if content.startswith(_GZIP):
+            if content.startswith(GZIP):
                 raise UserError(f"{path} is gzipped, and a run is written plain; gunzip {path}, then resume that file")
             if not whole:
                 raise _cut_off(path, content)
@@ -489,7 +489,7 @@ def lines(path: Path, cut_off: list[str] | None = None) -> Iterator[bytes]:
         if path.is_char_device():  # a device such as /dev/zero has no end
             raise _not_ours(path, "it is a device")
         with path.open("rb") as plain:
-            file = gzip.GzipFile(fileobj=plain) if plain.peek(2).startswith(_GZIP) else plain
+            file = gzip.GzipFile(fileobj=plain) if plain.peek(2).startswith(GZIP) else plain
             while piece := file.read1(_PIECE):  # in pieces, so that a file that is cut off yields the rest
                 piece = piece if total else piece.removeprefix(codecs.BOM_UTF8)
                 if not total and piece.lstrip()[:1] not in (b"", b"{"):
@@ -506,7 +506,7 @@ def lines(path: Path, cut_off: list[str] | None = None) -> Iterator[bytes]:
         if cut_off is not None:
             cut_off.append(f"{path}: the gzip file is cut off; the whole lines before the cut were read")
         if is_first and not held.tell():  # the file is cut off in gzip's header
-            held.write(_FIRST)
+            held.write(FIRST)
     except (gzip.BadGzipFile, zlib.error) as error:
         raise UserError(
             f"{path} is a damaged gzip file ({error}), whose figures cannot be trusted; restore it"
@@ -526,8 +526,8 @@ def begins_as_one(path: Path) -> bool:
             return False
         with path.open("rb") as file:
             start = file.peek().removeprefix(codecs.BOM_UTF8)
-            if start.startswith((_FIRST, _GZIP)) or not start.lstrip().startswith(b"{"):
-                return start.startswith((_FIRST, _GZIP))
+            if start.startswith((FIRST, GZIP)) or not start.lstrip().startswith(b"{"):
+                return start.startswith((FIRST, GZIP))
             return bool(
                 json.loads(decode.fields(file.readline(MOST_OF_LINE).removeprefix(codecs.BOM_UTF8))["type"]) == "run"
             )
@@ -553,7 +553,7 @@ def _fields(path: Path, line: bytes) -> dict[str, bytes]:
     try:
         return decode.fields(line)
     except decode.DAMAGE:
-        error = _damaged(path) if line.startswith(_FIRST) else _not_ours(path, content=line)
+        error = _damaged(path) if line.startswith(FIRST) else _not_ours(path, content=line)
         raise (error if line else _cut_off(path, line)) from None
 
 
@@ -583,7 +583,7 @@ def _not_ours(path: Path, why: str = "its first line does not say so", content: 
 
 def _cut_off(path: Path, content: bytes) -> UserError:
     """Return the error for a file without a whole line."""
-    if content[: len(_FIRST)] == _FIRST:
+    if content[: len(FIRST)] == FIRST:
         if b"\r" in content:
             return UserError(f"{path} has lines that end with a carriage return alone; convert it by tr '\\r' '\\n'")
         return UserError(f"{path} is cut off in its first line and has no result; delete it and run again")

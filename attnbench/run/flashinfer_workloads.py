@@ -12,10 +12,10 @@ that are read are causal.
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import struct
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -142,8 +142,8 @@ def _case(given: _Line, path: Path) -> dict[str, Any]:
     if page:
         block["page_size"] = str(page)
     scale = inputs["sm_scale"].value if "sm_scale" in inputs else None
-    if isinstance(scale, float) and math.isfinite(scale) and scale > 0 and abs(scale / usual - 1) > SAME_SCALE:
-        block["softmax_scale"] = repr(scale)
+    if isinstance(scale, int | float) and 0 < scale <= sys.float_info.max and abs(scale / usual - 1) > SAME_SCALE:
+        block["softmax_scale"] = repr(float(scale))
     if lengths := run_lengths(pairs):
         return {**block, "lengths": spell(lengths)}
     (q, k), batch = pairs[0], len(pairs)

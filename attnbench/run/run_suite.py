@@ -58,6 +58,7 @@ class Request:
     argv: tuple[str, ...] = ()
     here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> maker of its worker in this process
     live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> required state of its function
+    bits: tuple[str, ...] = ()  # as in Run
     further: Further | None = None  # asked after the plan, and again after each answer, until its answer has no new job
 
 
@@ -206,7 +207,7 @@ def _planned(request: Request, checked: _Checked, session: Session, observer: Ru
     jobs, notes = _jobs(request, chosen, session, answers)
     for name in opened - {job.backend for job in jobs if not job.skip}:
         session.pool.close_worker(name)  # a worker without jobs must not hold the device
-    planned = session.new_run(chosen.name, chosen.policy, jobs, argv=request.argv, peak=checked.peak)
+    planned = session.new_run(chosen.name, chosen.policy, jobs, argv=request.argv, peak=checked.peak, bits=request.bits)
     return planned, replace(chosen, notes=(*chosen.notes, *notes))
 
 

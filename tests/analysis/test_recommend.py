@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import builders
+from attnbench.analysis.choose.document import Choices
 from attnbench.analysis.recommend.asked_for import asked_for
 from attnbench.analysis.recommend.document import document
 from attnbench.analysis.recommend.findings import TRAINING, Problem, answered_once, model_problems, problems
@@ -81,6 +82,36 @@ def test_only_backends_whose_bits_are_known_are_recommended() -> None:
     assert "left out that are not known to be deterministic and batch-invariant: fa3, sdpa. attnbench run --b" in text
     text = told(document(cells([run(records[:1])]), bits=both))
     assert "no backend that is known to be deterministic and batch-invariant has a right figure" in text
+
+
+def test_what_would_prove_the_bits_is_told() -> None:
+    """A batch of 1, and a sequence that cannot be computed alone, are not advised to be compared again."""
+    single, same = case(4096, causal=True, batch=1), bits(not_alone="its batch has one sequence")
+    records = [
+        *(ok(single, "fa2", FAST, bitwise=same), ok(single, "fa3", FAST), ok(CASE, "fa3", FAST)),
+        ok(CASE, "triton", FAST, bitwise=bits(not_alone="a call that appends changes the cache")),
+    ]
+    text = told(document(cells([run(records)]), bits=("batch_invariant",)))
+    assert "fa2, fa3. In a batch of 1 there are no other sequences, so only larger ones can be proven: --batch" in text
+    assert "fa3. attnbench run --bitwise compares their bits" in text
+    assert "triton. No sequence was computed alone: a call that appends changes the cache." in text
+    choices = told(Choices(cells([run(records[:2])], by_machine=True), bits=("batch_invariant",)).document())
+    assert "none is known to be batch-invariant (--bits). In a batch of 1 there are no other" in choices
+    assert "attnbench run --bitwise" not in choices
+
+
+@pytest.mark.parametrize(
+    ("usual", "later", "is_variant"), [(299, 0, False), (300, 1, False), (299, 1, False), (200, 1, True)]
+)
+def test_a_usual_call_with_known_bits_is_preferred_to_a_variant(usual: float, later: int, is_variant: bool) -> None:
+    """A variant is named only where it is faster than the usual call by more than the uncertainty, also in two runs."""
+    backward, variant = (replace(CASE, direction="bwd", deterministic=of) for of in (False, True))
+    plain, of_variant = ok(backward, "sdpa", usual, bitwise=bits()), ok(variant, "sdpa", 300, bitwise=bits())
+    runs = (
+        [run([of_variant]), run([plain], started="2026-07-02T10:00:00+00:00")] if later else [run([of_variant, plain])]
+    )
+    (problem,) = answered_once(problems(cells(runs, by_machine=True), bits=("deterministic",)))
+    assert [one.is_variant for one in problem.candidates] == [is_variant]
 
 
 def test_a_deterministic_variant_competes_with_the_usual_calls_of_others() -> None:

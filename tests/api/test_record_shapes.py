@@ -37,6 +37,8 @@ def test_the_suite_has_the_cases_of_the_program(tmp_path: Path) -> None:
         sdpa(q, q, q, attn_mask=torch.ones(32, 32, dtype=torch.bool))
         sdpa(tensor(2, 8, 1, 64), q, q, is_causal=True)
         sdpa(double, double, double)
+        sdpa(q, q, q, dropout_p=1.0)
+        sdpa(q, q, q, scale=0.0)
         with pytest.raises(RuntimeError):
             sdpa(q, tensor(2, 8, 32, 16), q)
     sdpa(q, q, q)  # after the block
@@ -53,7 +55,8 @@ def test_the_suite_has_the_cases_of_the_program(tmp_path: Path) -> None:
     text = file.read_text()
     assert "# 5 cases of 7 calls" in text
     assert text.index("causal: true}  # 3 calls") < text.index("# 1 call")
-    for reason in ("a tensor as mask", "is_causal and unlike lengths", "torch.float64"):
+    more = ("a dropout of 1", "a scale that is not above 0")
+    for reason in ("a tensor as mask", "is_causal and unlike lengths", "torch.float64", *more):
         assert f"# left out: 1 call with {reason}" in text
 
 

@@ -70,6 +70,18 @@ def test_a_run_goes_on_where_it_ended(two: Tool) -> None:
     assert lengths(two.folder / "planned.jsonl") == lengths(two.folder / "whole.jsonl")[:5]
 
 
+def test_bits_are_kept_in_the_file(two: Tool) -> None:
+    """A run for --bits goes on for the same bits, and refuses others in one line."""
+    words = ("--bits", "deterministic")
+    whole = two(*TUNE, *words, "--out", "t.jsonl", ATTNBENCH_FAKE="process@1k").out
+    again = ("tune", "--resume", "t.jsonl", "--trust")
+    assert two(*again).out == two(*again, *words).out == whole
+    error = two(*again, "--bits", "batch-invariant", code=2).err
+    assert error == "attnbench: --bits: t.jsonl was measured for deterministic; leave it out\n"
+    two(*TUNE, "--time-limit", "1s", "--out", "u.jsonl")
+    assert "u.jsonl was measured without it" in two("tune", "--resume", "u.jsonl", "--trust", *words, code=2).err
+
+
 def test_a_model_has_its_phases(tool: Tool) -> None:
     """A model is measured in prefill, decode (dense and over pages) and training; one of fixed length around it."""
     plan = ("--device", "fake", "-b", "fake", "--dry-run", "--json")

@@ -101,6 +101,8 @@ def test_key_heads_divide_query_heads() -> None:
     for nheads_k in (5, 24):
         with pytest.raises(ValueError, match=f"12 query heads .* not a multiple of {nheads_k} key"):
             shape(nheads=12, nheads_k=nheads_k)
+    with pytest.raises(ValueError, match=r"1 query head .* is not a multiple of 8 key heads"):
+        shape(nheads=1, nheads_k=8)
 
 
 def rich_record() -> Record:

@@ -11,7 +11,8 @@ def test_a_case_in_a_few_words() -> None:
     assert case_names.case_name("triton", case(dtype="fp16"), dtype=True) == "triton 1k d128 full fwd fp16"
     odd = case(16384, seqlen_q=1, headdim=192, headdim_v=128, nheads=32, nheads_k=8, direction="bwd", softcap=30.0)
     assert case_names.case_name("fa3", odd) == "fa3 1x16k d192-128 full bwd softcap 30 b1 h32/8"
-    assert case_names.heads(odd) == "32/8"
+    assert (case_names.heads(odd), case_names.counted_heads(odd)) == ("32/8", "32/8 heads")
+    assert case_names.counted_heads(case(nheads=1, nheads_k=1)) == "1 head"
     assert case_names.extras(case(softcap=30.0, dropout_p=0.1)) == ("softcap 30", "dropout 0.1")
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ def test_each_workload_is_the_case_that_the_server_had(tmp_path: Path) -> None:
         ),
         workload(tmp_path, "gqa_ragged_prefill_causal_h32_kv8_d128", qo_indptr=[0, 7, 2055], kv_indptr=[0, 7, 2055]),
         workload(tmp_path, "mla_paged_decode_h16_ckv512_kpe64_ps64", scale=0.1352, kv_indptr=[0, 3]),
+        workload(tmp_path, "mla_paged_decode_h16_ckv512_kpe64_ps64", scale=1, kv_indptr=[0, 3]),
         workload(tmp_path, "gemm_n4096_k4096", kv_indptr=[0, 3]),
         workload(tmp_path, "gemm_n4096_k4096", kv_indptr=[0, 3]),
     ]
@@ -72,12 +74,16 @@ def test_each_workload_is_the_case_that_the_server_had(tmp_path: Path) -> None:
         batch = sum(of[0] for of in lengths) or 2
         return Case(Shape(batch, q, k, 32, 8, 128, 128), "bf16", "fwd", causal=True, lengths=lengths, page_size=page)
 
+    latent = Case(
+        Shape(1, 1, 192, 16, 1, 576, 512), "bf16", "fwd", causal=True, page_size=64, latent=True, scale=0.1352
+    )
     assert found.cases == (
         case(1, 33, ((1, 1, 21), (1, 1, 16), (1, 1, 33)), 16),
         case(1, 64, (), 16),
         case(100, 500, ((1, 100, 300), (1, 1, 500)), 1),
         case(2048, 2048, ((1, 7, 7), (1, 2048, 2048)), 0),
-        Case(Shape(1, 1, 192, 16, 1, 576, 512), "bf16", "fwd", causal=True, page_size=64, latent=True, scale=0.1352),
+        latent,
+        replace(latent, scale=1.0),
     )
     assert found.notes == ("left out: 2 workloads of gemm_n4096_k4096, a definition that attnbench has no case for",)
     fp16 = resolve(load_suite(written(tmp_path, *lines)), "cuda", parse_options({"axes": {"dtype": "fp16"}}))

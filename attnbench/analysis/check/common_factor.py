@@ -47,4 +47,4 @@ def _properties(case: Case) -> Iterator[str]:
     yield f"of {format_size(case.shape.seqlen_k)} keys"
     yield f"of seqlen_q {format_size(case.shape.seqlen_q)}"
     yield f"of batch {case.shape.batch}"
-    yield f"of {case_names.heads(case)} heads"
+    yield f"of {case_names.counted_heads(case)}"

@@ -6,8 +6,15 @@ keys. Latencies are in seconds, with the ends of their 95 % intervals where thes
 
 from __future__ import annotations
 
+import codecs
+import contextlib
+import gzip
+import io
 import json
-from collections.abc import Mapping, Sequence
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,19 +26,27 @@ from attnbench.core.errors import UserError
 from attnbench.core.json import from_json, to_json
 from attnbench.core.record import Run
 from attnbench.results.cells import runs_of
+from attnbench.results.run_file import FIRST, GZIP
+from attnbench.results.uncertainty import NORMAL
 
 SCHEMA = 1  # number of the format
-MOST_BYTES = 2**26
+MOST_BYTES = 2**26  # unpacked
+_KEY = re.compile(rb'"choices"\s*:\s*\d')  # inside a string the quotes would be escaped
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A backend whose results were right, at one measured size."""
+    """A backend whose results were right, at one measured size.
+
+    `low` and `high` hold for other processes on the measured card. Another card of the model adds `between_cards`, a
+    share of the latency, to half that interval, in quadrature; 0 where the difference of cards is not known.
+    """
 
     backend: str
     latency: float
     low: float | None = None
     high: float | None = None
+    between_cards: float = 0.0
     error: float | None = None  # its largest error against the reference, as a share of the tolerance
 
 
@@ -112,8 +127,8 @@ def text(choices: ChoiceFile) -> str:
 def read(path: Path) -> ChoiceFile:
     """Read a choice file. Raises UserError where it is none, or of a newer format."""
     try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
+        with _opened(path) as file:
+            content = file.read(MOST_BYTES + 1).removeprefix(codecs.BOM_UTF8)
         if len(content) > MOST_BYTES:
             raise ValueError("it is too large")
         data = json.loads(content)
@@ -122,19 +137,29 @@ def read(path: Path) -> ChoiceFile:
         if isinstance(data["choices"], int) and data["choices"] > SCHEMA:
             raise UserError(f"{path} was written by a newer attnbench (choices {data['choices']}); upgrade")
         return from_json(ChoiceFile, data)
+    except (ValueError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{path} is no choice file: {error}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no choice file: {error}") from None
 
 
 def is_choice_file(path: Path) -> bool:
-    """Return whether a file begins as a choice file does."""
+    """Return whether a file, plain or gzipped, is a choice file by its content, be it damaged; a run file is none."""
     try:
-        with path.open("rb") as file:
-            return b"".join(file.read(64).split()).startswith(b'{"choices":')
-    except OSError:
+        if not path.is_file():  # reading a pipe would take its content from another reader
+            return False
+        with _opened(path) as file:
+            start = file.read(64).removeprefix(codecs.BOM_UTF8)
+            is_json = start.lstrip().startswith(b"{") and not start.startswith(FIRST)
+            return is_json and bool(_KEY.search(start + file.read(MOST_BYTES)))
+    except (OSError, EOFError, ValueError, zlib.error):
         return False
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[io.BufferedIOBase]:
+    with path.open("rb") as plain:
+        yield gzip.GzipFile(fileobj=plain) if plain.peek(2).startswith(GZIP) else plain
 
 
 def _chosen(region: Region) -> Chosen:
@@ -180,4 +205,5 @@ def _measured(region: Region, problem: Problem) -> Measured:
 
 def _timed(one: Candidate) -> Timed:
     low, high = (None if one.half is None else one.latency * (1 + sign * one.half) for sign in (-1, 1))
-    return Timed(one.backend, one.latency, low, high, one.error)
+    between_cards = NORMAL * math.sqrt(2) * max(cell.units for cell in one.cells)
+    return Timed(one.backend, one.latency, low, high, round(between_cards, 4), one.error)

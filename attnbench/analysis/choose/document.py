@@ -18,7 +18,7 @@ from attnbench.analysis.choose.choice_file import text as choice_text
 from attnbench.analysis.choose.module import module, module_regions
 from attnbench.analysis.choose.regions import BORDER, Region, regions, single, unknown_borders
 from attnbench.analysis.recommend import problem_names
-from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, Recommended
+from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, Recommended, how_to_prove
 from attnbench.analysis.recommend.findings import Problem, answered_once, problems
 from attnbench.analysis.report.machine_summary import machines
 from attnbench.analysis.report.reasons import reasons
@@ -150,9 +150,10 @@ def _answer(found: Sequence[Problem], parts: Sequence[Region], run: Run, vary: b
     answered = [region for region in parts if region.use]
     if not answered:
         bits = listed(name.replace("_", "-") for name in found[0].bits)
-        lacking = any(problem.right and not problem.candidates for problem in found)
-        why = f"none is known to be {bits} (--bits); attnbench run --bitwise compares bits" if bits and lacking else ""
-        yield f"No backend is known to be the fastest in any region of shapes{f': {why}' if why else ''}."
+        lacking = [(problem, one) for problem in found if not problem.candidates for one in problem.unproven]
+        why = f": none is known to be {bits} (--bits)" if lacking else ""
+        advice = sorted({how_to_prove(problem, one) for problem, one in lacking})
+        yield " ".join((f"No backend is known to be the fastest in any region of shapes{why}.", *filter(None, advice)))
         return
     for step, own in grouped(answered, lambda region: region.kind.step).items():
         uses = Counter(region.use for region in own)
@@ -241,7 +242,7 @@ def _tables(parts: Sequence[Region]) -> Iterator[Table]:
                 None,
                 (
                     " ".join((f"d{case_names.headdim(case)}", case_names.mask(case), kind.step)),
-                    f"{case_names.heads(case)} heads",
+                    case_names.counted_heads(case),
                     case.dtype,
                     f"seqlen_q {case.shape.seqlen_q}" if kind.is_decode else "",
                     *case_names.extras(case),

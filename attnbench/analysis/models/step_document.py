@@ -145,7 +145,7 @@ def _grid(title: str, times: Sequence[StepTime], compete: bool) -> Grid:
         )
         rows.append((_label(case), figures))
     s = cases[0].shape
-    details = f"{s.nheads} heads" + (f", {s.nheads_k} of keys" if s.nheads != s.nheads_k else "")
+    details = count(s.nheads, "head") + (f", {s.nheads_k} of keys" if s.nheads != s.nheads_k else "")
     return Grid(title, f"{details}, headdim {case_names.headdim(cases[0])}", "step", tuple(columns), tuple(rows))
 
 

@@ -135,7 +135,7 @@ def _waits(profile: Profile) -> Caution:
 def described(case: Case) -> str:
     """Return the case in words: "8k d128 causal fwd bf16, batch 2, 16 heads"."""
     name = case_names.case_name("", case, dtype=True).strip()
-    return f"{name}, batch {case.shape.batch}, {case_names.heads(case)} heads"
+    return f"{name}, batch {case.shape.batch}, {case_names.counted_heads(case)}"
 
 
 def _timeline(profile: Profile) -> Table:

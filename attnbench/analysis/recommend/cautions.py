@@ -12,7 +12,7 @@ from typing import Any
 from attnbench.analysis.cautions import Places, Rule, when
 from attnbench.analysis.models.findings import unmeasured
 from attnbench.analysis.recommend import problem_names
-from attnbench.analysis.recommend.findings import DEFAULTS, TRAINING, Problem
+from attnbench.analysis.recommend.findings import DEFAULTS, TRAINING, Candidate, Problem
 from attnbench.analysis.report.cautions import INCOMPLETE
 from attnbench.core.formats import duration, percent
 from attnbench.core.groups import grouped
@@ -174,16 +174,25 @@ def _left_out(by_case: Sequence[Sequence[str]]) -> Places:
 
 def _unproven(of: Recommended) -> Iterator[dict[str, Any]]:
     """Yield the backends that are left out for their bits: those whose bits differ, then those not compared."""
-    for differs in (True, False):
+    what = listed(name.replace("_", "-") for problem in of.problems[:1] for name in problem.bits)
+    for todo in sorted({how_to_prove(problem, one) for problem in of.problems for one in problem.unproven}):
         by_case = [
-            [one.name for one in problem.unproven if any(one.differs(name) for name in problem.bits) == differs]
-            for problem in of.problems
+            [one.name for one in problem.unproven if how_to_prove(problem, one) == todo] for problem in of.problems
         ]
-        what = listed(name.replace("_", "-") for problem in of.problems[:1] for name in problem.bits)
-        told = f"are not {what}" if differs else f"are not known to be {what}"
-        todo = "" if differs else "attnbench run --bitwise compares their bits."
         for values in _left_out(by_case):
-            yield {**values, "told": told, "todo": todo}
+            yield {**values, "told": f"are not known to be {what}" if todo else f"are not {what}", "todo": todo}
+
+
+def how_to_prove(problem: Problem, one: Candidate) -> str:
+    """Return what makes the bits of an unproven candidate known, or why nothing can; "" where its bits differ."""
+    if any(one.differs(name) for name in problem.bits):
+        return ""
+    if "batch_invariant" in problem.bits:
+        if problem.case.shape.batch == 1:
+            return "In a batch of 1 there are no other sequences, so only larger ones can be proven: --batch 2,8."
+        if why := next((of.not_alone for cell in one.cells for of in cell.bits if of.not_alone), ""):
+            return f"No sequence was computed alone: {why}."
+    return "attnbench run --bitwise compares their bits."
 
 
 CAUTIONS: Sequence[Rule[Recommended]] = (

@@ -305,7 +305,10 @@ def problems(
     forwards: dict[tuple[Machine, Way, Case, str], Cell] = {}  # on a machine, the newest right one
     for cell in sorted((cell for cell in cells if not cell.case.step), key=lambda cell: _suits(cell, bits)):
         case = replace(cell.case, deterministic=False) if "deterministic" in bits else cell.case
-        at.setdefault((cell.device, case), {})[cell.backend] = cell  # the one that suits best comes last
+        of_case = at.setdefault((cell.device, case), {})
+        usual = of_case.get(cell.backend)
+        if not usual or not _is_needless(((1, cell),), ((1, usual),), bits):
+            of_case[cell.backend] = cell  # the one that suits best comes last
         if case.direction == "fwd":
             key = machine_of(cell.run), _way(cell), case, cell.backend
             known = forwards.setdefault(key, cell)
@@ -342,6 +345,14 @@ def _suits(cell: Cell, bits: tuple[str, ...]) -> tuple[bool, bool, float]:
         return False, False, 0.0
     is_right = cell.status == "ok"
     return is_right, Candidate(((1, cell),)).has(bits), -(cell.value("latency") or 0.0)
+
+
+def _is_needless(of: Parts, usual: Parts, bits: tuple[str, ...]) -> bool:
+    """Return whether a deterministic variant is no faster than the usual call, whose bits are known to be right too."""
+    one, plain = Candidate(of), Candidate(usual)
+    if not one.is_variant or plain.is_variant or not _is_right(usual) or not plain.has(bits):
+        return False
+    return not hardly_known(plain.half) and (plain.latency <= one.latency or _alike(plain, one))
 
 
 def _way(cell: Cell) -> Way:
@@ -443,11 +454,15 @@ def _joined(group: Sequence[Problem]) -> Problem:
 
     best = min(group, key=least)
     every = [of for problem in group for of in problem.tried]
-    chosen = {_backend(of): of for of in sorted(every, key=rank)}
+    every.sort(key=rank)
+    chosen = {_backend(of): of for of in every}
+    usual = {_backend(of): of for of in every if not Candidate(of).is_variant}
     proven = {name for name, of in chosen.items() if Candidate(of).has(best.bits)}
     right = [one for one in best.right if one.backend not in proven or one.has(best.bits)]
     own = {one.backend: one.parts for one in right if not hardly_known(one.half)}
-    return replace(best, tried=tuple((chosen | own).values()))
+    found = chosen | own
+    needless = {name for name, of in found.items() if name in usual and _is_needless(of, usual[name], best.bits)}
+    return replace(best, tried=tuple(usual[name] if name in needless else of for name, of in found.items()))
 
 
 def _is_wrong(of: Parts) -> bool:

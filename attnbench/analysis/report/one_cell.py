@@ -173,7 +173,7 @@ def _facts(cell: Cell) -> Iterator[tuple[str, str, str]]:
 
 
 def _described(case: Case) -> str:
-    heads = f"batch {case.shape.batch}, {case_names.heads(case)} heads"
+    heads = f"batch {case.shape.batch}, {case_names.counted_heads(case)}"
     return f"{case_names.case_name('', case, dtype=True).strip()}, {heads} ({case.key})"
 
 

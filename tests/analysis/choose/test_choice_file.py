@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from attnbench.analysis.choose.choice_file import ChoiceFile
 from attnbench.analysis.choose.document import Choices
 from attnbench.core.errors import UserError
 from attnbench.results.cells import cells
+from attnbench.results.run_file import encoded
 from builders import case, ok, run
 
 PUBLISHED = Path(__file__).parents[3] / "docs" / "choice-file.schema.json"
@@ -49,8 +52,26 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert (equal.use, equal.alternatives, equal.seqlen_k, equal.worst) == ("fa3", (), (1024, 2048), 1.0)
     first = equal.measured[0]
     assert [one.backend for one in first.backends] == ["fa3", "sdpa", "triton"]
+    assert 0 < first.backends[0].between_cards < 0.1
     assert first.gain == pytest.approx(500 / 400)
     assert (first.gain_low or 0) < 500 / 400 < (first.gain_high or 0)
+
+
+def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
+    """With a byte order mark, in another order or gzipped it is a choice file; a damaged one too, but no run file."""
+    made = choices()
+    data = json.loads(choice_file.text(made))
+    reversed_, plain = json.dumps(dict(reversed(data.items()))), choice_file.text(made).encode()
+    for i, content in enumerate((codecs.BOM_UTF8 + plain, reversed_.encode(), gzip.compress(reversed_.encode()))):
+        file = tmp_path / f"{i}.json"
+        file.write_bytes(content)
+        assert choice_file.is_choice_file(file)
+        assert choice_file.read(file) == made
+    file.write_bytes(plain[:300])
+    assert choice_file.is_choice_file(file)
+    for content in (gzip.compress(plain)[:-20], encoded(run([ok(case(1024), "fa3", 500)], argv=('"choices": 1',)))):
+        file.write_bytes(content)
+        assert not choice_file.is_choice_file(file)
 
 
 def test_all_that_a_file_holds_fits_its_schema() -> None:

@@ -73,7 +73,7 @@ def exact(q, k, v, causal, left, right):
 names = set()
 for sq, sk in ((32, 32), (100, 100), (256, 256), (1, 64), (1, 200), (7, 64), (300, 300)):
     for causal, left, right in ((False, None, None), (True, None, None), (False, 5, 3), (False, 5, 0), (True, 9, None)):
-        window = left, right
+        window = [left, right]
         q = torch.randn(2, sq, 4, 32, requires_grad=True)
         k, v = (torch.randn(2, sk, 2, 32, requires_grad=True) for _ in "kv")
         out = a.attention(q, k, v, causal=causal, softmax_scale=0.3, window=window)
