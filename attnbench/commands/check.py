@@ -52,9 +52,9 @@ def check(given: Options) -> None:
     attnbench check ./mine.py:attention --headdim 64 --pass fwd --dtype bf16
     attnbench check 'sdpa-*' triton
 
-    Exit code 0: right; 5: wrong; 1: a case failed, nothing could be checked, one of your functions was not checked
-    in any case, or a tool of --sanitize gave no answer. A function says that it does not support a case by raising NotImplementedError. After Ctrl-C (130) it
-    shows what it has found.
+    Exit code 0: right; 5: wrong; 1: a case failed, nothing could be checked, one of your functions was not checked in
+    any case, or a tool of --sanitize gave no answer. A function says that it does not support a case by raising
+    NotImplementedError. After Ctrl-C (130) it shows what it has found.
     """
     wanted = given.wanted()
     from attnbench.analysis.check.document import document
