@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +61,12 @@ class ForkedWorker:
     def poll(self) -> int | None:
         return self._wait(os.WNOHANG)
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
+        until = time.monotonic() + (timeout or 0.0)
+        while timeout is not None and self.poll() is None:
+            if time.monotonic() >= until:
+                raise subprocess.TimeoutExpired("a fork", timeout)
+            time.sleep(0.01)
         code = self._wait(0)
         assert code is not None
         return code

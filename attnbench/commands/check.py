@@ -37,6 +37,10 @@ class Options(output.Output, options.OnDevice):
     wrong: Path | None = cases("FILE", "Check only the cases that were WRONG in this run file.")
     untrusted: bool = options.untrusted()
     trust: bool = options.trust()
+    sanitize: bool = options.how.flag(
+        "Run a few cases under NVIDIA's compute-sanitizer too: what it finds, as a race or a read of memory that was "
+        "never written, makes a right result WRONG. Takes minutes."
+    )
     timeout: str = options.how("TIME", "Longest time of one case: 30s, 5m; its process is then killed.", "60s")
 
 
@@ -48,9 +52,9 @@ def check(given: Options) -> None:
     attnbench check ./mine.py:attention --headdim 64 --pass fwd --dtype bf16
     attnbench check 'sdpa-*' triton
 
-    Exit code 0: right; 5: wrong; 1: a case failed, nothing could be checked, or one of your functions was not checked
-    in any case. A function says that it does not support a case by raising NotImplementedError. After Ctrl-C (130) it
-    shows what it has found.
+    Exit code 0: right; 5: wrong; 1: a case failed, nothing could be checked, one of your functions was not checked in
+    any case, or a tool of --sanitize gave no answer. A function says that it does not support a case by raising
+    NotImplementedError. After Ctrl-C (130) it shows what it has found.
     """
     wanted = given.wanted()
     from attnbench.analysis.check.document import document
@@ -72,6 +76,7 @@ def check(given: Options) -> None:
             timeout=seconds,
             pythons=given.python or (),
             allow_busy=given.allow_busy,
+            sanitize=given.sanitize,
             untrusted=given.untrusted,
         )
     code = output.write(document(run), wanted)

@@ -224,6 +224,9 @@ class Record:
     judge: Literal["", "beside", "within"] = ""
     approximation: Approximation | None = None  # of an approximate backend; its accuracy is against its own definition
     bitwise: Bitwise | None = None  # where `Policy.bitwise` asked for it
+    # Tool of compute-sanitizer that looked at this case -> why it gave no full answer, "" where it gave one. `reason`
+    # has its findings.
+    sanitizer: Mapping[str, str] = field(default_factory=dict)
     proof: Proof | None = None  # where `Policy.untrusted` asked for it
 
     def __repr__(self) -> str:  # without the samples, which would flood a notebook

@@ -15,6 +15,7 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Forecast, Job, Run
 from attnbench.results import run_file
 from attnbench.results.exit_codes import wrong_records
+from attnbench.run import sanitize as sanitizing
 from attnbench.run.axes import Axes, matching, parsed
 from attnbench.run.plan import CaseSupport, skipped_record
 from attnbench.run.select import choose, parse_device, refuse_code
@@ -72,6 +73,7 @@ def check(
     timeout: float = Policy.timeout_s,
     pythons: Sequence[str] = (),
     allow_busy: bool = False,
+    sanitize: bool = False,
     untrusted: bool = False,
     here: Mapping[str, Callable[[], Any]] | None = None,
     live: Mapping[str, Mapping[str, str]] | None = None,
@@ -81,7 +83,8 @@ def check(
     The exit code is 0, or an interrupt's, which ends the records. `settings` narrow the cases; with a run file `wrong`
     the cases are its wrong results, whose own masks are run only with `trust`. `timeout` is the limit of one case in
     seconds, `say` receives progress, with `allow_busy` other processes may use the GPU, `here` and `live` are as in
-    Session. Raises UserError for mistakes in the request.
+    Session. With `sanitize` a few cases then run under compute-sanitizer, whose findings make a right result wrong.
+    Raises UserError for mistakes in the request.
     """
     device = parse_device(device)
     if not patterns:
@@ -98,6 +101,7 @@ def check(
         say(f"importing {', '.join(chosen.specs)}")
         session.pool.start_loading(import_ahead=True)
         kind = session.describe().device.kind
+        sanitizer = _sanitizer(kind) if sanitize else None
         session.have_judged()
         cases = again or resolve(SUITE, kind, settings).cases
         session.pool.work_ahead(cases)
@@ -119,7 +123,21 @@ def check(
                     record = untrusted_verdict(session.pool, record, recording.run.policy, session.device, timed=False)
                 recording.add(record)
                 lost[job.backend] += session.pool.lost(job.backend)
+            if sanitizer:
+                session.pool.close()
+                about = session.device, session.pool.specs, session.pool.interpreters, timeout
+                for number, record in sanitizing.results(sanitizer, tuple(recording.records), *about, say):
+                    recording.records[number] = record
     return recording.measured, recording.interrupt
+
+
+def _sanitizer(kind: str) -> str:
+    """Return the path of compute-sanitizer. Raises UserError where there is none, and on a CPU."""
+    if kind == "cpu":
+        raise UserError(sanitizing.NO_GPU)
+    if (found := sanitizing.find()) is None:
+        raise UserError(sanitizing.MISSING)
+    return found
 
 
 def _wrong_cases(file: Path, axes: Axes, trust: bool) -> tuple[Case, ...]:

@@ -169,6 +169,7 @@ def test_every_field_of_a_record_survives() -> None:
         rich_record(), reason="r", forecast=Forecast(1.0, 0.1, 5), seconds=2.0, resumable=True, stderr="tail",
         approximation=Approximation("few keys", 0.4, 0.8, rows=64, heads=4),
         judge="beside", bitwise=Bitwise(8, {"dq": 3}, {"dq": "0f"}, ("dk",), "", ("dv",), "why"),
+        sanitizer={"racecheck": "hung"},
     )  # fmt: skip
     plain = Record(PLAIN, "", -1, "skipped")
     assert [f.name for f in dataclasses.fields(Record) if getattr(rich, f.name) == getattr(plain, f.name)] == []

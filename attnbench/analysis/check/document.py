@@ -15,10 +15,12 @@ from attnbench.core import formats
 from attnbench.core.case import DIRECTIONS, Case
 from attnbench.core.errors import EXIT_DONE, EXIT_NOTHING_MEASURED, EXIT_WRONG_RESULT
 from attnbench.core.formats import digits
+from attnbench.core.groups import grouped
 from attnbench.core.json import to_json
 from attnbench.core.record import WRONG, Accuracy, Record, Run, TensorError, told_apart
-from attnbench.core.text import count, listed, template
+from attnbench.core.text import capitalized, count, listed, template
 from attnbench.render.document import (
+    Caution,
     Code,
     Column,
     Document,
@@ -63,6 +65,7 @@ def document(run: Run) -> Document:
         machines=(Machine(device.name, f"torch {run.environment.torch}" if run.environment.torch else ""),),
         blocks=(*(_table(run, name) for name in names), *_tracebacks(run.records)),
         reasons=tuple(reasons(found)),
+        cautions=tuple(_unanswered(run.records)),
         facts=tuple(noted([cell for cell in found if cell.status == "ok"])),
         verdict=Verdict(_verdict(run, names), _level(run)),
         data=[to_json(record) for record in run.records],
@@ -74,6 +77,16 @@ def document(run: Run) -> Document:
 def _level(run: Run) -> Level:
     found = LEVELS.get(exit_code(run), "warning")
     return "warning" if found == "good" and left_out(run) else found
+
+
+def _unanswered(records: Sequence[Record]) -> Iterator[Caution]:
+    """Yield a caution for each reason for which tools of compute-sanitizer gave no full answer on a backend."""
+    without = [(r.backend, why, tool, r.case) for r in records for tool, why in r.sanitizer.items() if why]
+    for (name, why), found in grouped(without, lambda item: item[:2]).items():
+        tools = listed(dict.fromkeys(tool for *_, tool, _ in found))
+        cases = dict.fromkeys(f"{_shape_name(case)} {case.dtype} {case.direction}" for *_, case in found)
+        what = f"{tools} of compute-sanitizer gave no full answer on {name} ({'; '.join(cases)})."
+        yield Caution(what, f"{capitalized(why.rstrip('.'))}.")
 
 
 def worst_error(record: Record) -> tuple[str, TensorError] | None:
@@ -196,15 +209,27 @@ def _verdict_of(name: str, records: Sequence[Record]) -> str:
         return f"{name}: nothing could be checked"
     if not wrong and not other_kernel and not failed:
         skipped = f", {len(statuses) - tried} not supported" if tried < len(statuses) else ""
-        return f"{name} is RIGHT in {count(tried, 'case')}{skipped}"
+        return f"{name} is RIGHT in {count(tried, 'case')}{skipped}{_sanitized(records)}"
     parts = [f"is WRONG in {wrong}"] if wrong else []
     parts += [f"runs WRONG KERNELS in {other_kernel}"] if other_kernel else []
     parts += [f"FAILS in {failed}"] if failed else []
     return f"{name} {listed(parts)} of {count(tried, 'case')}{_nearness(records) or _factor(records)}"
 
 
+def _sanitized(records: Sequence[Record]) -> str:
+    """Return the clause on the tools of compute-sanitizer that found nothing; "" where none was asked for one."""
+    looked = [record for record in records if record.sanitizer]
+    tools = [tool for tool in (looked[0].sanitizer if looked else ()) if not any(r.sanitizer[tool] for r in looked)]
+    return f"; {listed(tools)} found nothing in {len(looked)} of them" if tools else ""
+
+
 def _factor(records: Sequence[Record]) -> str:
-    """Return the properties that set the cases which are not right apart from the right ones; "" for none."""
+    """Return the properties that set the cases which are not right apart from the right ones; "" for none.
+
+    Of a backend that compute-sanitizer has looked at there are none, as it looked at few cases.
+    """
+    if any(record.sanitizer for record in records):
+        return ""
     bad = [record.case for record in records if record.status in (*FAILED, *WRONG)]
     found = common_factor(bad, [record.case for record in records if record.status == "ok"])
     return f": {found}" if found else ""
@@ -259,6 +284,7 @@ def left_out(run: Run) -> int:
 def exit_code(run: Run) -> int:
     """Return 5 where a result is wrong, 1 where a case failed or nothing could be checked, else 0.
 
+    It is 1 also where a tool of compute-sanitizer was asked for and gave no full answer.
     Each function of a person's own code must have been checked; some of attnbench's backends may not run here.
     """
     if wrong_records(run):
@@ -266,7 +292,7 @@ def exit_code(run: Run) -> int:
     statuses: dict[str, set[str]] = {}
     for record in run.records:
         statuses.setdefault(record.backend, set()).add(record.status)
-    failed = any(of & {*FAILED} for of in statuses.values())
+    failed = any(of & {*FAILED} for of in statuses.values()) or any(any(r.sanitizer.values()) for r in run.records)
     unchecked = [name for name, of in statuses.items() if "ok" not in of]
     own = [name for name in unchecked if is_user_code(run.specs.get(name, ""))]
     return EXIT_NOTHING_MEASURED if failed or own or len(unchecked) == len(statuses) else EXIT_DONE

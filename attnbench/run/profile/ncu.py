@@ -125,11 +125,14 @@ def run(ncu: str, python: str | None, request: Mapping[str, Any], metrics: Seque
     return f"{text}\n{said}"
 
 
-def execute(command: Sequence[str]) -> str:
-    """Run a profiler of NVIDIA's, and return its output. Raises NotCounted where it hangs, and ends its processes."""
+def execute(command: Sequence[str], timeout: float = TIMEOUT, variables: Mapping[str, str] | None = None) -> str:
+    """Run a tool of NVIDIA's, and return its output. `variables` are in its environment.
+
+    Raises NotCounted where it does not end within `timeout` seconds, and ends its processes.
+    """
     with subprocess.Popen(
         command,
-        env={**child_environment(), "LC_ALL": "C"},
+        env={**child_environment(), "LC_ALL": "C", **(variables or {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -138,9 +141,9 @@ def execute(command: Sequence[str]) -> str:
         start_new_session=True,
     ) as process:
         try:
-            said, _ = process.communicate(timeout=TIMEOUT)
+            said, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
-            raise NotCounted(f"{Path(command[0]).name} did not end within {TIMEOUT:.0f} s") from None
+            raise NotCounted(f"{Path(command[0]).name} did not end within {timeout:.0f} s") from None
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
