@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from attnbench.core import chain, flops, gpus, stats
 from attnbench.core.case import Case
@@ -29,9 +29,6 @@ from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement, Proof, Record
 from attnbench.run.judge import Judge
 from attnbench.run.process import WorkerDied, WorkerHung
-
-if TYPE_CHECKING:
-    from attnbench.run.workers import WorkerPool
 
 SHORT_CHAIN = 3  # launches of a chain that is not timed
 LONGEST = 0.2  # seconds of the longest chain
@@ -47,11 +44,23 @@ Seconds = Mapping[int, float]  # length of a chain -> seconds
 Times = Mapping[int, Sequence[float]]  # length of a chain -> seconds of each repeat
 
 
+class Pool(Protocol):
+    """The workers of a run (run/workers.py)."""
+
+    judge: Judge | None
+
+    def ask(self, name: str, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
+        """Return the answer of a backend's worker. Raises UserError with the reason."""
+
+    def close_worker(self, name: str) -> None:
+        """Kill the workers of a backend."""
+
+
 @dataclass
 class _Chains:
     """The chains of a case on a backend's worker, beside the judge."""
 
-    pool: WorkerPool
+    pool: Pool
     judge: Judge
     name: str
     timeout: float
@@ -94,7 +103,7 @@ class _Chains:
         return answer
 
 
-def judged(pool: WorkerPool, record: Record, policy: Policy, device: Device, *, timed: bool) -> Record:
+def judged(pool: Pool, record: Record, policy: Policy, device: Device, *, timed: bool) -> Record:
     """Return the record of a right result with the verdict of a chain of launches in place of the worker's figures.
 
     A wrong result along the chain makes it `wrong`. With `timed` its latency is the one by this process's clock; where
