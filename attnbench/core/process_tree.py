@@ -48,7 +48,7 @@ def kill_all(pid: int, seconds: float = 10.0) -> list[int]:
 
 
 def kill_descendants(pid: int, seconds: float = 10.0) -> list[int]:
-    """End all processes that a process has started, but not itself, as `kill_all` does; return those that still live."""
+    """End all processes that a process has started, but not itself, as `kill_all` does; return those that live on."""
     ends = time.monotonic() + seconds
     _send_to_all(pid, signal.SIGSTOP, STILL, min(ends, time.monotonic() + TO_STOP))
     _send_to_all(pid, signal.SIGKILL, "", ends)

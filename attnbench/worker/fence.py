@@ -34,13 +34,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from attnbench.core.process_tree import kill_descendants
+from attnbench.worker.refused_calls import call, number_of, prctl, refuse_calls
 
 NAMES = ("files", "devices", "network", "other processes", "memory", "processes", "disk", "time")
 
-# What any program reads. Of /etc only the files of the loader and of names, as root could read the others too.
+# What any program reads. Of /etc only the files of the loader and of names, as root could read the others too. PRIVATE
+# folders are never readable as a whole.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/opt", "/nix/store", "/sys", "/proc")
 ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "passwd", "group", "nsswitch.conf", "localtime", "alternatives")
-PRIVATE = ("/", "/root", "/home", "/tmp", "/var", "/var/tmp", "/dev", "/dev/shm", "/etc", "/run")  # never read as a whole
+PRIVATE = ("/", "/root", "/home", "/tmp", "/var", "/var/tmp", "/dev", "/dev/shm", "/etc", "/run")
 PLAIN_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 UNLISTED = "/dev/full"  # a device that anyone may open and nothing needs, to try the fence
 HOMES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH")
@@ -53,29 +55,8 @@ ALL_FILE_RIGHTS = (0, 0x1FFF, 0x3FFF, 0x7FFF, 0x7FFF, 0xFFFF)  # by version of L
 OF_FILES = EXECUTE | WRITE | READ | TRUNCATE | IOCTL  # the rights that a file can have, not a folder
 TCP, SIGNALS = 0b11, 0b10  # bind and connect, from version 4; signals, from version 6
 
-# seccomp: an instruction of its filter is (code, jump if true, jump if false, constant)
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-ALLOW, REFUSE, UNKNOWN = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-REFUSED = {  # calls that are refused: their numbers on x86_64 and aarch64
-    **{"ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272)},
-    **{"pidfd_getfd": (438, 438), "process_madvise": (440, 440), "perf_event_open": (298, 241), "bpf": (321, 280)},
-    **{"userfaultfd": (323, 282), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426)},
-    **{"io_uring_register": (427, 427), "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219)},
-    **{"unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41)},
-    **{"open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430), "mount_setattr": (442, 442)},
-    **{"chroot": (161, 51), "open_by_handle_at": (304, 265)},
-    # memory and queues of other processes of the user, which have no path
-    **{"shmget": (29, 194), "shmat": (30, 196), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180)},
-    # owner and mode of files, which Landlock does not guard
-    **{"chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None)},
-    **{"fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6)},
-    **{"fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16)},
-}
-SOCKET, CLONE, CLONE3, PRLIMIT = (41, 198), (56, 220), (435, 435), (302, 261)
-NEW_NAMESPACES = 0x7E020000  # flags of clone
-NO_NEW_PRIVILEGES, SECCOMP, BY_FILTER, PARENT_DEATH_SIGNAL, CHILD_SUBREAPER = 38, 22, 2, 1, 36  # of prctl
-CAPSET, CAPABILITY_VERSION = (126, 91), 0x20080522
+PARENT_DEATH_SIGNAL, DUMPABLE, CHILD_SUBREAPER, NO_NEW_PRIVILEGES = 1, 4, 36, 38  # of prctl
+CAPSET, CAPABILITY_VERSION = {"x86_64": 126, "aarch64": 91}, 0x20080522
 
 
 @dataclass(frozen=True)
@@ -109,18 +90,20 @@ def keep() -> None:
     if sys.platform != "linux":
         return
     parent = os.getppid()
-    _prctl(CHILD_SUBREAPER, 1)
+    prctl(CHILD_SUBREAPER, 1)
     child = os.fork()
     if not child:
-        _prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
+        prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
         return
 
     def end(*_: object) -> None:
         kill_descendants(os.getpid())
         os._exit(128 + signal.SIGTERM)
 
+    prctl(DUMPABLE, 0)  # no other process of the user reads it, and it writes no core file
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end)
-    _prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
     if os.getppid() != parent:
         end()
     ended = status = 0
@@ -129,7 +112,8 @@ def keep() -> None:
             ended, status = os.wait()  # orphans too
     kill_descendants(os.getpid())
     if os.WIFSIGNALED(status):
-        signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
+        with contextlib.suppress(OSError):  # SIGKILL has no other action
+            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))
     os._exit(os.waitstatus_to_exitcode(status))
 
@@ -146,22 +130,21 @@ def enter(fence: Fence) -> dict[str, str]:
         raise RuntimeError("the process has several threads already, and a fence would hold for one only")
     homes = _homes()
     readable = [*fence.readable, *_found(homes)]
-    outside = [*homes, tempfile.gettempdir(), str(Path(fence.scratch).absolute().parent)]
+    around = (tempfile.gettempdir(), str(Path(fence.scratch).absolute().parent))
+    outside = [*homes, *(path for path in around if not _within(path, readable))]
     os.chdir(fence.scratch)
     os.environ.update(dict.fromkeys(HOMES, fence.scratch))
     tempfile.tempdir = None
-    _prctl(NO_NEW_PRIVILEGES, 1)
+    prctl(NO_NEW_PRIVILEGES, 1)
     reasons = _limits(fence)
-    machine = platform.machine() if struct.calcsize("P") == 8 else "32 bits"
-    if machine in ARCHITECTURES:
-        header = struct.pack("Ii", CAPABILITY_VERSION, 0)
-        _call(CAPSET[machine == "aarch64"], header, bytes(24))
+    if platform.machine() in CAPSET:
+        call(CAPSET[platform.machine()], struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24))
     landlock, version = _landlock(fence, readable)
-    seccomp = _seccomp(machine, local_sockets=bool(fence.devices))
-    reasons["files"] = landlock or _files(outside, [*readable, fence.scratch], version)
+    seccomp = refuse_calls(local_sockets=bool(fence.devices))
+    reasons["files"] = landlock or _files([path for path in outside if not _within(path, [fence.scratch])], version)
     reasons["devices"] = landlock or _devices(fence)
     reasons["network"] = seccomp or _network()
-    reasons["other processes"] = landlock or seccomp or _other_processes(machine, version)
+    reasons["other processes"] = landlock or seccomp or _other_processes(version)
     return {name: reasons[name] for name in NAMES}
 
 
@@ -173,6 +156,10 @@ def _homes() -> list[str]:
     with contextlib.suppress(KeyError):
         homes.append(pwd.getpwuid(os.getuid()).pw_dir)
     return [os.path.realpath(home) for home in dict.fromkeys(homes) if os.path.isdir(home)]
+
+
+def _within(path: str, folders: Iterable[str]) -> bool:
+    return any(Path(path).resolve().is_relative_to(Path(folder).resolve()) for folder in folders)
 
 
 def _found(homes: Iterable[str]) -> Iterator[str]:
@@ -189,7 +176,7 @@ def _found(homes: Iterable[str]) -> Iterator[str]:
 
 
 def _limits(fence: Fence) -> dict[str, str]:
-    """Set the limits of this process; return why memory, processes, disk and time are not limited, "" where they are."""
+    """Set the limits of this process; return why memory, processes, disk and time have none, "" where they have."""
     import resource
 
     def limit(name: int, value: int) -> str:
@@ -259,65 +246,36 @@ def _forks() -> bool:
 
 def _landlock(fence: Fence, readable: Iterable[str]) -> tuple[str, int]:
     """Forbid all files but those of the fence; return why that fails, "" where it does not, and Landlock's version."""
-    version = _call(CREATE_RULESET, None, 0, 1)
+    version = call(CREATE_RULESET, None, 0, 1)
     if version < 1:
         is_off = ctypes.get_errno() == errno.EOPNOTSUPP
         return "Landlock was turned off when this system started" if is_off else "this kernel has no Landlock", 0
     handled = ALL_FILE_RIGHTS[min(version, len(ALL_FILE_RIGHTS) - 1)]
     rules = struct.pack("QQQ", handled, TCP if version >= 4 else 0, SIGNALS if version >= 6 else 0)
-    ruleset = _call(CREATE_RULESET, rules, 8 if version < 4 else 16 if version < 6 else 24, 0)
-    write_all = READ | LIST | EXECUTE | WRITE | TRUNCATE | CHANGE
-    rights = {path: READ | LIST | EXECUTE for path in readable}
-    rights |= {path: READ | LIST | WRITE | TRUNCATE | IOCTL | CHANGE for path in (*PLAIN_DEVICES, *fence.devices)}
+    ruleset = call(CREATE_RULESET, rules, 8 if version < 4 else 16 if version < 6 else 24, 0)
+    rights = dict.fromkeys(readable, READ | LIST | EXECUTE)
+    rights |= dict.fromkeys((*PLAIN_DEVICES, *fence.devices), READ | LIST | WRITE | TRUNCATE | IOCTL | CHANGE)
     # Names of threads are written to /proc, also by CUDA, which fails otherwise. The folder of this process is found
     # again by Linux as long as it is open, so it stays open.
-    rights |= {"/proc/self": READ | LIST | WRITE, fence.scratch: write_all}
+    rights["/proc/self"] = READ | LIST | WRITE
+    rights[fence.scratch] = READ | LIST | WRITE | TRUNCATE | EXECUTE | CHANGE
     for path, right in rights.items():
         with contextlib.suppress(FileNotFoundError, PermissionError, NotADirectoryError):
             folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
             allowed = handled & (right if os.path.isdir(path) else right & OF_FILES)
-            failed = _call(ADD_RULE, ruleset, 1, struct.pack("=Qi", allowed, folder), 0)
+            failed = call(ADD_RULE, ruleset, 1, struct.pack("=Qi", allowed, folder), 0)
             if path != "/proc/self":
                 os.close(folder)
             if failed:
                 return f"Landlock refuses {path}: {os.strerror(ctypes.get_errno())}", version
-    failed = _call(RESTRICT_SELF, ruleset, 0)
+    failed = call(RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
     return (f"Landlock is refused: {os.strerror(ctypes.get_errno())}" if failed else ""), version
 
 
-def _seccomp(machine: str, *, local_sockets: bool) -> str:
-    """Refuse the calls of REFUSED, new sockets and namespaces; return why that fails, "" where it does not."""
-    if machine not in ARCHITECTURES:
-        return f"the numbers of the system's calls are not known for this processor ({machine})"
-    on_arm = machine == "aarch64"
-    program = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, REFUSE), (LOAD, 0, 0, 0)]
-    if not on_arm:  # the calls of x32, which have numbers of their own
-        program += [(AT_LEAST, 0, 1, 0x40000000), (RETURN, 0, 0, REFUSE)]
-    for numbers in REFUSED.values():
-        if (number := numbers[on_arm]) is not None:
-            program += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE)]
-    program += [(EQUAL, 0, 1, CLONE3[on_arm]), (RETURN, 0, 0, UNKNOWN)]  # its flags are not seen; clone is used instead
-    family = int(socket.AF_UNIX) if local_sockets else 2**32 - 1
-    for number, test, value, if_true, if_false in (
-        (SOCKET, EQUAL, family, ALLOW, REFUSE),  # the first argument: the family
-        (CLONE, ANY_BIT, NEW_NAMESPACES, REFUSE, ALLOW),  # the flags
-        (PRLIMIT, EQUAL, 0, ALLOW, REFUSE),  # the process, 0 for this one
-    ):
-        program += [(EQUAL, 0, 4, number[on_arm]), (LOAD, 0, 0, 16), (test, 0, 1, value)]
-        program += [(RETURN, 0, 0, if_true), (RETURN, 0, 0, if_false)]
-    program.append((RETURN, 0, 0, ALLOW))
-    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *each) for each in program))
-    failed = _prctl(SECCOMP, BY_FILTER, struct.pack("HxxxxxxQ", len(program), ctypes.addressof(code)))
-    return f"seccomp is refused: {os.strerror(ctypes.get_errno())}" if failed else ""
-
-
-def _files(outside: Iterable[str], allowed: Iterable[str], version: int) -> str:
+def _files(outside: Iterable[str], version: int) -> str:
     """Try to read and write folders outside; return what is possible, "" for nothing."""
-    within = [Path(path).resolve() for path in allowed]
-    for folder in dict.fromkeys(outside):
-        if any(Path(folder).resolve().is_relative_to(path) for path in within):
-            continue
+    for folder in outside:
         with contextlib.suppress(OSError):
             os.listdir(folder)
             return f"{folder} can be read"
@@ -347,10 +305,10 @@ def _network() -> str:
     return ""
 
 
-def _other_processes(machine: str, version: int) -> str:
+def _other_processes(version: int) -> str:
     """Try to reach this process's parent; return what is possible, "" for nothing."""
     parent = os.getppid()
-    if _call(REFUSED["process_vm_readv"][machine == "aarch64"] or 0, parent, None, 0, None, 0, 0) >= 0:
+    if call(number_of("process_vm_readv"), parent, None, 0, None, 0, 0) >= 0:
         return "the memory of other processes can be read"
     with contextlib.suppress(OSError), open(f"/proc/{parent}/mem", "rb"):
         return "the memory of other processes can be opened"
@@ -358,21 +316,6 @@ def _other_processes(machine: str, version: int) -> str:
         os.kill(parent, 0)
         return f"they can be ended: Landlock is version {version} here, and 6 guards against it"
     return ""
-
-
-def _prctl(*arguments: int | bytes) -> int:
-    return int(ctypes.CDLL(None, use_errno=True).prctl(*map(_argument, (*arguments, 0, 0, 0, 0)[:5])))
-
-
-def _call(number: int, *arguments: int | bytes | None) -> int:
-    """Return the result of a call of the system by its number; -1 for an error."""
-    call = ctypes.CDLL(None, use_errno=True).syscall
-    call.restype = ctypes.c_long
-    return int(call(*map(_argument, (number, *arguments))))
-
-
-def _argument(value: int | bytes | None) -> object:
-    return ctypes.c_long(value) if isinstance(value, int) else value
 
 
 def main() -> None:
