@@ -257,7 +257,7 @@ def _landlock(fence: Fence, readable: Iterable[str]) -> tuple[str, int]:
     rights |= dict.fromkeys((*PLAIN_DEVICES, *fence.devices), READ | LIST | WRITE | TRUNCATE | IOCTL | CHANGE)
     # Names of threads are written to /proc, also by CUDA, which fails otherwise. The folder of this process is found
     # again by Linux as long as it is open, so it stays open.
-    rights["/proc/self"] = READ | LIST | WRITE
+    rights["/proc/self"] = READ | LIST | WRITE | TRUNCATE
     rights[fence.scratch] = READ | LIST | WRITE | TRUNCATE | EXECUTE | CHANGE
     for path, right in rights.items():
         with contextlib.suppress(FileNotFoundError, PermissionError, NotADirectoryError):
