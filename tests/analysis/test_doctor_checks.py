@@ -22,7 +22,8 @@ def test_a_healthy_machine_has_nothing_but_ok() -> None:
     assert complaints(found) == []
     of_gpu = "NVML|persistence|SM clock|clock gauge|power limit|other processes|MIG|memory errors|temperature"
     of_gpu += "|throttling|instruments|L2"
-    assert [f.check for f in found] == ["software", *of_gpu.split("|"), "load", "CPU governor", "container limit"]
+    of_host = "load|CPU governor|container limit|fences"
+    assert [f.check for f in found] == ["software", *of_gpu.split("|"), *of_host.split("|")]
     assert not any(f.todo for f in found)
     text = " ".join(f.found for f in found)
     assert all(word in text for word in ("580.82 (CUDA 13.0)", "triton 3.5.0", "1980 of 1980 MHz", "35 C, 52 below"))

@@ -139,7 +139,7 @@ socket.socketpair()
 
 
 def test_other_processes_are_out_of_reach(fenced: Fenced) -> None:
-    """This process, the parent, can be neither traced, read, written, signalled nor limited, also not by calls without effect."""
+    """This process, the parent, can be neither traced, read, written, signalled nor limited. The calls have no effect."""
     code = """
 libc, parent = ctypes.CDLL(None, use_errno=True), os.getppid()
 def call(name, *arguments):
@@ -376,12 +376,38 @@ def test_a_fork_bomb_ends(scratch: str) -> None:
         assert marked(scratch) == []
 
 
-def test_several_threads_are_refused(fenced: Fenced) -> None:
+def test_several_threads_are_refused() -> None:
     code = f"{PRELUDE}\nimport threading\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nenter(Fence('/tmp'))"], capture_output=True, text=True, timeout=SECONDS
     )
     assert "RuntimeError: the process has several threads already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("version", "files", "others"),
+    [
+        (-1, "this kernel has no Landlock", "this kernel has no Landlock"),
+        (1, "files can be emptied: Landlock is version 1 here, and 3 guards against it", "they can be ended"),
+        (2, "files can be emptied: Landlock is version 2 here, and 3 guards against it", "they can be ended"),
+        (3, "", "they can be ended: Landlock is version 3 here, and 6 guards against it"),
+        (5, "", "they can be ended: Landlock is version 5 here, and 6 guards against it"),
+        (6, "", ""),
+        (9, "", ""),
+    ],
+)
+def test_an_older_kernel_holds_less_and_says_so(fenced: Fenced, version: int, files: str, others: str) -> None:
+    """The number of Landlock's version is replaced, and this kernel does what is asked of the older one."""
+    before = f"""
+from attnbench.worker import fence
+real = fence.call
+fence.call = lambda n, *given: {version} if (n, *given) == (444, None, 0, 1) else real(n, *given)
+"""
+    held = fenced("found = held", before=before, fence="memory=2**30", needs=("files",) if not files else ())
+    assert held["files"] == files
+    assert held["other processes"].startswith(others)
+    assert bool(others) == bool(held["other processes"])
+    assert held["network"] == ""
 
 
 HEADERS = {

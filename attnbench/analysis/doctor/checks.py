@@ -65,8 +65,8 @@ def unfit(check: str, found: str, todo: str) -> Finding:
 def findings_of_machine(environment: Environment, read: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings of the checks on a machine.
 
-    read: "asked" (the device asked for), "host", "fences" (run/fences.py), and on a GPU either "nvml" (None where it does not answer) and
-    "instruments", or "broken" (why the GPU could not be examined).
+    read: "asked" (the device asked for), "host", "fences" (run/fences.py), and on a GPU either "nvml" (None where it
+    does not answer) and "instruments", or "broken" (why the GPU could not be examined).
     """
     device, host, nvml = environment.device, read["host"], read.get("nvml")
     if device.kind == "fake":
@@ -280,12 +280,12 @@ def _host(host: Mapping[str, Any], device: Device) -> Iterator[Finding]:
 
 def _fences(held: Mapping[str, str]) -> Finding:
     """Return which fences hold around a kernel that is not trusted; they do not matter to other measurements."""
-    good = ", ".join(name for name, reason in held.items() if not reason)
-    reasons = dict.fromkeys(filter(None, held.values()))
-    bad = "; ".join(
-        f"{', '.join(name for name, why in held.items() if why == reason)} ({reason})" for reason in reasons
-    )
-    said = f"for --untrusted hold: {good or 'none'}{f'; do not hold: {bad}' if bad else ''}"
+    names: dict[str, list[str]] = {}  # by reason
+    for name, reason in held.items():
+        names.setdefault(reason, []).append(name)
+    good = ", ".join(names.pop("", ["none"]))
+    bad = "; ".join(f"{', '.join(of_one)} ({reason})" for reason, of_one in names.items())
+    said = f"for --untrusted hold: {good}{f'; do not hold: {bad}' if bad else ''}"
     return ok("fences", said if held else "for --untrusted: they cannot be tried here")
 
 
