@@ -1,7 +1,8 @@
 """Fences around a process whose code may cheat or do harm: what Linux lets a process forbid itself without root.
 
-A candidate's program calls `keep` and `enter`, before it imports torch or a person's code. No process can leave its
-fences, and each that it starts has them too. `python -m attnbench.worker.fence` tries them and prints the answer.
+A candidate's program calls `enter` before it imports torch or a person's code, and then tells its parent which fences
+hold. No process can leave them, and each that it starts has them too. It leads a group of processes that none of these
+can leave; the parent ends them all by core/process_tree.kill_all. `python -m attnbench.worker.fence` tries the fences.
 
     files            reads what a program needs, writes its scratch folder only; no home folder (Landlock)
     devices          opens the named device files only (Landlock)
@@ -24,16 +25,14 @@ import json
 import mmap
 import os
 import platform
-import signal
 import socket
 import struct
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from attnbench.core.process_tree import kill_descendants
 from attnbench.worker.refused_calls import call, number_of, prctl, refuse_calls
 
 NAMES = ("files", "devices", "network", "other processes", "memory", "processes", "disk", "time")
@@ -55,7 +54,7 @@ ALL_FILE_RIGHTS = (0, 0x1FFF, 0x3FFF, 0x7FFF, 0x7FFF, 0xFFFF)  # by version of L
 OF_FILES = EXECUTE | WRITE | READ | TRUNCATE | IOCTL  # the rights that a file can have, not a folder
 TCP, SIGNALS = 0b11, 0b10  # bind and connect, from version 4; signals, from version 6
 
-PARENT_DEATH_SIGNAL, DUMPABLE, CHILD_SUBREAPER, NO_NEW_PRIVILEGES = 1, 4, 36, 38  # of prctl
+CHILD_SUBREAPER, NO_NEW_PRIVILEGES = 36, 38  # of prctl
 CAPSET, CAPABILITY_VERSION = {"x86_64": 126, "aarch64": 91}, 0x20080522
 
 
@@ -80,44 +79,6 @@ class Fence:
     seconds: int = 3600
 
 
-def keep() -> None:
-    """Go on as a child process; this one stays as its keeper, adopts all processes of the child, and ends with it.
-
-    When the child ends, the keeper ends what the child has started and ends in the same way. When the keeper's parent
-    ends, or SIGTERM comes, it ends them all. The parent does so by core/process_tree.kill_all(pid of the keeper). The
-    process must have one thread. Does nothing where there is no Linux.
-    """
-    if sys.platform != "linux":
-        return
-    parent = os.getppid()
-    prctl(CHILD_SUBREAPER, 1)
-    child = os.fork()
-    if not child:
-        prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
-        return
-
-    def end(*_: object) -> None:
-        kill_descendants(os.getpid())
-        os._exit(128 + signal.SIGTERM)
-
-    prctl(DUMPABLE, 0)  # no other process of the user reads it, and it writes no core file
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, end)
-    prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
-    if os.getppid() != parent:
-        end()
-    ended = status = 0
-    while ended != child:
-        with contextlib.suppress(InterruptedError):
-            ended, status = os.wait()  # orphans too
-    kill_descendants(os.getpid())
-    if os.WIFSIGNALED(status):
-        with contextlib.suppress(OSError):  # SIGKILL has no other action
-            signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
-        os.kill(os.getpid(), os.WTERMSIG(status))
-    os._exit(os.waitstatus_to_exitcode(status))
-
-
 def enter(fence: Fence) -> dict[str, str]:
     """Put this process behind its fences, for good. Return each name -> "" if it was seen to hold, else why not.
 
@@ -129,19 +90,24 @@ def enter(fence: Fence) -> dict[str, str]:
     if len(os.listdir("/proc/self/task")) > 1:
         raise RuntimeError("the process has several threads already, and a fence would hold for one only")
     homes = _homes()
+    scratch = os.path.abspath(fence.scratch)
+    fence = replace(fence, scratch=scratch, readable=tuple(map(os.path.abspath, fence.readable)))
     readable = [*fence.readable, *_found(homes)]
-    around = (tempfile.gettempdir(), str(Path(fence.scratch).absolute().parent))
+    around = (tempfile.gettempdir(), os.path.dirname(scratch))
     outside = [*homes, *(path for path in around if not _within(path, readable))]
-    os.chdir(fence.scratch)
-    os.environ.update(dict.fromkeys(HOMES, fence.scratch))
+    os.chdir(scratch)
+    os.environ.update(dict.fromkeys(HOMES, scratch))
     tempfile.tempdir = None
+    with contextlib.suppress(PermissionError):  # the leader of a session leads its group already
+        os.setpgid(0, 0)
+    prctl(CHILD_SUBREAPER, 1)
     prctl(NO_NEW_PRIVILEGES, 1)
     reasons = _limits(fence)
     if platform.machine() in CAPSET:
         call(CAPSET[platform.machine()], struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24))
     landlock, version = _landlock(fence, readable)
     seccomp = refuse_calls(local_sockets=bool(fence.devices))
-    reasons["files"] = landlock or _files([path for path in outside if not _within(path, [fence.scratch])], version)
+    reasons["files"] = landlock or _files([path for path in outside if not _within(path, [scratch])], version)
     reasons["devices"] = landlock or _devices(fence)
     reasons["network"] = seccomp or _network()
     reasons["other processes"] = landlock or seccomp or _other_processes(version)

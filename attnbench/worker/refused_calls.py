@@ -31,18 +31,19 @@ chown 92 -                 fchown 93 55               lchown 94 -               
 setxattr 188 5             lsetxattr 189 6            fsetxattr 190 7
 removexattr 197 14         lremovexattr 198 15        fremovexattr 199 16
 socket 41 198              clone 56 220               clone3 435 435             prlimit64 302 261
+setsid 112 157             setpgid 109 154
 """
 REFUSED = {  # name -> its number by processor
     name: {machine: int(n) for machine, n in zip(ARCHITECTURES, numbers, strict=True) if n != "-"}
     for name, *numbers in re.findall(r"(\w+) (\d+) (\S+)", NUMBERS)
 }
-IN_PART = {name: REFUSED.pop(name) for name in ("socket", "clone", "prlimit64", "clone3")}  # refused by argument
+IN_PART = {name: REFUSED.pop(name) for name in ("socket", "clone", "prlimit64", "clone3", "setsid", "setpgid")}
 NEW_NAMESPACES = 0x7E020000  # flags of clone
 
 # An instruction of the filter is (code, steps if true, steps if false, constant).
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 CALL, PROCESSOR, FIRST_ARGUMENT = 0, 4, 16  # what is loaded: offsets in struct seccomp_data
-ALLOW, REFUSE, UNKNOWN = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+ALLOW, NOTHING, REFUSE, UNKNOWN = 0x7FFF0000, *(0x00050000 | error for error in (0, errno.EPERM, errno.ENOSYS))
 X32 = 0x40000000  # first number of the calls of x32 on x86_64
 SECCOMP, BY_FILTER = 22, 2  # of prctl
 
@@ -69,6 +70,10 @@ def refuse_calls(*, local_sockets: bool) -> str:
             program += [(EQUAL, 0, 1, numbers[machine]), (RETURN, 0, 0, REFUSE)]
     # The flags of clone3 lie in memory, which a filter does not see; where it is unknown, programs call clone.
     program += [(EQUAL, 0, 1, IN_PART["clone3"][machine]), (RETURN, 0, 0, UNKNOWN)]
+    # A process stays in its group, so that the group can be ended at once. The calls do nothing and seem to succeed,
+    # because programs that build others, as ninja, do not work where they fail.
+    program += [(EQUAL, 0, 1, IN_PART["setsid"][machine]), (RETURN, 0, 0, NOTHING)]
+    program += [(EQUAL, 0, 1, IN_PART["setpgid"][machine]), (RETURN, 0, 0, NOTHING)]
     family = int(socket.AF_UNIX) if local_sockets else 2**32 - 1
     for name, test, value, if_true, if_false in (
         ("socket", EQUAL, family, ALLOW, REFUSE),

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from attnbench.core.process_tree import descendants, kill_all
+from attnbench.core.process_tree import family, kill_all
 from attnbench.core.shared_tensors import Arena, inherited
 from attnbench.run.process import child_environment
 from attnbench.worker.fence import NAMES
@@ -28,7 +28,7 @@ SECONDS = 60.0
 STRANGER = "if os.getuid() == 0:\n    os.setgid(61234)\n    os.setuid(61234)\n"  # a user of no other process
 PRELUDE = """
 import ctypes, errno, getpass, json, os, pwd, resource, signal, socket, subprocess, sys, time
-from attnbench.worker.fence import Fence, enter, keep
+from attnbench.worker.fence import Fence, enter
 def refused(do, *numbers):
     try:
         do()
@@ -139,7 +139,7 @@ socket.socketpair()
 
 
 def test_other_processes_are_out_of_reach(fenced: Fenced) -> None:
-    """This process, the parent, can be neither traced, read, written, signalled nor limited. The calls have no effect."""
+    """The parent can be neither traced, read, written, signalled nor limited; no call tried would have an effect."""
     code = """
 libc, parent = ctypes.CDLL(None, use_errno=True), os.getppid()
 def call(name, *arguments):
@@ -303,7 +303,7 @@ def bomb():
 
 def started(scratch: str, code: str, before: str = "") -> subprocess.Popen[str]:
     """Start code behind fences under a keeper and wait for its line "ready"."""
-    program = f"{PRELUDE}\n{before}keep()\nheld = enter(Fence({scratch!r}, processes=60))\n{code}"
+    program = f"{PRELUDE}\n{before}held = enter(Fence({scratch!r}, processes=60))\n{code}"
     process = subprocess.Popen(
         [sys.executable, "-c", program],
         stdout=subprocess.PIPE,
@@ -331,7 +331,7 @@ def marked(scratch: str) -> list[int]:
 def test_all_that_a_candidate_started_ends_with_it(scratch: str) -> None:
     """At the parent's wish, also processes of other sessions whose parents have ended."""
     with started(scratch, f"{ESCAPED}\ntime.sleep(600)") as process:
-        assert len(descendants(process.pid)) == 2
+        assert len(family(process.pid)) == 2
         assert len(marked(scratch)) == 2
         assert kill_all(process.pid) == []
         assert process.wait(SECONDS) == -signal.SIGKILL
@@ -339,30 +339,27 @@ def test_all_that_a_candidate_started_ends_with_it(scratch: str) -> None:
 
 
 @pytest.mark.parametrize(("ending", "code"), [("os._exit(3)", 3), ("os.kill(os.getpid(), 11)", -11), ("", 0)])
-def test_a_candidate_that_ends_leaves_nothing(scratch: str, ending: str, code: int) -> None:
+def test_a_candidate_that_has_ended_leaves_nothing(scratch: str, ending: str, code: int) -> None:
+    """Its orphan is found by its group, which it could not leave."""
     with started(scratch, f"{ESCAPED}\n{ending}") as process:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert len(marked(scratch)) == 1
+        assert kill_all(process.pid) == []
         assert process.wait(SECONDS) == code
         assert marked(scratch) == []
 
 
-def test_a_candidate_ends_with_the_parent_of_its_keeper(scratch: str) -> None:
-    program = f"{PRELUDE}\nkeep()\nheld = enter(Fence({scratch!r}))\n{ESCAPED}\ntime.sleep(600)"
-    parent = f"""
-import subprocess, sys, time
-process = subprocess.Popen([sys.executable, "-c", {program!r}])
-time.sleep(600)
-"""
+def test_processes_without_fences_end_too(scratch: str) -> None:
+    """Where a group can be left, a process that adopts orphans is enough to find them."""
+    code = f"os.chdir({scratch!r})\nctypes.CDLL(None).prctl(36, 1)\n{ESCAPED}\ntime.sleep(600)"
     with subprocess.Popen(
-        [sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True, env=child_environment()
+        [sys.executable, "-c", f"{PRELUDE}\n{code}"], stdout=subprocess.PIPE, text=True, env=child_environment()
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        process.kill()
-        process.stdout.read()  # until the last of them has ended
-    ends = time.monotonic() + SECONDS
-    while marked(scratch) and time.monotonic() < ends:
-        time.sleep(0.01)
-    assert marked(scratch) == []
+        assert len(marked(scratch)) == 2
+        assert kill_all(process.pid) == []
+        assert marked(scratch) == []
 
 
 def test_a_fork_bomb_ends(scratch: str) -> None:
