@@ -4,9 +4,9 @@ A candidate's program calls `enter` before it imports torch or a person's code, 
 hold. No process can leave them, and each that it starts has them too. It leads a group of processes that none of these
 can leave; the parent ends them all by core/process_tree.kill_all. `python -m attnbench.worker.fence` tries the fences.
 
-    files            reads what a program needs, writes its scratch folder only; no home folder (Landlock)
+    files            reads what a program needs, writes its scratch folder only; no home folder (Landlock, seccomp)
     devices          opens the named device files only (Landlock)
-    network          makes no socket (seccomp)
+    network          makes no socket (seccomp); with devices, sockets within this machine only
     other processes  neither reads, traces nor signals a process outside (Landlock, seccomp)
     memory           private memory of each process, without a GPU only (RLIMIT_DATA)
     processes        processes and threads of the user beyond the present ones (RLIMIT_NPROC)
@@ -102,12 +102,14 @@ def enter(fence: Fence) -> dict[str, str]:
         os.setpgid(0, 0)
     prctl(CHILD_SUBREAPER, 1)
     prctl(NO_NEW_PRIVILEGES, 1)
-    reasons = _limits(fence)
     if platform.machine() in CAPSET:
         call(CAPSET[platform.machine()], struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24))
+    reasons = _limits(fence)
     landlock, version = _landlock(fence, readable)
     seccomp = refuse_calls(local_sockets=bool(fence.devices))
-    reasons["files"] = landlock or _files([path for path in outside if not _within(path, [scratch])], version)
+    reasons["files"] = (
+        landlock or seccomp or _files([path for path in outside if not _within(path, [scratch])], version)
+    )
     reasons["devices"] = landlock or _devices(fence)
     reasons["network"] = seccomp or _network()
     reasons["other processes"] = landlock or seccomp or _other_processes(version)
@@ -221,8 +223,8 @@ def _landlock(fence: Fence, readable: Iterable[str]) -> tuple[str, int]:
     ruleset = call(CREATE_RULESET, rules, 8 if version < 4 else 16 if version < 6 else 24, 0)
     rights = dict.fromkeys(readable, READ | LIST | EXECUTE)
     rights |= dict.fromkeys((*PLAIN_DEVICES, *fence.devices), READ | LIST | WRITE | TRUNCATE | IOCTL | CHANGE)
-    # Names of threads are written to /proc, also by CUDA, which fails otherwise. The folder of this process is found
-    # again by Linux as long as it is open, so it stays open.
+    # CUDA fails (error 304) where it cannot name its threads, by files in /proc. All of /proc would be too much, so it
+    # works in this process only. Linux knows the rule's folder as long as it is open, so it stays open.
     rights["/proc/self"] = READ | LIST | WRITE | TRUNCATE
     rights[fence.scratch] = READ | LIST | WRITE | TRUNCATE | EXECUTE | CHANGE
     for path, right in rights.items():
@@ -255,7 +257,7 @@ def _devices(fence: Fence) -> str:
     """Try to open devices that are not in the list; return what is possible, "" for nothing."""
     gpus = [f"/dev/{name}" for name in ("nvidiactl", *(f"nvidia{n}" for n in range(16)), "kfd", "dxg")]
     for path in (UNLISTED, *gpus):
-        if path not in fence.devices:
+        if not _within(path, fence.devices):
             with contextlib.suppress(OSError):
                 os.close(os.open(path, os.O_RDWR))
                 return f"{path} can be opened"
