@@ -95,6 +95,7 @@ def enter(fence: Fence) -> dict[str, str]:
     readable = [*fence.readable, *_found(homes)]
     around = (tempfile.gettempdir(), os.path.dirname(scratch))
     outside = [*homes, *(path for path in around if not _within(path, readable))]
+    outside = [path for path in outside if not _within(path, [scratch])]
     os.chdir(scratch)
     os.environ.update(dict.fromkeys(HOMES, scratch))
     tempfile.tempdir = None
@@ -107,9 +108,7 @@ def enter(fence: Fence) -> dict[str, str]:
     reasons = _limits(fence)
     landlock, version = _landlock(fence, readable)
     seccomp = refuse_calls(local_sockets=bool(fence.devices))
-    reasons["files"] = (
-        landlock or seccomp or _files([path for path in outside if not _within(path, [scratch])], version)
-    )
+    reasons["files"] = landlock or seccomp or _files(outside, version)
     reasons["devices"] = landlock or _devices(fence)
     reasons["network"] = seccomp or _network()
     reasons["other processes"] = landlock or seccomp or _other_processes(version)
