@@ -31,13 +31,20 @@ chown 92 -                 fchown 93 55               lchown 94 -               
 setxattr 188 5             lsetxattr 189 6            fsetxattr 190 7
 removexattr 197 14         lremovexattr 198 15        fremovexattr 199 16
 socket 41 198              clone 56 220               clone3 435 435             prlimit64 302 261
-setsid 112 157             setpgid 109 154
+setsid 112 157             setpgid 109 154            setpriority 141 140        ioprio_set 251 30
+sched_setaffinity 203 122  sched_setscheduler 144 119 sched_setparam 142 118     sched_setattr 314 274
 """
 REFUSED = {  # name -> its number by processor
     name: {machine: int(n) for machine, n in zip(ARCHITECTURES, numbers, strict=True) if n != "-"}
     for name, *numbers in re.findall(r"(\w+) (\d+) (\S+)", NUMBERS)
 }
-IN_PART = {name: REFUSED.pop(name) for name in ("socket", "clone", "prlimit64", "clone3", "setsid", "setpgid")}
+# These do nothing and seem to succeed, because programs fail where they are refused (ninja, setpgid). Processes stay in
+# their group, so that it can be ended at once, and slow no other process by its priority.
+WITHOUT_EFFECT = ("setsid", "setpgid", "setpriority", "ioprio_set")
+OF_OWN_THREAD = ("sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")  # for others no effect
+IN_PART = {
+    name: REFUSED.pop(name) for name in (*WITHOUT_EFFECT, *OF_OWN_THREAD, "socket", "clone", "prlimit64", "clone3")
+}
 NEW_NAMESPACES = 0x7E020000  # flags of clone
 
 # An instruction of the filter is (code, steps if true, steps if false, constant).
@@ -70,15 +77,14 @@ def refuse_calls(*, local_sockets: bool) -> str:
             program += [(EQUAL, 0, 1, numbers[machine]), (RETURN, 0, 0, REFUSE)]
     # The flags of clone3 lie in memory, which a filter does not see; where it is unknown, programs call clone.
     program += [(EQUAL, 0, 1, IN_PART["clone3"][machine]), (RETURN, 0, 0, UNKNOWN)]
-    # A process stays in its group, so that the group can be ended at once. The calls do nothing and seem to succeed,
-    # because programs that build others, as ninja, do not work where they fail.
-    program += [(EQUAL, 0, 1, IN_PART["setsid"][machine]), (RETURN, 0, 0, NOTHING)]
-    program += [(EQUAL, 0, 1, IN_PART["setpgid"][machine]), (RETURN, 0, 0, NOTHING)]
+    for name in WITHOUT_EFFECT:
+        program += [(EQUAL, 0, 1, IN_PART[name][machine]), (RETURN, 0, 0, NOTHING)]
     family = int(socket.AF_UNIX) if local_sockets else 2**32 - 1
     for name, test, value, if_true, if_false in (
         ("socket", EQUAL, family, ALLOW, REFUSE),
         ("clone", ANY_BIT, NEW_NAMESPACES, REFUSE, ALLOW),
         ("prlimit64", EQUAL, 0, ALLOW, REFUSE),  # limits of this process only
+        *((name, EQUAL, 0, ALLOW, NOTHING) for name in OF_OWN_THREAD),
     ):
         program += [(EQUAL, 0, 4, IN_PART[name][machine]), (LOAD, 0, 0, FIRST_ARGUMENT), (test, 0, 1, value)]
         program += [(RETURN, 0, 0, if_true), (RETURN, 0, 0, if_false)]

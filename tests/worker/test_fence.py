@@ -91,6 +91,8 @@ tries = {{
     "mode": lambda: os.chmod(secret, 0o777),
     "the home of the user": lambda: os.listdir(os.path.expanduser("~" + getpass.getuser())),
     "passwords": lambda: open("/etc/shadow"),
+    "by a link": lambda: open(f"/proc/self/root{secret}"),
+    "by a link of its own": lambda: (os.path.islink("to") or os.symlink(secret, "to"), open("to")),
     "itself": lambda: open({str(Path(__file__))!r}, "r+"),
     "code": lambda: open(enter.__code__.co_filename, "r+"),
 }}
@@ -158,10 +160,21 @@ found = {
     "handle": refused(lambda: signal.pidfd_send_signal(os.pidfd_open(parent), 0), errno.EPERM),
     "limit": refused(lambda: resource.prlimit(parent, resource.RLIMIT_NOFILE), errno.EPERM),
     "rank": refused(lambda: open(f"/proc/{parent}/oom_score_adj", "w")),
+    "environment": refused(lambda: open(f"/proc/{parent}/environ").read()),
+    "root": refused(lambda: os.listdir(f"/proc/{parent}/root")),
 }
+for seems_to_work in (
+    lambda: os.setpriority(os.PRIO_PROCESS, parent, 7),
+    lambda: os.sched_setaffinity(parent, {min(os.sched_getaffinity(0))}),
+    lambda: os.sched_setscheduler(parent, os.SCHED_IDLE, os.sched_param(0)),
+):
+    seems_to_work()
+os.sched_setaffinity(0, os.sched_getaffinity(0))
 found = [name for name, fails in found.items() if not fails]
 """
+    before = (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), os.sched_getscheduler(0))
     assert fenced(code, needs=("other processes",)) == []
+    assert (os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), os.sched_getscheduler(0)) == before
 
 
 def test_a_file_has_its_limit(fenced: Fenced) -> None:
