@@ -64,7 +64,7 @@ class Fence:
 
     `scratch` is the folder that it may write, and its working, home and temporary folder. `readable` are files and
     folders to read beside the system's, the interpreter's and those of sys.path, such as the folder of its code.
-    `devices` are device files, as /dev/nvidia0, /dev/nvidiactl and /dev/nvidia-uvm; with any, sockets within the
+    `devices` are device files, as /dev/nvidia0, /dev/nvidiactl and /dev/nvidia-uvm; with these, sockets within the
     machine are allowed, since the CUDA driver uses one to share memory. /dev/shm, where all of the user's programs
     share memory by name, can be named too. It is left out because what core/shared_tensors.py shares has no name.
     `memory` and `file_size` are bytes, `seconds` processor time; `processes` counts threads too.
@@ -77,6 +77,11 @@ class Fence:
     processes: int = 512
     file_size: int = 2**32
     seconds: int = 3600
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether a device file is named, not only a folder as /dev/shm."""
+        return any(not os.path.isdir(path) for path in self.devices)
 
 
 def enter(fence: Fence) -> dict[str, str]:
@@ -107,7 +112,7 @@ def enter(fence: Fence) -> dict[str, str]:
         call(CAPSET[platform.machine()], struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24))
     reasons = _limits(fence)
     landlock, version = _landlock(fence, readable)
-    seccomp = refuse_calls(local_sockets=bool(fence.devices))
+    seccomp = refuse_calls(local_sockets=fence.has_gpu)
     reasons["files"] = landlock or seccomp or _files(outside, version)
     reasons["devices"] = landlock or _devices(fence)
     reasons["network"] = seccomp or _network()
@@ -156,8 +161,8 @@ def _limits(fence: Fence) -> dict[str, str]:
         return ""
 
     def memory() -> str:
-        if fence.memory is None or fence.devices:
-            return "a GPU's driver reserves more than it uses" if fence.devices else "no limit was asked for"
+        if fence.memory is None or fence.has_gpu:
+            return "a GPU's driver reserves more than it uses" if fence.has_gpu else "no limit was asked for"
         if refused := limit(resource.RLIMIT_DATA, fence.memory):
             return refused
         try:

@@ -278,6 +278,23 @@ def test_memory_of_another_process_is_mapped_inside(fenced: Fenced) -> None:
         os.close(descriptor)
 
 
+def test_memory_by_name_works_where_its_folder_is_named(fenced: Fenced) -> None:
+    code = """
+import multiprocessing
+from multiprocessing import shared_memory
+try:
+    multiprocessing.Lock()
+    made = shared_memory.SharedMemory(create=True, size=4096)
+    made.close()
+    made.unlink()
+    found = "works"
+except PermissionError:
+    found = "refused"
+"""
+    assert fenced(code, needs=("files",)) == "refused"
+    assert fenced(code, fence="devices=('/dev/shm',), memory=2**30", needs=("files", "memory")) == "works"
+
+
 def test_shared_memory_cannot_be_cut_off(fenced: Fenced) -> None:
     """A process that could empty the file would end its owner by SIGBUS."""
     import torch
