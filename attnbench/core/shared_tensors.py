@@ -155,12 +155,14 @@ class _FileSlab(_OwnSlab):
         super().__init__(number)
         try:
             if hasattr(os, "memfd_create"):
-                self._descriptor = os.memfd_create("attnbench")  # stays open, as others open it by its path
-                path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+                self._descriptor = os.memfd_create("attnbench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+                path = f"/proc/{os.getpid()}/fd/{self._descriptor}"  # stays open, as others open it by this path
             else:
                 self._descriptor, path = tempfile.mkstemp(prefix="attnbench-")
                 atexit.register(os.unlink, path)
             os.ftruncate(self._descriptor, nbytes)
+            if hasattr(os, "memfd_create"):
+                _seal(self._descriptor)
             self.bytes = _mapped_file(self._descriptor, nbytes)
         except OSError as error:
             raise NotShared(f"{nbytes} bytes of shared memory cannot be allocated: {error}") from None
@@ -194,6 +196,33 @@ def _open_file(slab: Mapping[str, Any], _: torch.device) -> Tensor:
             return _mapped_file(file.fileno(), slab["nbytes"])
     except OSError as error:
         raise NotShared(f"memory of another process cannot be opened: {error}") from None
+
+
+def inherited(description: Description) -> tuple[Description, tuple[int, ...]]:
+    """Open the slabs on a CPU; return the description by this process's descriptors, and these.
+
+    A process behind fences (worker/fence.py) may open no other process's files. It maps such a description if it has
+    called this before it entered them, or was started with the descriptors (`pass_fds` of subprocess). On a GPU the
+    description stays as it is. Raises NotShared.
+    """
+    slabs, descriptors = {}, []
+    for number, slab in description["slabs"].items():
+        if "path" in slab:
+            try:
+                descriptors.append(os.open(slab["path"], os.O_RDWR))
+            except OSError as error:
+                raise NotShared(f"memory of another process cannot be opened: {error}") from None
+            slab = {**slab, "path": f"/proc/self/fd/{descriptors[-1]}"}
+        slabs[number] = slab
+    return {**description, "slabs": slabs}, (*descriptors,)
+
+
+def _seal(descriptor: int) -> None:
+    """Fix the size of a file in memory, so that no other process can cut off memory that this one reads."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 def _mapped_file(descriptor: int, nbytes: int) -> Tensor:
