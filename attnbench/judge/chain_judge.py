@@ -42,6 +42,7 @@ MOST_LAUNCHES = 1000
 DRAWN = 3  # results of a chain that are kept beside the last one, drawn at random
 GUARD = 4096  # bytes before and after each launch's results, which nothing may write
 SEED_BITS = 62
+MOST_SHIFT = 2**16  # bytes
 
 Results = Mapping[str, "Tensor"]
 Orders = Mapping[str, Sequence[int] | None]  # by tensor: its dimensions in their order in memory; None: as they are
@@ -82,6 +83,8 @@ class ChainJudge:
         self._kept: list[tuple[int, int, Results | None, Results]] = []
         self._arena.reset()
         given = self._made(secrets.randbits(SEED_BITS))
+        shift = torch.empty(1 + secrets.randbelow(MOST_SHIFT), dtype=torch.uint8, device=self._device)
+        self._arena.reserve({"shift": shift})  # the same case has other addresses each time
         described, self._base = self._arena.place(given.values)
         sources = {"out": given.q, "dq": given.q, "dk": given.k, "dv": given.v}
         like = {name: sources[name].new_empty(sources[name].shape) for name in expected_results(case)}
