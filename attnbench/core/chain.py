@@ -3,8 +3,8 @@
 The first launch reads inputs that nobody could know before. Each later one reads the same inputs with their low bits
 changed by the last results (`link`): its k and v are as new as its q, and no result is worth keeping. A sum of all last
 results changes every element, or else one head, or with a causal mask the first rows, could run ahead of the others: a
-launch can begin only when the one before it has ended. The link is public and cheap, and changes no value by more than a quarter, so
-that inputs keep their distribution along the chain.
+launch can begin only when the one before it has ended. The link is public and cheap, and changes no value by more than a
+quarter, so that inputs keep their distribution along the chain.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnbench.core import masks
 from attnbench.core.case import Case
 from attnbench.core.text import one_line
 
@@ -37,6 +38,7 @@ def refusal(case: Case) -> str | None:
         (case.ranks > 1, "several devices"),
         (case.latent or case.sink or case.shared_prefix, "latent rows, sinks or a shared prefix"),
         (case.data != "normal", f"data {case.data}"),
+        (masks.is_own(case.mask), "a mask of a person's own code, which would run in the judge"),
         (not case.has_forward, "a backward alone"),
     ):
         if holds:
