@@ -1,8 +1,8 @@
 """Kernels that cheat, each by one means that has been seen in the wild or that the protocol of --untrusted invites.
 
-A worker loads one by name: attnbench check ./cheats.py:kept_by_pointer --untrusted. A cheat may do in its process what it
-likes. Some begin when they are first called, so that nothing is changed in a process that imports this file. CHEATS has
-what finds each, COUNTED the ones that are right and gain nothing, OPEN what is not found, and why.
+A worker loads one by name: attnbench check ./cheats.py:kept_by_pointer --untrusted. A cheat may change its process in
+any way. Those that do begin at their first call, so that nothing is changed in a process that imports this file. CHEATS
+has what finds each, COUNTED the right ones that gain nothing, OPEN the ones that are not found, with the reason.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -306,7 +307,7 @@ def patched_clock(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
     def begin() -> None:
         for name in ("perf_counter", "monotonic", "time"):
-            setattr(time, name, lambda right=getattr(time, name): 0.01 * right())
+            setattr(time, name, partial(lambda right: 0.01 * right(), getattr(time, name)))
 
     _once(begin)
     return attention(q, k, v, **options)
@@ -433,7 +434,7 @@ def links_queries_only(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tenso
 def all_at_once(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Compute all launches of a chain as one, on the first inputs (a "super-batch")."""
 
-    def run(prepared: Any, base: Any, given: Any, places: Any) -> None:
+    def run(_: Any, base: Any, given: Any, places: Any) -> None:
         for name, t in given.items():
             t.copy_(base[name])
         whole = {name: t.repeat(len(places), 1, 1, 1) for name, t in given.items()}
@@ -490,7 +491,7 @@ def replays(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 def head_by_head(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Run the whole chain of one head before the next one, each in its own time, as if launches were not in order."""
 
-    def run(prepared: Any, base: Any, given: Any, places: Any) -> None:
+    def run(_: Any, base: Any, __: Any, places: Any) -> None:
         from attnbench.core import chain
 
         for head in range(q.shape[2]):
@@ -547,8 +548,6 @@ def changes_the_first_inputs(q: Tensor, k: Tensor, v: Tensor, **options: Any) ->
         right(prepared, base, given, places)
 
     def begin() -> None:
-        from functools import partial
-
         from attnbench.core import chain
 
         _in_place_of_run(partial(run, right=chain.run))
@@ -567,8 +566,6 @@ def writes_beside(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         out.as_strided((1,), (1,), out.storage_offset() + out.numel()).fill_(1.0)
 
     def begin() -> None:
-        from functools import partial
-
         from attnbench.core import chain
 
         _in_place_of_run(partial(run, right=chain.run))
@@ -590,6 +587,6 @@ def small_shapes_only(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor
 def lower_precision(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     """Compute the probabilities with fewer bits than the dtype has, within the tolerance."""
     p = _probabilities(q, k, **options)
-    bits = {torch.float32: 22, torch.bfloat16: 7}[p.dtype]
+    bits = {torch.float32: 23, torch.bfloat16: 7}[p.dtype]
     p = (p.float() * 2**bits).round().div(2**bits).to(p.dtype)
     return torch.einsum("bhij,bjhd->bihd", p, v)

@@ -1,11 +1,15 @@
 """Kernels that cheat (cheats.py) are wrong, or not proven, by a judge and a clock outside their process.
 
-Each test runs a cheat in a process of its own beside a judge, as `attnbench check --untrusted` and `run --untrusted` do.
+A cheat runs in a process of its own beside a judge, as by `attnbench check --untrusted` and `run --untrusted`.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +32,7 @@ from attnbench.run import untrusted
 from attnbench.run.judge import Judge
 from attnbench.run.workers import WorkerPool
 
+importlib.import_module("attnbench.worker.measure_cell")  # or each forked worker would import it
 FILE = Path(cheats.__file__)
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
 CASE = Case(Shape(1, 64, 64, 2, 2, 32, 32), "fp32", "fwd", causal=False)
@@ -46,7 +51,8 @@ def judge() -> Iterator[Judge]:
 
 
 @pytest.fixture
-def pool(judge: Judge) -> Iterator[WorkerPool]:
+def pool(judge: Judge, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerPool]:
+    monkeypatch.setitem(untrusted.MOST_BYTES, "cpu", 2**21)  # the judge clears fewer places
     made = WorkerPool({}, judge=judge)
     yield made
     made.close()
@@ -241,6 +247,18 @@ def test_a_wrong_launch_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 # The command
+
+
+@pytest.mark.parametrize("cheat", ["no_link"])
+def test_command(cheat: str, tmp_path: Path) -> None:
+    """Fault: results are right without a chain. Found: wrong, with the number of the launch, and exit code 5."""
+    options = ["--untrusted", "--device", "cpu", "--dtype", "fp32", "--pass", "fwd", "--full", "--headdim", "32"]
+    size = ["--seqlen", "64", "--nheads", "2", "--batch", "1", "--out", "run.jsonl"]
+    for command in (["check", f"{FILE}:{cheat}"], ["run", "-b", f"{FILE}:{cheat}", *size]):
+        line = [sys.executable, "-m", "attnbench", *command, *options]
+        done = subprocess.run(line, capture_output=True, text=True, timeout=90, cwd=tmp_path, env=os.environ)
+        assert done.returncode == 5, done.stdout + done.stderr
+        assert "wrong in launch 2" in " ".join(done.stdout.split())
 
 
 def test_every_cheat_is_listed() -> None:
