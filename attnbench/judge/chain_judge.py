@@ -32,13 +32,13 @@ from attnbench.core import chain
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.json import from_json, to_json
-from attnbench.core.record import Accuracy
+from attnbench.core.record import Accuracy, TensorError
 from attnbench.core.renewed_inputs import Renewal
 from attnbench.core.shared_tensors import Arena
 from attnbench.judge import inputs, make_check
 from attnbench.judge.exact_attention import ROW_RESULTS, compute_reference
 from attnbench.judge.row_sample import RowSample, draw_seed
-from attnbench.judge.tolerance import compare, expected_results
+from attnbench.judge.tolerance import expected_results, summation_error
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ MOST_LAUNCHES = 1000
 DRAWN = 3  # results of a chain that are kept beside the last one, drawn at random
 GUARD = 4096  # bytes before and after each launch's results, which nothing may write
 SEED_BITS = 62
-WIDE = 4.0  # error of a row over eager's, which for few values may be small by chance; other inputs cost far more
+WIDE = 4.0  # error of one row over eager's; results of other inputs, however near, are off by far more
 ROWS_BYTES = {"cuda": 2**30, "cpu": 2**24}  # of the inputs of launches of which rows are compared at once
 
 Results = Mapping[str, "Tensor"]
@@ -145,37 +145,37 @@ class ChainJudge:
             self._wrong_rows = self._compare_rows(launches)
 
     def _compare_rows(self, launches: int) -> tuple[Accuracy, int] | None:
-        """Compare a row of each head in every launch; return the first wrong one with its number, from 1."""
+        """Compare a row of each head in every launch; return the first wrong launch with its number, from 1.
+
+        The batch entries of several launches are compared at once, and each launch has its own error.
+        """
         import torch
 
-        s, first, drawn = self._case.shape, self._made(self._seed), torch.Generator().manual_seed(draw_seed())
-        pairs, most = s.batch * s.nheads_k, max(1, ROWS_BYTES[self._device.type] // first.nbytes)
+        first, drawn = self._made(self._seed), torch.Generator().manual_seed(draw_seed())
+        s, most = self._case.shape, max(1, ROWS_BYTES[self._device.type] // first.nbytes)
         for start in range(0, launches, most):
             numbers = range(start, min(start + most, launches))
-            rows = torch.randint(s.seqlen_q, (len(numbers) * pairs, 1, s.nheads // s.nheads_k), generator=drawn)
-            rows = rows.to(self._device)
-            if (found := self._rows_of(first, numbers, rows)).ok:
-                continue
-            for number, of_one in zip(numbers, rows.split(pairs), strict=True):
-                if not (alone := self._rows_of(first, [number], of_one)).ok:
-                    return alone, number + 1
-            return found, start + 1
+            given = [self._following(first, self._places[number - 1] if number else None) for number in numbers]
+            inputs = first.with_values({name: torch.cat([of.values[name] for of in given]) for name in first.values})
+            case = replace(self._case, shape=replace(s, batch=s.batch * len(numbers)))
+            pairs = torch.arange(case.shape.batch * s.nheads_k)
+            rows = torch.randint(s.seqlen_q, (len(pairs), 1, s.nheads // s.nheads_k), generator=drawn)
+            places = [t.to(self._device) for t in (pairs // s.nheads_k, pairs % s.nheads_k, rows)]
+            reference = compute_reference(case, inputs, RowSample(*places, True, s.seqlen_q == 1), rows_only=True)
+            for name in [name for name in ROW_RESULTS if name in self._places[0]]:
+                results = torch.cat([self._places[number][name] for number in numbers])
+                exact = torch.cat([part.exact[name] for part in reference.parts])
+                ours = torch.cat([part.select(case, name, results) for part in reference.parts]).to(exact.dtype)
+                error, size = (t.view(len(numbers), -1).square().mean(1) for t in (ours - exact, exact))
+                eager = reference.relative_eager_error(name)
+                share = WIDE * eager + torch.finfo(results.dtype).eps + summation_error(case)
+                allowed = share * (size + size.mean()).sqrt()
+                if len(wrong := (~(error.sqrt() <= allowed)).nonzero()):
+                    off, most_off, of = (float(t[wrong[0]]) for t in (error.sqrt(), allowed, size.sqrt()))
+                    where = "in the root mean square of one row of each head"
+                    found = TensorError(off, eager * of, most_off, off / of if of else off, where)
+                    return Accuracy({name: found}, 1, s.batch * s.nheads), start + int(wrong[0]) + 1
         return None
-
-    def _rows_of(self, first: Inputs, numbers: Sequence[int], rows: Tensor) -> Accuracy:
-        """Compare rows of launches, as if their batch entries were of one launch."""
-        import torch
-
-        given = [self._following(first, self._places[number - 1] if number else None) for number in numbers]
-        inputs = first.with_values({name: torch.cat([of.values[name] for of in given]) for name in first.values})
-        results = {name: torch.cat([self._places[number][name] for number in numbers]) for name in self._places[0]}
-        s = self._case.shape
-        case = replace(self._case, shape=replace(s, batch=s.batch * len(numbers)))
-        pairs = torch.arange(len(rows), device=self._device)
-        sample = RowSample(pairs // s.nheads_k, pairs % s.nheads_k, rows, True, s.seqlen_q == 1)
-        reference = compute_reference(case, inputs, sample, rows_only=True)
-        names = tuple(name for name in ROW_RESULTS if name in results)
-        return compare(reference, results, names, wide=dict.fromkeys(names, WIDE))
 
     @staticmethod
     def _following(first: Inputs, before: Results | None) -> Inputs:

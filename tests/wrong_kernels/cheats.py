@@ -31,6 +31,22 @@ JOB = "the job"  # a record must be of the job that was asked
 CHEATS: dict[str, tuple[str, ...]] = {}  # name -> what finds it; each alone would
 COUNTED: dict[str, str] = {}  # name -> why it gains nothing
 OPEN: dict[str, str] = {}  # name -> why it is not found
+# Faults of the protocol for which no kernel here is an example -> why they are not found
+HOLES = {
+    "a faster link": "the seconds of a link in the judge's process are subtracted, and a kernel may link faster, for "
+    "example within its launch: its latency may be too low by up to those seconds, which a report shows",
+    "signals": "a process may stop the parent and the judge, which are of the same user, and work meanwhile: only a "
+    "fence against signals to other processes helps",
+    "helpers": "a process that leaves its session and its parent outlives SIGKILL: only a fence helps",
+    "memory of other processes": "the judge's memory can be read and written by a process of the same user: a fence "
+    "against ptrace and /proc",
+    "dk and dv in part": "rows of out and dq alone are compared in every launch; a kernel that leaves out dk and dv in a "
+    "share f of its launches is found by each of the results that are drawn, with a probability of f",
+    "rows in part": "one row of each head is compared in every launch, over all heads: a fault in a few heads or rows is "
+    "found in the results that are drawn only",
+    "another figure": "a kernel that knows --untrusted may be honest there alone: use its figure, not another one",
+    "other devices": "a latency is of all devices that the process can open",
+}
 Kernel = Callable[..., Tensor]
 
 

@@ -170,6 +170,13 @@ def test_times() -> None:
         assert why in str(record.reason)
 
 
+def test_a_faster_link_is_open() -> None:
+    """Fault: it links in 1 us, where the judge needs 10 us. Found: nothing; its latency is 9 us too low."""
+    record = proven(lambda n: 201e-6 * n, link=10e-6)
+    assert record.status == "ok"
+    assert record.measurements["time"].values[0] == pytest.approx(191e-6)
+
+
 def test_the_number_of_chains_is_not_known() -> None:
     """Fault: a cheat is honest in the last chain, which ends with SIGKILL. Found: it does not know which one it is."""
     found = set()
@@ -258,7 +265,7 @@ def test_command(cheat: str, tmp_path: Path) -> None:
         line = [sys.executable, "-m", "attnbench", *command, *options]
         done = subprocess.run(line, capture_output=True, text=True, timeout=90, cwd=tmp_path, env=os.environ)
         assert done.returncode == 5, done.stdout + done.stderr
-        assert "wrong in launch 2" in " ".join(done.stdout.split())
+    assert "wrong in launch 2" in (tmp_path / "run.jsonl").read_text()
 
 
 def test_every_cheat_is_listed() -> None:
