@@ -160,8 +160,9 @@ class ChainJudge:
             case = replace(self._case, shape=replace(s, batch=s.batch * len(numbers)))
             pairs = torch.arange(case.shape.batch * s.nheads_k)
             rows = torch.randint(s.seqlen_q, (len(pairs), 1, s.nheads // s.nheads_k), generator=drawn)
-            places = [t.to(self._device) for t in (pairs // s.nheads_k, pairs % s.nheads_k, rows)]
-            reference = compute_reference(case, inputs, RowSample(*places, True, s.seqlen_q == 1), rows_only=True)
+            batch, head, rows = (t.to(self._device) for t in (pairs // s.nheads_k, pairs % s.nheads_k, rows))
+            sample = RowSample(batch, head, rows, all_pairs=True, all_rows=s.seqlen_q == 1)
+            reference = compute_reference(case, inputs, sample, rows_only=True)
             for name in [name for name in ROW_RESULTS if name in self._places[0]]:
                 results = torch.cat([self._places[number][name] for number in numbers])
                 exact = torch.cat([part.exact[name] for part in reference.parts])

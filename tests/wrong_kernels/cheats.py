@@ -40,10 +40,10 @@ HOLES = {
     "helpers": "a process that leaves its session and its parent outlives SIGKILL: only a fence helps",
     "memory of other processes": "the judge's memory can be read and written by a process of the same user: a fence "
     "against ptrace and /proc",
-    "dk and dv in part": "rows of out and dq alone are compared in every launch; a kernel that leaves out dk and dv in a "
-    "share f of its launches is found by each of the results that are drawn, with a probability of f",
-    "rows in part": "one row of each head is compared in every launch, over all heads: a fault in a few heads or rows is "
-    "found in the results that are drawn only",
+    "dk and dv in part": "rows of out and dq alone are compared in every launch; dk and dv left out in a share "
+    "f of the launches are found by each drawn result with a probability of f",
+    "rows in part": "one row of each head is compared in every launch, and all heads together: a fault in a few heads "
+    "or rows is found in the drawn results only",
     "another figure": "a kernel that knows --untrusted may be honest there alone: use its figure, not another one",
     "other devices": "a latency is of all devices that the process can open",
 }
@@ -393,7 +393,9 @@ def another_case(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
     def begin() -> None:
         from dataclasses import replace
 
-        from attnbench.worker import serve
+        from attnbench.worker import serve as module
+
+        serve: Any = module
 
         def record(case: Any, *rest: Any, right: Any = serve.Record, **more: Any) -> Any:
             return right(replace(case, shape=replace(case.shape, seqlen_q=8, seqlen_k=8)), *rest, **more)
