@@ -32,6 +32,7 @@ LEAST = {"cuda": 2**26, "cpu": 2**20}  # the least bytes of a slab
 PAGE = {"cuda": 2**21, "cpu": mmap.PAGESIZE}
 MOST_OPEN = 8  # the most slabs on a CPU that another process keeps open
 OPEN, MAP = open, mmap.mmap
+HELD: dict[str, str] = {}  # key of a slab -> its path by this process's descriptor
 SLABS = itertools.count()  # numbers of this process's slabs, in all its arenas
 FLAGS = {} if os.name == "nt" else {"flags": mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)}
 LAZY_PEER_ACCESS = 1  # the only flag of cuIpcOpenMemHandle
@@ -52,11 +53,12 @@ class NotShared(Exception):
 class Arena:
     """The shared memory of one process on one device, in slabs. `reset` frees all of it for new tensors."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, least: int = 0) -> None:
+        """Take the least bytes of a slab, LEAST or more."""
         self.device = device
         self._slabs: list[_OwnSlab] = []
         self._made = 0  # number of slabs made
-        self._least = LEAST[device.type]  # least bytes of the next slab
+        self._least = max(least, LEAST[device.type])  # least bytes of the next slab
 
     def reset(self) -> None:
         """Forget all tensors. On a CPU one slab takes the place of several, so that their number does not grow."""
@@ -67,6 +69,13 @@ class Arena:
             self._slabs.clear()
         for slab in self._slabs:
             slab.used = 0
+
+    def room(self) -> Description:
+        """Return the description of no tensors, with a slab of the least size."""
+        if not self._slabs:
+            self._take(self._least)
+            self.reset()
+        return {"slabs": {slab.number: slab.described for slab in self._slabs}, "tensors": {}}
 
     def place(self, tensors: Mapping[str, Tensor]) -> tuple[Description, dict[str, Tensor]]:
         """Copy tensors into shared memory; return their description and the copies.
@@ -155,12 +164,14 @@ class _FileSlab(_OwnSlab):
         super().__init__(number)
         try:
             if hasattr(os, "memfd_create"):
-                self._descriptor = os.memfd_create("attnbench")  # stays open, as others open it by its path
-                path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+                self._descriptor = os.memfd_create("attnbench", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+                path = f"/proc/{os.getpid()}/fd/{self._descriptor}"  # stays open, as others open it by this path
             else:
                 self._descriptor, path = tempfile.mkstemp(prefix="attnbench-")
                 atexit.register(os.unlink, path)
             os.ftruncate(self._descriptor, nbytes)
+            if hasattr(os, "memfd_create"):
+                _seal(self._descriptor)
             self.bytes = _mapped_file(self._descriptor, nbytes)
         except OSError as error:
             raise NotShared(f"{nbytes} bytes of shared memory cannot be allocated: {error}") from None
@@ -190,10 +201,31 @@ class _CudaSlab(_OwnSlab):
 
 def _open_file(slab: Mapping[str, Any], _: torch.device) -> Tensor:
     try:
-        with OPEN(slab["path"], "r+b") as file:
+        with OPEN(HELD.get(slab["key"], slab["path"]), "r+b") as file:
             return _mapped_file(file.fileno(), slab["nbytes"])
     except OSError as error:
         raise NotShared(f"memory of another process cannot be opened: {error}") from None
+
+
+def hold(description: Description) -> None:
+    """Open the slabs of another process on a CPU, for a process that may later open no other's files.
+
+    `Mapped` then opens them by this process's descriptors. On a GPU nothing is needed. Raises NotShared.
+    """
+    for slab in description["slabs"].values():
+        if "path" in slab and slab["key"] not in HELD:
+            try:
+                HELD[slab["key"]] = f"/proc/self/fd/{os.open(slab['path'], os.O_RDWR)}"
+            except OSError as error:
+                raise NotShared(f"memory of another process cannot be opened: {error}") from None
+
+
+def _seal(descriptor: int) -> None:
+    """Fix the size of a file in memory, so that no other process can cut off memory that this one reads."""
+    import fcntl
+
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 def _mapped_file(descriptor: int, nbytes: int) -> Tensor:

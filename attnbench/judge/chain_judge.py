@@ -59,9 +59,9 @@ Orders = Mapping[str, Sequence[int] | None]  # by tensor: its dimensions in thei
 class ChainJudge:
     """The chains of one case at a time on one device."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, arena: Arena | None = None) -> None:
         self._device = device
-        self._arena = Arena(device)
+        self._arena = arena or Arena(device)
         self._draw = random.SystemRandom()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:

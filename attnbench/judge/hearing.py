@@ -32,9 +32,9 @@ CHECKS = ("hard", "first", "renewed", "rows", "restored", "calls")  # values of 
 class Hearing:
     """A worker's hearing: its shared memory on a device, the judges of its case, and the verdicts so far."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, arena: Arena | None = None) -> None:
         self._device = device
-        self._arena = Arena(device)
+        self._arena = arena or Arena(device)
         self._judges: Mapping[int, CaseJudge] = {}  # by key head; a case on one device has one judge
         self._head = 0  # key head of the present request
         self._shown: dict[str, dict[int, Accuracy]] = {}  # name of the check -> key head -> its verdict

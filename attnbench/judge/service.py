@@ -24,6 +24,8 @@ number, "slot" (0 for a single worker), and its own shared memory (hearing.py). 
     {"do": "launched"}                        -> as "check", after a launch for which a check with dropout has asked by
          {"launch": {"restores": bool}}; with "restores" the launch begins from the worker's first random state
     {"do": "calls", "first": m, "calls": n}   -> {}; the results in this memory are of the calls m to m + n - 1
+    {"do": "room"}                            -> {"rooms": [tensors, ...]}, all memory that this process will share on a
+         CPU, without tensors, for a worker that may open none later (core/shared_tensors.hold)
     {"do": "chain", "release", "keep", "rule" or "link", ...} -> chain_judge.py
     {"do": "distances"}                       -> {"distances": {name: distance from the results of call 0}}
 
@@ -43,6 +45,7 @@ from typing import Any
 from attnbench.core.case import Case
 from attnbench.core.json import from_json
 from attnbench.core.machine import Device
+from attnbench.core.shared_tensors import Arena, Description
 from attnbench.judge import chain_judge, inputs, warm_up
 from attnbench.judge.case_judge import CaseJudge
 from attnbench.judge.chain_judge import ChainJudge
@@ -52,6 +55,7 @@ from attnbench.judge.hearing import Hearing, use
 
 Judges = Mapping[int, CaseJudge]  # by key head; a case on one device has one judge
 SWITCH = 2e-4  # seconds after which a thread that works ahead yields to a worker's request
+ROOM, ROOM_OF_CHAINS = 2**27, 2**27  # bytes of memory on a CPU that is shared in advance
 MUCH = 2**30  # most unused bytes that torch may keep on a GPU for this process
 FREEING = ("begin", "hard", "check", "launched")  # requests that free memory, which torch then keeps
 
@@ -67,6 +71,7 @@ class JudgeService:
         self._known: tuple[Case, int, Judges] | None = None
         self._hearings: dict[int, Hearing] = {}  # by slot
         self._chains: ChainJudge | None = None
+        self._open_arenas: list[Arena] = []  # whose memory is shared in advance
         self.grown = 0  # bytes of the device's memory that the latest request has taken
         self._thread, self._threads = ThreadPoolExecutor(1), torch.get_num_threads()
         self._ahead: dict[tuple[Case, int], Future[Judges | str]] = {}
@@ -87,6 +92,8 @@ class JudgeService:
         match request["do"]:
             case "open":
                 return {}
+            case "room":
+                return {"rooms": self._rooms()}
             case "ahead":
                 self._work_ahead([from_json(Case, case) for case in request["cases"]], request["seed"])
                 return {}
@@ -103,6 +110,15 @@ class JudgeService:
                 hearing, from_json(Case, request["case"]), request["seed"], lean=request.get("lean", False)
             )
         return hearing.answer(request)
+
+    def _rooms(self) -> list[Description]:
+        if self.device.type != "cpu":
+            return []
+        if self._chains is None:
+            arenas = [Arena(self.device, least) for least in (ROOM, ROOM_OF_CHAINS)]
+            self._hearings[0], self._chains = Hearing(self.device, arenas[0]), ChainJudge(self.device, arenas[1])
+            self._open_arenas = arenas
+        return [arena.room() for arena in self._open_arenas]
 
     def _begin(self, hearing: Hearing, case: Case, seed: int, *, lean: bool) -> dict[str, Any]:
         """Make the inputs and the reference of a case, unless the latest case and seed are the same."""

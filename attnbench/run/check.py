@@ -93,13 +93,16 @@ def check(
         raise UserError(
             f"kind: the cases of check are of softmax; attnbench run --kind {other[0]} checks each result and times it"
         )
+    if untrusted and sanitize:
+        raise UserError("--sanitize runs kernels without fences; give it or --untrusted")
     chosen = choose(patterns, pythons)
     resolve_suite_for(SUITE, device, settings)
     again = _wrong_cases(wrong, settings.axes, trust) if wrong else ()
     start = partial(Session, device, chosen, with_torch=False, allow_busy=allow_busy, variables=WAITING)
-    with start(here=here, live=live) as session:
+    with start(here=here, live=live, untrusted=untrusted) as session:
         say(f"importing {', '.join(chosen.specs)}")
-        session.pool.start_loading(import_ahead=True)
+        if not untrusted:  # fenced processes need the judge's memory before
+            session.pool.start_loading(import_ahead=True)
         kind = session.describe().device.kind
         sanitizer = _sanitizer(kind) if sanitize else None
         session.have_judged()

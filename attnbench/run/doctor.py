@@ -16,6 +16,7 @@ from attnbench.core.json import to_json
 from attnbench.core.machine import Environment
 from attnbench.run import host_facts
 from attnbench.run.aa_test import PAIR, AATest, aa_test_cases, run_aa_test
+from attnbench.run.fences import held
 from attnbench.run.select import Chosen, parse_device
 from attnbench.run.session import Session
 
@@ -44,7 +45,7 @@ def examine(asked: str, say: Callable[[str], None], *, quick: bool = False) -> E
 
     Raises UserError where there is no such device.
     """
-    facts: dict[str, Any] = {"asked": parse_device(asked), "host": host_facts.read_host_facts()}
+    facts: dict[str, Any] = {"asked": parse_device(asked), "host": host_facts.read_host_facts(), "fences": held()}
     with Session(asked, allow_busy=True) as session:
         say("looking at the device")
         session.describe()

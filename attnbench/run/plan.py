@@ -28,6 +28,7 @@ OVERHEAD = {"cuda": 0.24, "cpu": 0.45, "fake": 0.001}  # seconds of a job beside
 BACKWARD_OVERHEAD = {"cuda": 0.05, "cpu": 0.15, "fake": 0.0}  # more seconds where the check has gradients
 FIRST_OVERHEAD = {"cuda": 1.0, "cpu": 0.0, "fake": 0.0}  # more seconds of a worker's first job, which loads kernels
 RANKS_OVERHEAD = {"cuda": 1.5, "cpu": 1.0, "fake": 0.0}  # more seconds of a job on several devices
+UNTRUSTED_OVERHEAD = {"cuda": 6.0, "cpu": 3.0, "fake": 0.0}  # more seconds of a job with Policy.untrusted
 LAUNCH = {"cuda": 20e-6, "cpu": 50e-6, "fake": 5e-6}  # seconds of a launch
 LONG_CALL = 0.15  # seconds of a call from which fewer calls check a cell (worker/cell_steps.py)
 TOO_LOW = 2.0  # assumed most of a run's time over its forecast
@@ -167,6 +168,8 @@ def forecast_job(
     if policy.bitwise:  # in this process, of one sequence, and in another process
         calls += BITWISE_CALLS
         overhead += OVERHEAD[device.kind]
+    if policy.untrusted:  # chains of launches, and a new process
+        overhead += UNTRUSTED_OVERHEAD[device.kind]
     seconds = overhead + calls * call + sampling + min(policy.warmup_s, 100 * call) + policy.sustained_s
     if case.ranks > 1:  # joining the group, whole heads on rank 0, calls without communication
         seconds += RANKS_OVERHEAD[device.kind] + 4 * call + sampling

@@ -18,6 +18,7 @@ from typing import Any
 from attnbench.core.backend import Probe
 from attnbench.core.files import this_python
 from attnbench.core.json import from_json
+from attnbench.core.process_tree import family
 from attnbench.run import device_turns
 
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
@@ -238,7 +239,7 @@ class WorkerProcess:
 
         Processes in sessions of their own are included, unless the worker has already ended.
         """
-        started = _started_by(self._process.pid) if self.alive else []
+        started = family(self._process.pid) if self.alive else {}
         with contextlib.suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -317,19 +318,6 @@ def forget(left: subprocess.Popen[bytes] | None) -> None:
         with contextlib.suppress(ValueError):  # an interrupt has closed its input
             left.communicate(b"\n")
         left.wait()
-
-
-def _started_by(pid: int) -> list[int]:
-    """Return the ids of a process's descendants, by Linux; [] elsewhere."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            parent = int(stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    found = [pid]
-    for one in found:
-        found += children.get(one, ())
-    return found[1:]
 
 
 def _killed_for_memory() -> int:

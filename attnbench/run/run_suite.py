@@ -116,7 +116,12 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
     checked = _checked(request, device, others)
     allow_busy = request.allow_busy or request.dry_run
     with Session(
-        device, with_torch=not request.dry_run, allow_busy=allow_busy, here=request.here, live=request.live
+        device,
+        with_torch=not request.dry_run,
+        allow_busy=allow_busy,
+        here=request.here,
+        live=request.live,
+        untrusted=checked.untrusted,
     ) as session:
         planned, chosen = _planned(request, checked, session, observer)
         nothing = not request.out and all(job.skip and not job.resumable for job in planned.plan)
@@ -147,6 +152,7 @@ class _Checked:
     backends: Mapping[tuple[str, ...], Chosen]  # key: names of backends in the suite
     others: Sequence[str]  # the named devices of the ranks after the first
     together: bool  # whether all workers load libraries, and open the device, at the same time
+    untrusted: bool  # whether workers are fenced
     peak: Mapping[str, float]
 
     @property
@@ -173,8 +179,9 @@ def _checked(request: Request, device: str, others: Sequence[str]) -> _Checked:
         raise UserError("--batch and --tokens both set the batch size; give one of them")
     if not request.dry_run:
         check_output_path(request.out)
-    together = len(backends) == 1 and device != "cpu" and has_nvidia_gpu()
-    return _Checked(suite, found, backends, others, together, parse_peak(request.peak))
+    untrusted = any(of.policy.untrusted for of in found)
+    together = len(backends) == 1 and device != "cpu" and has_nvidia_gpu() and not untrusted
+    return _Checked(suite, found, backends, others, together, untrusted, parse_peak(request.peak))
 
 
 def _check_rounds(rounds: int) -> None:
@@ -232,6 +239,8 @@ def _surveyed(
             notes.append(numpy_rates.NOTE)
         else:
             session.measure_rates(checked.dtypes)
+        if checked.untrusted and not request.dry_run:
+            session.have_judged()
     pool = session.pool
     _check_jobs(len(chosen.cases) * len(pool.specs) * request.rounds)
     notes += venvs.missing_venv_notes(name for name in pool.specs if name not in pool.interpreters)
@@ -310,7 +319,8 @@ def _resume(request: Request, path: Path, device: str, observer: RunObserver) ->
         raise UserError(f"{path} was measured on {was}, not on {device}; leave out --device")
     allow_busy = request.allow_busy or request.dry_run or not todo
     specs = {**old.specs, **named}
-    with Session(str(was), Chosen(specs, old.interpreters), allow_busy=allow_busy) as session:
+    untrusted = old.policy.untrusted
+    with Session(str(was), Chosen(specs, old.interpreters), allow_busy=allow_busy, untrusted=untrusted) as session:
         observer.say(f"looking at the device, and importing {', '.join(old.specs)}")
         now = session.describe_again(old, path, "start a new run, or restore the old environment")
         there = f"resuming: {len(old.plan) - len(todo)} of {len(old.plan)} jobs are there"
@@ -321,6 +331,8 @@ def _resume(request: Request, path: Path, device: str, observer: RunObserver) ->
         if request.dry_run or not (todo or request.further):
             observer.planned(old, todo, None, notes)
             return Outcome(replace(old, plan=tuple(todo)), path) if request.dry_run else _outcome(recording, request)
+        if untrusted:
+            session.have_judged()
         session.load_again(old, path, partial(observer.say, also_in_a_pipe=True))
         if request.rounds > had:
             recording.add_rounds(request.rounds)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -28,10 +29,11 @@ from attnbench.core.text import some
 from attnbench.results import run_file
 from attnbench.results.run_setup import differences
 from attnbench.run.device_probe import DeviceProbe
+from attnbench.run.fences import device_files
 from attnbench.run.first_look import first_look
 from attnbench.run.judge import Judge
 from attnbench.run.plan import CaseSupport
-from attnbench.run.process import IN_WORKER, WorkerProcess
+from attnbench.run.process import IN_WORKER, START_TIMEOUT, WorkerProcess
 from attnbench.run.select import Chosen, check_trusted, is_executable, is_user_code, select_backends
 from attnbench.run.workers import WorkerPool
 
@@ -54,11 +56,13 @@ class Session:
         variables: Mapping[str, str] | None = None,
         here: Mapping[str, Callable[[], Any]] | None = None,
         live: Mapping[str, Mapping[str, str]] | None = None,
+        untrusted: bool = False,
     ) -> None:
         """Take a device, "auto", "cpu", "cuda:N" or "fake", and the backends, which may be chosen later.
 
         `variables` are in the environment of all workers. `here` maps a spec ("module:object") to a function that makes
         its worker in this process, and `live` maps a spec to the required state of its function (core/live_state.py).
+        With `untrusted` workers are fenced; have the judge before the first worker.
         The other arguments are as for DeviceProbe. With None as the device, none is described. Raises UserError in a
         worker, where a file that is imported to be measured would measure itself without end.
         """
@@ -68,6 +72,9 @@ class Session:
                 'if __name__ == "__main__":'
             )
         self.pool = WorkerPool({}, variables=variables or {}, here=here or {}, live=live or {})
+        self._scratch = tempfile.TemporaryDirectory(prefix="attnbench-") if untrusted else None
+        if untrusted:
+            self.pool.fence = self._fence
         self.probes: Mapping[str, Probe] = {}
         self._device = device
         self._look = partial(DeviceProbe, with_torch=with_torch, allow_busy=allow_busy, variables=variables)
@@ -87,6 +94,21 @@ class Session:
                 self.pool.judge.close()
         finally:
             self.pool.close()
+            if self._scratch:
+                self._scratch.cleanup()
+
+    def _fence(self, name: str) -> dict[str, Any]:
+        """Return the request by which a backend's worker goes behind its fences."""
+        assert self._scratch
+        scratch = Path(self._scratch.name, re.sub(r"\W", "-", name))
+        scratch.mkdir(exist_ok=True)
+        file = self.pool.specs[name].rpartition(":")[0]
+        readable = [str(Path(file).resolve().parent)] if file.endswith(".py") else []
+        devices = device_files(self.device)
+        memory = None if devices else self.device.free
+        rooms = self.pool.judge.ask({"do": "room"}, START_TIMEOUT)["rooms"] if self.pool.judge else []
+        fence = {"scratch": str(scratch), "readable": readable, "devices": devices, "memory": memory}
+        return {"op": "fence", "fence": fence, "rooms": rooms}
 
     def choose(self, chosen: Chosen) -> None:
         """Take other backends, and end the workers of the earlier ones."""
@@ -130,7 +152,7 @@ class Session:
 
         Call this before the first measuring worker is started. A simulated device has no judge.
         """
-        if self.device.kind != "fake":
+        if self.device.kind != "fake" and self.pool.judge is None:
             worker = self._device_probe.take_worker() if self._device_probe else None
             start = partial(WorkerProcess, variables=self.pool.variables)
             self.pool.judge = Judge(self.device, worker, start)

@@ -49,6 +49,7 @@ class Pool(Protocol):
     """The workers of a run (run/workers.py)."""
 
     judge: Judge | None
+    unfenced: dict[str, Mapping[str, str]]
 
     def ask(self, name: str, request: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """Return the answer of a backend's worker. Raises UserError with the reason."""
@@ -87,10 +88,15 @@ class _Chains:
         """Keep results of the last chain, for `rule`."""
         self._judged({"do": "keep", "launches": count})
 
-    def rule(self) -> tuple[Accuracy, int, int]:
-        """Return the verdict on all kept results, the launch that it is on, and how many results were compared."""
+    def right(self, record: Record) -> Record:
+        """Return a record with the verdict on all kept results."""
         found = self._judged({"do": "rule"})
-        return from_json(Accuracy, found["accuracy"]), found["launch"], found["checked"]
+        accuracy, launch = from_json(Accuracy, found["accuracy"]), found["launch"]
+        proof = Proof((), None, None, None, found["checked"], self.pool.unfenced.get(self.name, {}))
+        if accuracy.ok:
+            return replace(record, proof=proof)
+        reason = f"wrong in launch {launch} of a chain whose inputs follow from its results: {accuracy.problem()}"
+        return replace(record, status="wrong", reason=reason, accuracy=accuracy, proof=proof)
 
     def link(self, count: int) -> float:
         """Return the seconds of a chain without a kernel."""
@@ -123,7 +129,7 @@ def judged(pool: Pool, record: Record, policy: Policy, device: Device, *, timed:
             count = min(SHORT_CHAIN, most)
             chains.run(count)
             chains.keep(count)
-            return _right(record, *chains.rule())
+            return chains.right(record)
         return _timed(chains, record, most, seconds, device)
     except (UserError, WorkerDied, WorkerHung, KeyError, TypeError, ValueError) as error:
         pool.close_worker(record.backend)
@@ -149,7 +155,7 @@ def _timed(chains: _Chains, record: Record, most: int, seconds: float, device: D
         chains.keep(count)
         outside[count].append(by_parent)
         own[count].append(by_worker)
-    found = _right(record, *chains.rule())
+    found = chains.right(record)
     if found.status != "ok":
         return found
     chains.link(longest)
@@ -165,6 +171,7 @@ def _with_latency(record: Record, outside: Times, own: Times, link: float, devic
     claimed = slope({count: stats.median(times) for count, times in own.items()}) - link
     if (latency := stats.median(samples)) <= 0:
         return _not_proven(record, "its time does not grow with the number of launches")
+    proof = record.proof or Proof((), None, None, None, 0)
     half = stats.relative_halfwidth(samples) if min(samples) > 0 else math.inf
     within = max(WITHIN_SHORT if latency < SHORT else WITHIN, half)
     found = replace(
@@ -174,7 +181,7 @@ def _with_latency(record: Record, outside: Times, own: Times, link: float, devic
         l2="warm",
         host_bound=False,
         kernels={},
-        proof=Proof(tuple(outside), claimed, link, within, record.proof.checked if record.proof else 0),
+        proof=replace(proof, launches=tuple(outside), claimed=claimed, link=link, within=within),
     )
     bend = _bend(outside)
     least = _least(record.case, device)
@@ -215,14 +222,6 @@ def slope(times: Seconds) -> float:
     mean_x, mean_y = sum(times) / len(times), sum(times.values()) / len(times)
     across = sum((x - mean_x) ** 2 for x in times)
     return sum((x - mean_x) * (y - mean_y) for x, y in times.items()) / across if across else 0.0
-
-
-def _right(record: Record, accuracy: Accuracy, launch: int, checked: int) -> Record:
-    proof = Proof((), None, None, None, checked)
-    if accuracy.ok:
-        return replace(record, proof=proof)
-    reason = f"wrong in launch {launch} of a chain whose inputs follow from its results: {accuracy.problem()}"
-    return replace(record, status="wrong", reason=reason, accuracy=accuracy, proof=proof)
 
 
 def _not_proven(record: Record, why: str) -> Record:

@@ -72,6 +72,9 @@ class WorkerPool:
     here: Mapping[str, Callable[[], Any]] = field(default_factory=dict)  # spec -> maker of its worker in this process
     live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> required state of its function
     others: WorkerPool | None = None  # of one more process for each backend, whose bits are compared (Policy.bitwise)
+    # Returns the request by which a new worker of a backend goes behind fences; None: workers have none
+    fence: Callable[[str], Mapping[str, Any]] | None = None
+    unfenced: dict[str, Mapping[str, str]] = field(default_factory=dict)  # backend -> fence without hold -> why
     _workers: dict[Key, WorkerProcess | RankWorkers] = field(default_factory=dict)
     _hearings: dict[str, JobHearing] = field(default_factory=dict)  # backend -> its present hearing (judge.py)
     _turns: dict[str, Callable[[str], None]] = field(default_factory=dict)  # backend -> waits for its turn
@@ -88,7 +91,7 @@ class WorkerPool:
     @property
     def kept(self) -> dict[str, Any]:
         """The fields shared with a pool of other backends in the session."""
-        return {name: getattr(self, name) for name in ("peers", "judge", "variables", "here", "live")}
+        return {name: getattr(self, name) for name in ("peers", "judge", "variables", "here", "live", "fence")}
 
     def start_loading(self, *, import_ahead: bool = False) -> None:
         """Start all workers and let them import their libraries, which takes seconds. `probe` receives the answers.
@@ -481,6 +484,12 @@ class WorkerPool:
                 assert device is not None
                 devices = [device] * ranks if device.kind == "cpu" else [device, *self.peers][:ranks]
                 worker = RankWorkers(devices, python, self.variables)
+            if self.fence:
+                answer = worker.ask(self.fence(name), START_TIMEOUT)
+                if "fences" not in answer:
+                    worker.kill()
+                    raise UserError(f"{name}: its process cannot be fenced: {_error(answer)}")
+                self.unfenced[name] = {fence: why for fence, why in answer["fences"].items() if why}
             worker.on_question = partial(self._answer, name, python)
             self._workers[key] = worker
         return worker

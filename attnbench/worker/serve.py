@@ -6,6 +6,8 @@ answers:
     {"op": "environment", "device": "auto"}                   -> {"environment": {...}} or {"refused": "..."}
        with "with_torch": false without a CPU's facts that only torch knows
     {"op": "rates", "device": {...}, "dtypes": ["bf16"]}      -> {"device": {...}}, with quick rates of matmul and copy
+    {"op": "fence", "fence": {...}, "rooms": [tensors, ...]} -> {"fences": {name: why it does not hold, or ""}}, behind
+       fences (fence.py); the judge's memory on a CPU is opened before
     {"op": "load", "name": "triton", "spec": "module:object"} -> {"probe": {...}, "compiler": bool,
        "files": {path: hash}}, with the files of own code; with "with_state": true also "state", name -> text, of a
        person's function (core/live_state.py)
@@ -76,9 +78,10 @@ from attnbench.core.record import Job, Measurement, Record, fit_measurements
 from attnbench.core.shared_tensors import (  # imported before any backend, which could replace them
     Mapped,
     NotShared,
+    hold,
 )
 from attnbench.core.sizes import format_bytes
-from attnbench.worker import environment, failures, memory_cap
+from attnbench.worker import environment, failures, fence, memory_cap
 from attnbench.worker.measure.sampling import (  # imported before any backend, which could replace their clock
     CpuTimer,
     collect_samples,
@@ -123,6 +126,10 @@ class Worker:
             case "rates":
                 device = from_json(Device, request["device"])
                 return {"device": to_json(environment.with_quick_rates(device, request["dtypes"]))}
+            case "fence":
+                for described in request["rooms"]:
+                    hold(described)
+                return {"fences": fence.enter(fence.Fence(**request["fence"]))}
             case "load":
                 self.spec = backends.present_spec(request["name"], request["spec"])
                 self.backend = backends.load(request["name"], self.spec)

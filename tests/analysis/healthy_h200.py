@@ -18,6 +18,7 @@ from builders import H200, environment
 
 CASES = aa_test_cases("cuda")
 HOST = {"load": 0.1, "cores": 64, "cpu_limit": None, "governors": ["performance"], "nvidia_driver": True}
+FENCES = {"files": "", "network": "", "processes": "root's processes are not limited"}
 WORKS = {"seconds": 3e-6, "l2_cold": "cold", "l2_warm": "warm"}
 
 
@@ -75,6 +76,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     return {
         "asked": "auto",
         "host": HOST,
+        "fences": FENCES,
         "nvml": nvml,
         "instruments": dict.fromkeys(("events", "graph", "cupti"), WORKS),
     }

@@ -22,7 +22,8 @@ def test_a_healthy_machine_has_nothing_but_ok() -> None:
     assert complaints(found) == []
     of_gpu = "NVML|persistence|SM clock|clock gauge|power limit|other processes|MIG|memory errors|temperature"
     of_gpu += "|throttling|instruments|L2"
-    assert [f.check for f in found] == ["software", *of_gpu.split("|"), "load", "CPU governor", "container limit"]
+    of_host = "load|CPU governor|container limit|fences"
+    assert [f.check for f in found] == ["software", *of_gpu.split("|"), *of_host.split("|")]
     assert not any(f.todo for f in found)
     text = " ".join(f.found for f in found)
     assert all(word in text for word in ("580.82 (CUDA 13.0)", "triton 3.5.0", "1980 of 1980 MHz", "35 C, 52 below"))
@@ -169,3 +170,18 @@ def test_a_cpu_is_loaded_where_the_doctor_calls_it_unfit(load: float) -> None:
     found = findings_of_machine(environment(CPU), {"asked": "cpu", "host": host})
     (finding,) = [one for one in found if one.check == "load"]
     assert is_too_busy(replace(CPU, busy=load)) == (finding.level == "unfit")
+
+
+def test_fences_that_hold_and_why_others_do_not() -> None:
+    """They leave the machine fit to measure, whatever holds."""
+    old = "this kernel has no Landlock"
+    for held, said in (
+        ({"files": "", "network": ""}, "for --untrusted hold: files, network"),
+        ({"files": old, "devices": old, "disk": ""}, f"hold: disk; do not hold: files, devices ({old})"),
+        ({"files": old}, f"hold: none; do not hold: files ({old})"),
+        ({}, "they cannot be tried here"),
+    ):
+        found = [*findings_of_machine(environment(CPU), {"asked": "cpu", "host": HOST, "fences": held})]
+        assert found[-1].check == "fences"
+        assert found[-1].found.endswith(said)
+        assert complaints(found) == []

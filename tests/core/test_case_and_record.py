@@ -14,7 +14,7 @@ from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device, Environment
 from attnbench.core.policy import Policy
-from attnbench.core.record import Accuracy, Approximation, Bitwise, Forecast, Job, Record, TensorError
+from attnbench.core.record import Accuracy, Approximation, Bitwise, Forecast, Job, Proof, Record, TensorError
 from builders import CPU, H200, environment, ok, shape
 
 PLAIN = Case(Shape(4, 4096, 4096, 16, 16, 128, 128), "bf16", "fwd")
@@ -169,7 +169,7 @@ def test_every_field_of_a_record_survives() -> None:
         rich_record(), reason="r", forecast=Forecast(1.0, 0.1, 5), seconds=2.0, resumable=True, stderr="tail",
         approximation=Approximation("few keys", 0.4, 0.8, rows=64, heads=4),
         judge="beside", bitwise=Bitwise(8, {"dq": 3}, {"dq": "0f"}, ("dk",), "", ("dv",), "why"),
-        sanitizer={"racecheck": "hung"},
+        sanitizer={"racecheck": "hung"}, proof=Proof((8, 16, 32), 1e-5, 2e-6, 0.03, 84, {"processes": "root"}),
     )  # fmt: skip
     plain = Record(PLAIN, "", -1, "skipped")
     assert [f.name for f in dataclasses.fields(Record) if getattr(rich, f.name) == getattr(plain, f.name)] == []
@@ -179,7 +179,7 @@ def test_every_field_of_a_record_survives() -> None:
 ODD = Policy(
     timer="cupti", l2="warm", warmup_s=0.1, min_samples=7, max_samples=70, target=0.1, min_seconds=0.3, max_seconds=0.4,
     burst_s=0.005, cross_check=0.25, sustained_s=20.0, isolate_power=True, timeout_s=9.0, seed=5,
-    caches="fresh", bitwise=True,
+    caches="fresh", bitwise=True, untrusted=True,
 )  # fmt: skip
 
 

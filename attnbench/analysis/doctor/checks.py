@@ -65,8 +65,8 @@ def unfit(check: str, found: str, todo: str) -> Finding:
 def findings_of_machine(environment: Environment, read: Mapping[str, Any]) -> Iterator[Finding]:
     """Yield the findings of the checks on a machine.
 
-    read: "asked" (the device asked for), "host", and on a GPU either "nvml" (None where it does not answer) and
-    "instruments", or "broken" (why the GPU could not be examined).
+    read: "asked" (the device asked for), "host", "fences" (run/fences.py), and on a GPU either "nvml" (None where it
+    does not answer) and "instruments", or "broken" (why the GPU could not be examined).
     """
     device, host, nvml = environment.device, read["host"], read.get("nvml")
     if device.kind == "fake":
@@ -93,6 +93,8 @@ def findings_of_machine(environment: Environment, read: Mapping[str, Any]) -> It
             yield from _heat(nvml)
         yield from _instruments(read["instruments"])
     yield from _host(host, device)
+    if "fences" in read:
+        yield _fences(read["fences"])
 
 
 def _software(environment: Environment, driver_cuda: str | None) -> Finding:
@@ -274,6 +276,17 @@ def _host(host: Mapping[str, Any], device: Device) -> Iterator[Finding]:
         said = f"{limit:g} CPUs for {threads} threads, which are stopped again and again"
         fewer = f"set OMP_NUM_THREADS={max(1, int(limit))}, or raise the limit of CPUs"
         yield warning("container limit", said, fewer if on_cpu else "raise the limit to 2 CPUs or more")
+
+
+def _fences(held: Mapping[str, str]) -> Finding:
+    """Return which fences hold around a kernel that is not trusted; they do not matter to other measurements."""
+    names: dict[str, list[str]] = {}  # by reason
+    for name, reason in held.items():
+        names.setdefault(reason, []).append(name)
+    good = ", ".join(names.pop("", ["none"]))
+    bad = "; ".join(f"{', '.join(of_one)} ({reason})" for reason, of_one in names.items())
+    said = f"for --untrusted hold: {good}{f'; do not hold: {bad}' if bad else ''}"
+    return ok("fences", said if held else "for --untrusted: they cannot be tried here")
 
 
 def findings_of_aa_test(test: AATest) -> Iterator[Finding]:

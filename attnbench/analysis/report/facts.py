@@ -174,6 +174,21 @@ def _bits(of: Reported) -> Iterator[dict[str, Any]]:
             }
 
 
+def _proven(of: Reported) -> Iterator[dict[str, Any]]:
+    """Yield the backends with latencies by a clock outside their process, and the fences that did not hold."""
+    for label, group in _groups(of.measured):
+        proofs = [proof for cell in group for row in cell.ok if (proof := row.record.proof) and proof.launches]
+        if proofs:
+            open_fences = {name: why for proof in proofs for name, why in proof.unfenced.items()}
+            yield {
+                "label": label,
+                "checked": sum(proof.checked for proof in proofs),
+                "within": percent(max(proof.within or 0.0 for proof in proofs)),
+                "cells": count(len(proofs), "cell"),
+                "unfenced": "".join(f"Not fenced here: {name} ({why}). " for name, why in open_fences.items()).strip(),
+            }
+
+
 def _notes(of: Reported) -> Iterator[dict[str, Any]]:
     notes = [(one_line(note), cell) for cell in of.cells for row in cell.rows for note in row.record.notes]
     for group in grouped(dict.fromkeys(notes), lambda note: template(note[0])).values():
@@ -298,6 +313,13 @@ FACTS: Sequence[Rule[Reported]] = (
         "{label} gives other bits, of {cells}: {each}.",
         "The results are right within the tolerance, but {repeats}.",
         "{todo}",
+    ),
+    Rule(
+        _proven,
+        "{label} was judged from outside its process: {checked} results along chains of launches are right, and its "
+        "own clock agrees to {within}, in {cells}.",
+        "The latency is of launches one after the other, warm, by a clock outside.",
+        "{unfenced}",
     ),
     Rule(_interpreters, "{backends} ran in {python}."),
     NOTED,
