@@ -1,9 +1,10 @@
 """A chain of launches, by which a kernel is checked and timed from outside its process.
 
 The first launch reads inputs that nobody could know before. Each later one reads the same inputs with their low bits
-changed by the last results (`link`): a launch can begin only when the one before it has ended, its k and v are as new
-as its q, and no result is worth keeping. The link is public and cheap, and changes no value by more than a quarter, so
-that inputs keep their distribution along the chain.
+changed by the last results (`link`): its k and v are as new as its q, and no result is worth keeping. A sum of all last
+results changes every element, or else one head, or with a causal mask the first rows, could run ahead of the others. So
+a launch can begin only when the one before it has ended. The link is public and cheap, and changes no value by more
+than a quarter, so that inputs keep their distribution along the chain.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnbench.core import masks
 from attnbench.core.case import Case
 from attnbench.core.text import one_line
 
@@ -36,6 +38,7 @@ def refusal(case: Case) -> str | None:
         (case.ranks > 1, "several devices"),
         (case.latent or case.sink or case.shared_prefix, "latent rows, sinks or a shared prefix"),
         (case.data != "normal", f"data {case.data}"),
+        (masks.is_own(case.mask), "a mask of a person's own code, which would run in the judge"),
         (not case.has_forward, "a backward alone"),
     ):
         if holds:
@@ -52,7 +55,7 @@ def link(base: Tensors, results: Tensors, into: Tensors) -> None:
     """
     import torch
 
-    changes = {name: _low_bits(t) for name, t in results.items()}
+    changes = _low_bits(results)
     for name, first in base.items():
         source = next(source for source in SOURCES[name] if source in changes)
         old = first.view(changes[source].dtype)
@@ -86,16 +89,19 @@ def run(prepared: Prepared, base: Tensors, given: Tensors, places: Sequence[Tens
             link(base, place, given)
 
 
-def _low_bits(t: Tensor) -> Tensor:
-    """Return the low bits of the mantissas of a tensor, as integers."""
+def _low_bits(results: Tensors) -> dict[str, Tensor]:
+    """Return the low bits of the mantissas of results, as integers, each changed by the sum of all results' bits."""
     import torch
 
     dtype, mantissa = {
         torch.bfloat16: (torch.int16, 7),
         torch.float16: (torch.int16, 10),
         torch.float32: (torch.int32, 23),
-    }[t.dtype]
-    return torch.bitwise_and(t.view(dtype), 2 ** (mantissa - FREE_BITS) - 1)
+    }[next(iter(results.values())).dtype]
+    bits = {name: t.view(dtype) for name, t in results.items()}
+    total = torch.stack([t.sum() for t in bits.values()]).sum()
+    low = torch.bitwise_and(total, 2 ** (mantissa - FREE_BITS) - 1).to(dtype)
+    return {name: torch.bitwise_xor(t, low).bitwise_and_(2 ** (mantissa - FREE_BITS) - 1) for name, t in bits.items()}
 
 
 class Chain:

@@ -1,18 +1,22 @@
 """The judge's side of a chain of launches (core/chain.py) of a kernel that may cheat.
 
-The kernel's process gets shared memory alone: the inputs of the first launch, drawn from the operating system at each
-release, and a place for the results of each launch. Results are copied out of this memory before a reference is
+The kernel's process gets shared memory alone: the inputs of the first launch, drawn from the operating system for each
+chain, and a place for the results of each launch. Results are copied out of this memory before a reference is
 computed, and the same inputs never come twice, so that knowing a reference is worth nothing. A launch is compared on
-the inputs that follow from the results of the launch before it, as its own process left them. Requests ("do"):
+the inputs that follow from the results of the launch before it, as its own process left them. In every launch one row
+of each head is compared: with one wrong result among many, the launches after it could run at the same time as those
+before it, or their results could be copies of earlier ones. Requests ("do"):
 
     {"do": "chain", "case": {...}, "bytes": n, "orders": {...}} -> {"base": tensors, "places": [tensors, ...]}, in
          place of an earlier chain: as many launches as have results of n bytes, from 2 to MOST_LAUNCHES. All tensors
          have the orders in memory that the kernel states, so that it gains nothing by a false statement: the link costs
          the same in each order, and copies to another order are the kernel's own time
-    {"do": "release"}                      -> {}; new inputs are in the shared memory, and NaN in all places
-    {"do": "keep", "launches": n}          -> {}; the last result of a chain of n launches is kept, and some others
+    {"do": "draw"}                         -> {}; new inputs are drawn, and NaN is in all places
+    {"do": "release"}                      -> {}; these inputs are in the shared memory, drawn now if they were not
+    {"do": "keep", "launches": n}          -> {}; the last result of a chain of n launches is kept, and some others, and
+         a row of each head in every launch is compared
     {"do": "rule"}                         -> {"accuracy": {...}, "launch": n, "checked": n}: the first wrong of all
-         kept results, and the number of its launch from 1; of the last one where all are right
+         kept results or rows, and the number of its launch from 1; of the last kept result where all are right
     {"do": "link", "launches": n}          -> {}; a chain of n launches that compute nothing has run here
 """
 
@@ -21,28 +25,33 @@ from __future__ import annotations
 import random
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.core import chain
 from attnbench.core.backend import Inputs, Prepared
 from attnbench.core.case import Case
 from attnbench.core.json import from_json, to_json
-from attnbench.core.record import Accuracy
+from attnbench.core.record import Accuracy, TensorError
 from attnbench.core.renewed_inputs import Renewal
 from attnbench.core.shared_tensors import Arena
 from attnbench.judge import inputs, make_check
-from attnbench.judge.tolerance import expected_results
+from attnbench.judge.exact_attention import ROW_RESULTS, compute_reference
+from attnbench.judge.row_sample import RowSample, draw_seed
+from attnbench.judge.tolerance import expected_results, summation_error
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-REQUESTS = ("chain", "release", "keep", "rule", "link")
+REQUESTS = ("chain", "draw", "release", "keep", "rule", "link")
 MOST_LAUNCHES = 1000
 DRAWN = 3  # results of a chain that are kept beside the last one, drawn at random
 GUARD = 4096  # bytes before and after each launch's results, which nothing may write
 SEED_BITS = 62
 MOST_SHIFT = 2**16  # bytes
+WIDE = 4.0  # error of one row over eager's; results of other inputs, however near, are off by far more
+ROWS_BYTES = {"cuda": 2**30, "cpu": 2**24}  # of the inputs of launches of which rows are compared at once
 
 Results = Mapping[str, "Tensor"]
 Orders = Mapping[str, Sequence[int] | None]  # by tensor: its dimensions in their order in memory; None: as they are
@@ -61,6 +70,9 @@ class ChainJudge:
         match request["do"]:
             case "chain":
                 return self._begin(from_json(Case, request["case"]), request["bytes"], request["orders"])
+            case "draw":
+                self._draw_inputs()
+                return {}
             case "release":
                 self._release()
                 return {}
@@ -81,6 +93,8 @@ class ChainJudge:
 
         self._case, self._order = case, orders["inputs"] if case.layout == "native" else {}
         self._kept: list[tuple[int, int, Results | None, Results]] = []
+        self._drawn: Results | None = None  # inputs that are not yet released
+        self._wrong_rows: tuple[Accuracy, int] | None = None  # of the first launch with a wrong row, by its number
         self._arena.reset()
         given = self._made(secrets.randbits(SEED_BITS))
         shift = torch.empty(1 + secrets.randbelow(MOST_SHIFT), dtype=torch.uint8, device=self._device)
@@ -105,13 +119,21 @@ class ChainJudge:
         made = inputs.make(self._case, str(self._device), seed)
         return made.with_values({name: _in_order(t, self._order.get(name)) for name, t in made.values.items()})
 
-    def _release(self) -> None:
+    def _draw_inputs(self) -> None:
         self._seed = secrets.randbits(SEED_BITS)
         for place in self._places:
             for t in place.values():
                 t.fill_(float("nan"))
-        for name, t in self._made(self._seed).values.items():
+        self._drawn = self._made(self._seed).values
+        self._wait()
+
+    def _release(self) -> None:
+        if self._drawn is None:
+            self._draw_inputs()
+        assert self._drawn
+        for name, t in self._drawn.items():
             self._base[name].copy_(t)
+        self._drawn = None
         self._wait()
 
     def _keep(self, launches: int) -> None:
@@ -122,6 +144,53 @@ class ChainJudge:
             before = _copied(self._places[number - 1]) if number else None
             self._kept.append((self._seed, number, before, _copied(self._places[number])))
         self._wait()
+        if self._wrong_rows is None:
+            self._wrong_rows = self._compare_rows(launches)
+
+    def _compare_rows(self, launches: int) -> tuple[Accuracy, int] | None:
+        """Compare a row of each head in every launch; return the first wrong launch with its number, from 1.
+
+        The batch entries of several launches are compared at once, and each launch has its own error.
+        """
+        import torch
+
+        first, drawn = self._made(self._seed), torch.Generator().manual_seed(draw_seed())
+        s, most = self._case.shape, max(1, ROWS_BYTES[self._device.type] // first.nbytes)
+        for start in range(0, launches, most):
+            numbers = range(start, min(start + most, launches))
+            given = [self._following(first, self._places[number - 1] if number else None) for number in numbers]
+            inputs = first.with_values({name: torch.cat([of.values[name] for of in given]) for name in first.values})
+            case = replace(self._case, shape=replace(s, batch=s.batch * len(numbers)))
+            pairs = torch.arange(case.shape.batch * s.nheads_k)
+            rows = torch.randint(s.seqlen_q, (len(pairs), 1, s.nheads // s.nheads_k), generator=drawn)
+            batch, head, rows = (t.to(self._device) for t in (pairs // s.nheads_k, pairs % s.nheads_k, rows))
+            sample = RowSample(batch, head, rows, all_pairs=True, all_rows=s.seqlen_q == 1)
+            reference = compute_reference(case, inputs, sample, rows_only=True)
+            for name in [name for name in ROW_RESULTS if name in self._places[0]]:
+                results = torch.cat([self._places[number][name] for number in numbers])
+                exact = torch.cat([part.exact[name] for part in reference.parts])
+                ours = torch.cat([part.select(case, name, results) for part in reference.parts]).to(exact.dtype)
+                error, size = (t.view(len(numbers), -1).square().mean(1) for t in (ours - exact, exact))
+                eager = reference.relative_eager_error(name)
+                share = WIDE * eager + torch.finfo(results.dtype).eps + summation_error(case)
+                allowed = share * (size + size.mean()).sqrt()
+                if len(wrong := (~(error.sqrt() <= allowed)).nonzero()):
+                    off, most_off, of = (float(t[wrong[0]]) for t in (error.sqrt(), allowed, size.sqrt()))
+                    where = "in the root mean square of one row of each head"
+                    found = TensorError(off, eager * of, most_off, off / of if of else off, where)
+                    return Accuracy({name: found}, 1, s.batch * s.nheads), start + int(wrong[0]) + 1
+        return None
+
+    @staticmethod
+    def _following(first: Inputs, before: Results | None) -> Inputs:
+        """Return the inputs of the launch after the results `before`, of the first launch without them."""
+        import torch
+
+        if before is None:
+            return first
+        into = {name: torch.empty_like(t) for name, t in first.values.items()}
+        chain.link(first.values, before, into)
+        return first.with_values(into)
 
     def _rule(self) -> tuple[Accuracy, int, int]:
         import torch
@@ -130,15 +199,13 @@ class ChainJudge:
         check = make_check(self._case, self._made(first_seed), first_seed)
         found = None
         for seed, number, before, results in self._kept:
-            given = self._made(seed)
-            if before is not None:
-                into = {name: torch.empty_like(t) for name, t in given.values.items()}
-                chain.link(given.values, before, into)
-                given = given.with_values(into)
+            given = self._following(self._made(seed), before)
             found = check.check_renewed(Renewal(seed, number), given, results), number + 1, len(self._kept)
             if not found[0].ok:
                 return found
         assert found
+        if self._wrong_rows:
+            return *self._wrong_rows, found[2]
         if any(not torch.equal(guard, self._pattern) for guard in self._guards):
             flaw = "it writes beside the memory of its results"
             return Accuracy({}, 0, 0, flaws=(flaw,)), found[1], found[2]

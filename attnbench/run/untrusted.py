@@ -31,12 +31,13 @@ from attnbench.run.judge import Judge
 from attnbench.run.process import WorkerDied, WorkerHung
 
 SHORT_CHAIN = 3  # launches of a chain that is not timed
-LONGEST = 0.2  # seconds of the longest chain
+LEAST, LONGEST = 4, 0.2  # launches, and seconds of the longest chain
 SHARES = (0.25, 0.5, 1.0)  # lengths of chains, as shares of the longest
-REPEATS = 7  # of each length
+REPEATS, MORE = 7, 4  # fewest of each length, and how many numbers of repeats there are
 MOST_BYTES = {"cuda": 2**31, "cpu": 2**26}  # of the results of a chain
 WITHIN = 0.03  # the least difference of two figures that counts
 SHORT, WITHIN_SHORT = 50e-6, 0.10  # seconds below which the host's launches and the link weigh more, and the difference
+CONSTANT = 1e-3  # seconds that a chain may take without launches, beside the least difference
 BENT = 0.05  # most deviation of the middle length from a straight line, as a share of its time
 MOST_UNKNOWN = 0.2  # most uncertainty of a proven latency
 
@@ -77,8 +78,9 @@ class _Chains:
 
     def run(self, count: int) -> tuple[float, float]:
         """Return the seconds of a chain of new inputs by this process's clock, and by the worker's."""
-        self._judged({"do": "release"})
+        self._judged({"do": "draw"})
         began = time.perf_counter()
+        self._judged({"do": "release"})  # within the time, as the kernel's process can watch the inputs
         answer = self.pool.ask(self.name, {"op": "go", "launches": count}, self.timeout)
         return time.perf_counter() - began, float(answer["seconds"])
 
@@ -135,11 +137,14 @@ def judged(pool: Pool, record: Record, policy: Policy, device: Device, *, timed:
 
 
 def _timed(chains: _Chains, record: Record, most: int, seconds: float, device: Device) -> Record:
-    longest = max(4, min(most, int(LONGEST / seconds)))
+    if most < LEAST:
+        return _not_proven(record, f"its results are too large for {LEAST} launches in a row")
+    longest = max(LEAST, min(most, int(LONGEST / seconds)))
     counts = [max(1, round(share * longest)) for share in SHARES]
     for count in counts:  # the first chain of a length compiles and captures
         chains.run(count)
-    order = [count for count in counts for _ in range(REPEATS)]
+    repeats = REPEATS + random.SystemRandom().randrange(MORE)
+    order = [count for count in counts for _ in range(repeats)]
     random.SystemRandom().shuffle(order)
     outside: dict[int, list[float]] = {count: [] for count in counts}
     own: dict[int, list[float]] = {count: [] for count in counts}
@@ -184,6 +189,8 @@ def _with_latency(record: Record, outside: Times, own: Times, link: float, devic
         return _not_proven(found, f"its latency is known to {percent(half)} only")
     if bend > max(BENT, half):
         return _not_proven(found, f"its time is not in proportion to the number of launches: {percent(bend)} off")
+    if (constant := _constant(outside)) > CONSTANT + within * stats.median(outside[max(outside)]):
+        return _not_proven(found, f"a chain takes {duration(constant)} beside its launches")
     if latency < least:
         return _not_proven(found, f"its FLOPs need at least {duration(least)} here, and it takes {duration(latency)}")
     if abs(claimed / latency - 1) > within:
@@ -195,6 +202,12 @@ def _bend(outside: Times) -> float:
     """Return how far the middle length is from a straight line through the others, as a share of its time."""
     (low, first), (middle, between), (high, last) = sorted((n, stats.median(of)) for n, of in outside.items())
     return abs(between / (first + (last - first) * (middle - low) / (high - low)) - 1)
+
+
+def _constant(outside: Times) -> float:
+    """Return the seconds of a chain without launches: with sleep in short chains, a launch would seem fast."""
+    times = {count: stats.median(of) for count, of in outside.items()}
+    return sum(times.values()) / len(times) - slope(times) * sum(times) / len(times)
 
 
 def _least(case: Case, device: Device) -> float:

@@ -391,6 +391,8 @@ class WorkerPool:
         self._note_files(job.backend, imported)
         try:
             record = from_json(Record, answer["record"])
+            if (record.case, record.backend, record.round) != (job.case, job.backend, job.round):
+                raise ValueError("it is of another job")
             if hearing:
                 record = hearing.ruled(record)
             elif device.kind != "fake":
