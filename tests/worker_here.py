@@ -50,6 +50,8 @@ class Here(InProcess):
         self.python = python
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if request["op"] == "fence":  # for good, so not in the process of the tests
+            return {"fences": {}}
         with patch.object(serve.own_source, "hash_of_source", hash_of_file), quick_cpu():
             return self._worker.answer(request)
 

@@ -243,7 +243,7 @@ def untrusted() -> Any:
     """Return the field of --untrusted."""
     return how.flag(
         "For kernels that may cheat: run each in a fenced process that has no clock, seeds or reference, and judge it "
-        "from outside. docs/referee.md"
+        "from outside."
     )
 
 

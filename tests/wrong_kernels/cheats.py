@@ -35,11 +35,8 @@ OPEN: dict[str, str] = {}  # name -> why it is not found
 HOLES = {
     "a faster link": "the seconds of a link in the judge's process are subtracted, and a kernel may link faster, for "
     "example within its launch: its latency may be too low by up to those seconds, which a report shows",
-    "signals": "a process may stop the parent and the judge, which are of the same user, and work meanwhile: only a "
-    "fence against signals to other processes helps",
-    "helpers": "a process that leaves its session and its parent outlives SIGKILL: only a fence helps",
-    "memory of other processes": "the judge's memory can be read and written by a process of the same user: a fence "
-    "against ptrace and /proc",
+    "without fences": "where a fence does not hold, a process may stop the parent and the judge, read their memory, or "
+    "leave its group and outlive SIGKILL; a report names such fences",
     "dk and dv in part": "rows of out and dq alone are compared in every launch; dk and dv left out in a share "
     "f of the launches are found by each drawn result with a probability of f",
     "rows in part": "one row of each head is compared in every launch, and all heads together: a fault in a few heads "

@@ -184,6 +184,7 @@ def _proven(of: Reported) -> Iterator[dict[str, Any]]:
                 "label": label,
                 "checked": sum(proof.checked for proof in proofs),
                 "within": percent(max(proof.within or 0.0 for proof in proofs)),
+                "link": "up to " + duration(max(proof.link or 0.0 for proof in proofs)),
                 "cells": count(len(proofs), "cell"),
                 "unfenced": "".join(f"Not fenced here: {name} ({why}). " for name, why in open_fences.items()).strip(),
             }
@@ -318,7 +319,8 @@ FACTS: Sequence[Rule[Reported]] = (
         _proven,
         "{label} was judged from outside its process: {checked} results along chains of launches are right, and its "
         "own clock agrees to {within}, in {cells}.",
-        "The latency is of launches one after the other, warm, by a clock outside.",
+        "The latency is of launches one after the other, warm, by a clock outside. It leaves out the step between "
+        "them, {link}, and may be too low by as much where the kernel makes this step faster than the judge.",
         "{unfenced}",
     ),
     Rule(_interpreters, "{backends} ran in {python}."),
