@@ -9,7 +9,7 @@ import pytest
 
 from attnbench.analysis.report.cautions import cautions
 from attnbench.analysis.report.facts import facts
-from attnbench.core.record import Record
+from attnbench.core.record import Bitwise, Proof, Record
 from attnbench.results.cells import cells
 from builders import CPU, H200, case, ok, run
 
@@ -120,3 +120,25 @@ def test_memory_that_torch_does_not_know_is_of_a_gpu() -> None:
     records = [took("sdpa-cudnn", 64, 128), took("eager", 64, 30), took("triton", 4000, 100)]
     assert told(*records).startswith("Memory outside torch's allocator: sdpa-cudnn 128 MiB (")
     assert told(*records, device=CPU) == ""
+
+
+def test_what_differs_in_bits_says_its_own_remedy() -> None:
+    def said(bits: Bitwise, **of_case: Any) -> str:
+        return told(replace(ok(replace(case(), **of_case), "triton", 300.0), bitwise=replace(bits, no_process="")))
+
+    by_launch, by_batch = Bitwise(8, {"dq": 3}, {"dq": "0f"}), Bitwise(8, {"dq": 0}, {"dq": "0f"}, alone=("dq",))
+    assert "does not repeat itself bit by bit" in said(by_launch)
+    assert "--deterministic" in said(by_launch)
+    assert "--deterministic" not in said(by_launch, deterministic=True)  # it is this variant
+    assert "they depend on the batch" in said(by_batch)
+    assert "--deterministic" not in said(by_batch)
+
+
+def test_a_latency_by_a_clock_outside_is_told_with_what_it_leaves_out() -> None:
+    proof = Proof((8, 16, 32), 1e-5, 8e-6, 0.1, 84, {"processes": "root's processes are not limited"})
+    text = told(replace(ok(case(), "triton", 300.0), timer="outside", l2="warm", proof=proof))
+    assert "84 results along chains of launches are right" in text
+    assert "up to 8.00 us" in text
+    assert "Not fenced here: processes (root's processes are not limited)." in text
+    checked = replace(proof, launches=())  # by check, without a latency
+    assert "clock" not in told(replace(ok(case(), "triton", 300.0), proof=checked))
