@@ -24,7 +24,7 @@ from attnbench.run import plan as planning
 from attnbench.run.axes import Axes
 from attnbench.run.job_order import TimeLimit, measure_jobs, ranks_ahead
 from attnbench.run.plan import CaseSupport
-from attnbench.run.select import Chosen, choose, parse_devices
+from attnbench.run.select import Chosen, choose, notes_on_strangers, parse_devices
 from attnbench.run.session import Recording, Session, check_output_path, create, named_again, reopen
 from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve, resolve_suite_for
 from attnbench.run.workers import has_nvidia_gpu
@@ -245,6 +245,8 @@ def _surveyed(
     _check_jobs(len(chosen.cases) * len(pool.specs) * request.rounds)
     notes += venvs.missing_venv_notes(name for name in pool.specs if name not in pool.interpreters)
     notes += session.commit_notes()
+    if not checked.untrusted:
+        notes += notes_on_strangers(pool.specs.values())
     if request.dry_run and not checked.together:
         observer.say("asking each backend what it supports here")
         answers = session.first_look(chosen.cases)

@@ -138,6 +138,13 @@ def is_user_code(spec: str) -> bool:
     return not spec.startswith(f"{backends.__name__}.") and spec not in backends.available().values()
 
 
+def notes_on_strangers(specs: Iterable[str]) -> list[str]:
+    """Return a note for each file of code that belongs to another user, by whom it may be meant to cheat or to harm."""
+    files = dict.fromkeys(spec.rpartition(":")[0] for spec in specs if is_user_code(spec) and ".py:" in spec)
+    strangers = [file for file in files if hasattr(os, "getuid") and Path(file).stat().st_uid not in (os.getuid(), 0)]
+    return [f"{file} belongs to another user: --untrusted judges it from outside its process" for file in strangers]
+
+
 def check_trusted(path: Path, run: Run, named: Iterable[str] = ()) -> None:
     """Raise UserError where a run file names code or interpreters that nothing else here selects.
 

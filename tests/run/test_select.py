@@ -382,3 +382,15 @@ def test_a_file_that_changes_before_it_is_locked_is_not_trusted(
     monkeypatch.setattr(run_file.RunFile, "reopen", changed)
     with pytest.raises(UserError, match=r"names /tmp/evil.py:f"):
         run_suite(Request(resume=path), cast(RunObserver, None))
+
+
+def test_code_of_another_user_gets_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (file := tmp_path / "theirs.py").write_text("")
+    specs = [f"{file}:one", f"{file}:two", BACKENDS["sdpa"]]
+    assert select.notes_on_strangers(specs) == []
+    stranger = os.stat_result((*file.stat()[:4], 61234, *file.stat()[5:10]))
+    monkeypatch.setattr(Path, "stat", lambda _: stranger)
+    (said,) = select.notes_on_strangers(specs)
+    assert "theirs.py belongs to another user" in said
+    monkeypatch.setattr(os, "getuid", lambda: 61234)
+    assert select.notes_on_strangers(specs) == []
