@@ -18,7 +18,7 @@ from typing import Any
 from attnbench.core.backend import Probe
 from attnbench.core.files import this_python
 from attnbench.core.json import from_json
-from attnbench.core.process_tree import family
+from attnbench.core.process_tree import family, kill_all
 from attnbench.run import device_turns
 
 START_TIMEOUT = 300.0  # seconds for importing torch and the library, and for opening the device
@@ -85,6 +85,7 @@ class WorkerProcess:
         self._tail: str | None = None  # the end of its stderr, kept when it is killed
         self._buffer = bytearray()
         self.on_question: OnQuestion | None = None  # answers the worker's questions
+        self.is_fenced = False  # whether its code may do harm
         self._is_importing = False  # the latest request runs a person's or a library's import
         self._sent = self._received = 0  # numbers of the last request and answer, from 1
         self._process = subprocess.Popen(
@@ -270,6 +271,8 @@ class WorkerProcess:
         """Kill the worker and all processes that it started, and wait for its end."""
         if self.interrupt_import():
             self.wait(TO_CLEAN_UP)
+        if self.is_fenced:  # what it started may start others without end
+            kill_all(self.pid)
         self.send_kill()
         self._process.wait()
         forget(self._left)

@@ -480,19 +480,26 @@ class WorkerPool:
             python = self.interpreters.get(name)
             if ranks == 1:
                 worker = self.here.get(self.specs[name], partial(WorkerProcess, python, self.variables))()
+                if self.fence:
+                    self._put_behind_fences(name, worker, self.fence(name))
             else:
                 assert device is not None
+                if self.fence:
+                    raise UserError(f"--untrusted judges kernels on one device, not on {ranks}; leave out --ranks")
                 devices = [device] * ranks if device.kind == "cpu" else [device, *self.peers][:ranks]
                 worker = RankWorkers(devices, python, self.variables)
-            if self.fence:
-                answer = worker.ask(self.fence(name), START_TIMEOUT)
-                if "fences" not in answer:
-                    worker.kill()
-                    raise UserError(f"{name}: its process cannot be fenced: {_error(answer)}")
-                self.unfenced[name] = {fence: why for fence, why in answer["fences"].items() if why}
             worker.on_question = partial(self._answer, name, python)
             self._workers[key] = worker
         return worker
+
+    def _put_behind_fences(self, name: str, worker: WorkerProcess, request: Mapping[str, Any]) -> None:
+        """Put a new worker behind fences, and keep which of them do not hold. Raises UserError."""
+        answer = worker.ask(request, START_TIMEOUT)
+        if "fences" not in answer:
+            worker.kill()
+            raise UserError(f"{name}: its process cannot be fenced: {_error(answer)}")
+        worker.is_fenced = True
+        self.unfenced[name] = {fence: why for fence, why in answer["fences"].items() if why}
 
     def _answer(self, name: str, python: str | None, question: Mapping[str, Any], timeout: float) -> dict[str, Any]:
         """Return the answer to a question of a backend's worker, which runs in the interpreter `python`."""
