@@ -45,7 +45,7 @@ def quick_cpu() -> Iterator[None]:
 class Here(InProcess):
     """A worker in this process, with the interface of run.process.WorkerProcess."""
 
-    def __init__(self, python: str | None = None, _: Mapping[str, str] | None = None) -> None:
+    def __init__(self, python: str | None = None, _: Mapping[str, str] | None = None, **__: bool) -> None:
         super().__init__()
         self.python = python
 

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 Instrument = Literal["events", "graph", "cupti"]
 INSTRUMENTS: tuple[Instrument, ...] = get_args(Instrument)
+Timer = Literal["events", "graph", "cupti", "outside"]  # outside: the parent's clock (run/untrusted.py)
 
 # The number of the measuring method, raised when a change of the clock's gauge, the flush of L2, the timer or the
 # sampling changes the meaning of a time. Method 2 reads the SM clock during the calls (1: after them), and flushes L2
@@ -28,7 +29,7 @@ SPAN_LIMIT = 1e-3  # seconds by events; shorter calls get a span too, so that al
 class Policy:
     """How the cells of one run are measured. A cell is one case on one backend."""
 
-    timer: Instrument = "events"  # CUDA events, a CUDA graph or CUPTI; on a CPU perf_counter_ns is used instead
+    timer: Timer = "events"  # CUDA events, a CUDA graph or CUPTI; on a CPU perf_counter_ns is used instead
     l2: Literal["cold", "warm"] = "cold"  # whether L2 is flushed before each call
     warmup_s: float = 0.015  # least seconds of calls before the first sample; more while calls get faster
     min_samples: int = 10  # least samples of a call under 15 ms (6 that agree from 5 ms on); longer: 6, over 50 ms 3

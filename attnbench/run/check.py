@@ -93,6 +93,7 @@ def check(
         raise UserError(
             f"kind: the cases of check are of softmax; attnbench run --kind {other[0]} checks each result and times it"
         )
+    untrusted |= wrong is not None and run_file.head(wrong).policy.untrusted
     if untrusted and sanitize:
         raise UserError("--sanitize runs kernels without fences; give it or --untrusted")
     chosen = choose(patterns, pythons)

@@ -23,6 +23,8 @@ from attnbench.run.process import START_TIMEOUT, WorkerDied, WorkerHung, WorkerP
 
 AHEAD, AHEAD_BYTES = 24, 2**27  # most cases for which the judge works ahead, and most bytes that their calls move
 MUCH = 0.4  # share of a device's memory from which a job counts as large
+# The further requests of a worker for its own job (judge/service.py)
+OF_WORKERS = ("hard", "inputs", "results", "first_changed", "check", "prepared", "launched", "calls", "distances")
 # The checks that status "ok" needs, with words for messages.
 NEEDED = {"hard": "on hard inputs", "first": "on its own inputs", "renewed": "on renewed inputs"}
 WITHOUT_HARD = {"first": NEEDED["first"], "renewed": NEEDED["renewed"]}
@@ -167,8 +169,6 @@ class JobHearing:
         do = request.get("do")
         try:
             match do:
-                case "open" | "ahead":
-                    return {"error": f"a worker may not ask the judge to {do}"}
                 case "begin":
                     if (request.get("case"), request.get("seed")) != self._job:
                         return {"error": "a worker asks for another case than its job's"}
@@ -182,6 +182,8 @@ class JobHearing:
                         return {"error": f"its worker cannot open memory that another process like it can: {why}"}
                     self.asked, self._refused = False, True  # the worker then judges itself
                     return {}
+                case _ if do not in OF_WORKERS:
+                    return {"error": f"a worker may not ask the judge to {do}"}
                 case _:
                     answer = self._judge.ask({**request, "slot": self._slot}, timeout, self._process)
         except WorkerDied as death:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -30,6 +31,11 @@ MOST_OF_STDERR = 2**30  # most bytes on stderr during one request
 TO_CLEAN_UP = 1.0  # seconds that an interrupted import has
 AFTER_QUESTION = 5.0  # least seconds left to a worker after the answer to its question
 IN_WORKER = "ATTNBENCH_WORKER"  # environment variable of workers, and of what they start
+# Environment variables without secrets, which fenced processes get
+NEEDED = re.compile(
+    r"(PATH|HOME|USER|LANG|LC_\w+|TZ|TMPDIR|TERM|COLUMNS|LD_LIBRARY_PATH|CC|CXX|VIRTUAL_ENV|XDG_CACHE_HOME)$"
+    r"|(PYTHON|CONDA_PREFIX|CUDA|NVIDIA|TORCH|PYTORCH|TRITON|OMP_|MKL_|KMP_|GOMP_|ATEN_|KINETO_|ATTNBENCH_)"
+)
 TAIL = 4000  # bytes of a worker's stderr kept with a failure
 
 
@@ -71,10 +77,13 @@ class WorkerProcess:
         python: str | None = None,
         variables: Mapping[str, str] | None = None,
         program: Sequence[str] | None = None,
+        *,
+        is_fenced: bool = False,
     ) -> None:
         """Start `attnbench.worker`, or the arguments `program`, in the interpreter `python` (default: this one).
 
-        `variables` are set in its environment, over this process's variables.
+        `variables` are set in its environment, over this process's variables. A process whose code may do harm,
+        `is_fenced`, gets of these only those that a library may need (NEEDED); its end is the end of all it started.
         """
         command = (
             [python or this_python(), *program] if program else isolated_command("attnbench.worker", python=python)
@@ -85,15 +94,18 @@ class WorkerProcess:
         self._tail: str | None = None  # the end of its stderr, kept when it is killed
         self._buffer = bytearray()
         self.on_question: OnQuestion | None = None  # answers the worker's questions
-        self.is_fenced = False  # whether its code may do harm
+        self._is_fenced = is_fenced
         self._is_importing = False  # the latest request runs a person's or a library's import
         self._sent = self._received = 0  # numbers of the last request and answer, from 1
+        own = child_environment()
+        if is_fenced:
+            own = {name: value for name, value in own.items() if NEEDED.match(name)}
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env={**child_environment(), **(variables or {}), IN_WORKER: "1"},
+            env={**own, **(variables or {}), IN_WORKER: "1"},
             start_new_session=True,
             bufsize=0,
         )
@@ -271,7 +283,7 @@ class WorkerProcess:
         """Kill the worker and all processes that it started, and wait for its end."""
         if self.interrupt_import():
             self.wait(TO_CLEAN_UP)
-        if self.is_fenced:  # what it started may start others without end
+        if self._is_fenced:  # what it started may start others without end
             kill_all(self.pid)
         self.send_kill()
         self._process.wait()
@@ -284,7 +296,11 @@ class WorkerProcess:
 
     def _death(self) -> WorkerDied:
         """Return the error for the end of the worker."""
-        code = self._process.wait()
+        try:
+            code = self._process.wait(SLICE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return WorkerDied("the worker closed the pipe of its answers")
         if code == -getattr(signal, "SIGKILL", 9):  # Windows lacks SIGKILL
             if _killed_for_memory() > self._killed_for_memory:
                 return WorkerOutOfMemory("the system had no memory left and killed the worker")

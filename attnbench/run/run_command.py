@@ -52,14 +52,15 @@ def cell_command(run: Run, backend: str, case: Case) -> str:
 
 def _how(policy: Policy) -> Iterator[str]:
     """Yield the options of a policy that change the meaning of a measured time."""
+    if policy.untrusted:
+        yield "--untrusted"
+        return
     if policy.timer != Policy.timer:
         yield from ("--timer", policy.timer)
     if policy.l2 != Policy.l2:
         yield from ("--l2", policy.l2)
     if policy.bitwise:
         yield "--bitwise"
-    if policy.untrusted:
-        yield "--untrusted"
     if policy.caches != Policy.caches:
         yield "--fresh-caches"
     if policy.sustained_s:

@@ -64,6 +64,7 @@ from attnbench.run.shipped_suites import shipped_suites
 MOST = 2**63  # all numbers of a policy are below
 POLICY_FIELDS = {f.name: f for f in dataclasses.fields(Policy)}
 GPU_ONLY = ("timer", "cross_check", "sustained_s", "isolate_power")  # fields of a policy
+TRUSTED_ONLY = ("timer", "l2", "cross_check", "sustained_s", "isolate_power", "bitwise", "caches")  # of a policy
 DURATIONS = {  # fields of a policy that are options with a unit
     "sustained_s": "--sustained",
     "timeout_s": "--timeout",
@@ -278,11 +279,22 @@ def resolve(suite: Suite, kind: str, given: Settings | None = None) -> Resolved:
         where, why = ("a CPU", "; the one instrument is perf_counter") if kind == "cpu" else ("a simulated device", "")
         notes += (f"on {where}: {', '.join(idle)} does not apply{why}",)
         policy = dataclasses.replace(policy, **{name: getattr(Policy, name) for name in idle})
+    if policy.untrusted:
+        policy = _by_clock_outside(policy, kind)
     backends = _backends(merged.backends or ["*"], laid)
     if kind == "fake" and not given.backends:
         backends = ["fake"]
     only = {case: names for case in laid if (names := cases[case])}
     return Resolved(suite.name, laid, tuple(backends), policy, limit, notes, only)
+
+
+def _by_clock_outside(policy: Policy, kind: str) -> Policy:
+    """Return the policy of an untrusted run. Raises UserError for fields that do not go with it."""
+    if kind == "fake":
+        raise UserError("--untrusted: the simulated device has no kernels to judge")
+    if given := [name for name in TRUSTED_ONLY if getattr(policy, name) != getattr(Policy, name)]:
+        raise UserError(f"--untrusted has a clock and chains of its own; leave out {', '.join(given)}")
+    return dataclasses.replace(policy, timer="outside", l2="warm")
 
 
 def _backends(patterns: Sequence[str], cases: Sequence[Case]) -> list[str]:

@@ -12,7 +12,6 @@ proportional to the number of launches, and if the machine can be as fast.
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -39,6 +38,7 @@ WITHIN = 0.03  # the least difference of two figures that counts
 SHORT, WITHIN_SHORT = 50e-6, 0.10  # seconds below which the host's launches and the link weigh more, and the difference
 CONSTANT = 1e-3  # seconds that a chain may take without launches, beside the least difference
 BENT = 0.05  # most deviation of the middle length from a straight line, as a share of its time
+DISTURBED = "leave the machine alone meanwhile, or give it --rounds"
 MOST_UNKNOWN = 0.2  # most uncertainty of a proven latency
 
 Seconds = Mapping[int, float]  # length of a chain -> seconds
@@ -131,9 +131,13 @@ def judged(pool: Pool, record: Record, policy: Policy, device: Device, *, timed:
             chains.keep(count)
             return chains.right(record)
         return _timed(chains, record, most, seconds, device)
-    except (UserError, WorkerDied, WorkerHung, KeyError, TypeError, ValueError) as error:
+    except (UserError, WorkerDied, WorkerHung) as error:
         pool.close_worker(record.backend)
         return replace(record, status="failed", reason=f"no chain of launches: {error or 'no answer'}"[:400])
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
+        pool.close_worker(record.backend)
+        reason = f"its process gave another answer than was asked for: {type(error).__name__}: {error}"
+        return replace(record, status="failed", reason=reason[:400])
 
 
 def _timed(chains: _Chains, record: Record, most: int, seconds: float, device: Device) -> Record:
@@ -170,9 +174,11 @@ def _with_latency(record: Record, outside: Times, own: Times, link: float, devic
     )
     claimed = slope({count: stats.median(times) for count, times in own.items()}) - link
     if (latency := stats.median(samples)) <= 0:
-        return _not_proven(record, "its time does not grow with the number of launches")
+        return _not_proven(replace(record, measurements={}), "its time does not grow with the number of launches")
+    if min(samples) <= 0:  # at least one repeat was disturbed by more than all its launches took
+        return _not_proven(replace(record, measurements={}), f"its latency is not known; {DISTURBED}")
     proof = record.proof or Proof((), None, None, None, 0)
-    half = stats.relative_halfwidth(samples) if min(samples) > 0 else math.inf
+    half = stats.relative_halfwidth(samples)
     within = max(WITHIN_SHORT if latency < SHORT else WITHIN, half)
     found = replace(
         record,
@@ -186,14 +192,15 @@ def _with_latency(record: Record, outside: Times, own: Times, link: float, devic
     bend = _bend(outside)
     least = _least(record.case, device)
     if half > MOST_UNKNOWN:
-        return _not_proven(found, f"its latency is known to {percent(half)} only")
+        limit = f"and {percent(MOST_UNKNOWN)} are allowed"
+        return _not_proven(found, f"its latency is known to {percent(half)} only, {limit}; {DISTURBED}")
     if bend > max(BENT, half):
         return _not_proven(found, f"its time is not in proportion to the number of launches: {percent(bend)} off")
     if (constant := _constant(outside)) > CONSTANT + within * stats.median(outside[max(outside)]):
         return _not_proven(found, f"a chain takes {duration(constant)} beside its launches")
     if latency < least:
         return _not_proven(found, f"its FLOPs need at least {duration(least)} here, and it takes {duration(latency)}")
-    if abs(claimed / latency - 1) > within:
+    if not abs(claimed / latency - 1) <= within:
         return _not_proven(found, f"its own clock says {duration(claimed)}, the one outside {duration(latency)}")
     return found
 

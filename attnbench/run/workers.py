@@ -229,7 +229,8 @@ class WorkerPool:
         if last:
             self._look_due = 0.0
         if policy.untrusted:
-            return untrusted.judged(self, self._measure(job, policy, device), policy, device, timed=True)
+            own = self._measure(job, replace(policy, timer=Policy.timer, l2=Policy.l2), device)
+            return checked(untrusted.judged(self, own, policy, device, timed=True))
         if policy.caches == "kept":
             return self._in_another_process(self._measure(job, policy, device), policy, device)
         before = self.variables
@@ -382,13 +383,18 @@ class WorkerPool:
         except WorkerDied as death:
             status: Status = "oom" if isinstance(death, WorkerOutOfMemory) else "failed"
             return self._failed(replace(base, status=status, reason=str(death)), worker, began)
-        if "changed" in answer:
+        if "changed" in answer and not self.fence:
             raise UserError(answer["changed"])
         if "record" not in answer:
             return self._failed(replace(base, reason=_error(answer)), worker, began)
         if not isinstance(imported := answer.get("imported"), dict):
             return self._failed(replace(base, reason="its worker's answer is not a record"), worker, began)
-        self._note_files(job.backend, imported)
+        try:
+            self._note_files(job.backend, imported)
+        except UserError as error:
+            if not self.fence:
+                raise
+            return self._failed(replace(base, reason=str(error)), worker, began)
         try:
             record = from_json(Record, answer["record"])
             if (record.case, record.backend, record.round) != (job.case, job.backend, job.round):
@@ -479,7 +485,9 @@ class WorkerPool:
                 worker.kill()
             python = self.interpreters.get(name)
             if ranks == 1:
-                worker = self.here.get(self.specs[name], partial(WorkerProcess, python, self.variables))()
+                make = partial(WorkerProcess, python, self.variables)
+                make = partial(make, is_fenced=True) if self.fence else make
+                worker = self.here.get(self.specs[name], make)()
                 if self.fence:
                     self._put_behind_fences(name, worker, self.fence(name))
             else:
@@ -498,7 +506,6 @@ class WorkerPool:
         if "fences" not in answer:
             worker.kill()
             raise UserError(f"{name}: its process cannot be fenced: {_error(answer)}")
-        worker.is_fenced = True
         self.unfenced[name] = {fence: why for fence, why in answer["fences"].items() if why}
 
     def _answer(self, name: str, python: str | None, question: Mapping[str, Any], timeout: float) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def document(run: Run) -> Document:
         machines=(Machine(device.name, f"torch {run.environment.torch}" if run.environment.torch else ""),),
         blocks=(*(_table(run, name) for name in names), *_tracebacks(run.records)),
         reasons=tuple(reasons(found)),
-        cautions=tuple(_unanswered(run.records)),
+        cautions=(*_unanswered(run.records), *_unfenced(run.records)),
         facts=tuple(noted([cell for cell in found if cell.status == "ok"])),
         verdict=Verdict(_verdict(run, names), _level(run)),
         data=[to_json(record) for record in run.records],
@@ -87,6 +87,14 @@ def _unanswered(records: Sequence[Record]) -> Iterator[Caution]:
         cases = dict.fromkeys(f"{_shape_name(case)} {case.dtype} {case.direction}" for *_, case in found)
         what = f"{tools} of compute-sanitizer gave no full answer on {name} ({'; '.join(cases)})."
         yield Caution(what, f"{capitalized(why.rstrip('.'))}.")
+
+
+def _unfenced(records: Sequence[Record]) -> Iterator[Caution]:
+    """Yield a caution for the fences of --untrusted that did not hold."""
+    found = {name: why for record in records if record.proof for name, why in record.proof.unfenced.items()}
+    if found:
+        each = ", ".join(f"{name} ({why})" for name, why in found.items())
+        yield Caution(f"Not fenced here: {each}.", "The verdicts hold; the process could do more than it should.")
 
 
 def worst_error(record: Record) -> tuple[str, TensorError] | None:

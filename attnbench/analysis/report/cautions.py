@@ -76,7 +76,8 @@ def _wrong(of: Reported) -> Iterator[dict[str, Any]]:
     for run, file in zip_longest(of.runs, of.files, fillvalue="FILE"):
         again = [c for c in own if c.run is run and _in_file(c) and c.case.ranks == 1]  # check splits no sequence
         functions = dict.fromkeys(as_written(c.run.specs[c.backend]) for c in again)
-        command = shlex.join(["attnbench", "check", *functions, "--wrong", str(file)])
+        fenced = ["--untrusted"] if isinstance(run, Run) and run.policy.untrusted else []
+        command = shlex.join(["attnbench", "check", *functions, *fenced, "--wrong", str(file)])
         yield from in_cells(again, todo=f". The same cells again, without timing: {command}")
     yield from in_cells([c for c in own if c.case.ranks > 1 or not _in_file(c)], todo=".")
     yield from in_cells([c for c in cells if c not in own], todo="; report it to the backend's authors.")
