@@ -241,7 +241,8 @@ def test_an_example_that_measures_runs_in_short(folder: Path, example: Example, 
         short = ["--device", "cpu", "--dtype", "fp32", "--headdim", "16", "--batch", "1", "--pass", "fwd"]
         short += ["--seqlen", "64", "--l2", "warm", "--max-seconds", "0.01s", "--warmup", "0.001s"]
     else:
-        options = [option for option in options if option[0] not in ("-b", "--backend")]
+        left_out = ("-b", "--backend", "--untrusted")  # the simulated device has no kernels to judge
+        options = [option for option in options if option[0] not in left_out]
         chunk = any(word == ["--seqlen-q", "2k"] for word in options)
         short = ["--device", "fake", "-b", "fake"]
         if not any(word[0] == "--lengths" and re.search(r"\d", word[1]) for word in options):  # all of a list

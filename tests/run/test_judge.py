@@ -217,3 +217,12 @@ def attention(q, k, v, *, causal, softmax_scale):
     own.close()
     assert record.status == "failed"
     assert "cannot open memory that another process like it can" in str(record.reason)
+
+
+def test_a_worker_asks_for_its_own_job_alone() -> None:
+    """A kernel in its process could begin a smaller chain of launches, or take memory that the judge then lacks."""
+    judge = Judge(CPU, None)
+    hearing_ = judge.hear(CASE, 0)
+    for do in ("open", "ahead", "room", "chain", "draw", "release", "keep", "rule", "link", None):
+        assert "may not ask the judge" in hearing_.answer({"do": do}, 5.0)["error"]
+    assert judge.pid is None  # nothing was forwarded

@@ -216,3 +216,30 @@ def test_a_python_within_another_program_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(sys, "executable", executable)
     with pytest.raises(UserError, match=r"sys.executable names no program"):
         WorkerProcess()
+
+
+def test_a_worker_that_closes_its_answers_is_no_hang(tmp_path: Path) -> None:
+    (tmp_path / "closes.py").write_text("import os, time\nos.closerange(1, 400)\ntime.sleep(60)\n")
+    worker = WorkerProcess(program=[str(tmp_path / "closes.py")])
+    began = time.monotonic()
+    with pytest.raises(WorkerDied, match="closed the pipe of its answers"):
+        worker.ask({"op": "x"}, 30.0)
+    assert time.monotonic() - began < 20
+    worker.kill()
+
+
+def test_a_fenced_process_gets_no_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET_TOKEN", "hunter2")
+    (tmp_path / "tells.py").write_text(
+        "import json, os, sys\n"
+        "for line in sys.stdin:\n"
+        "    told = {'number': json.loads(line)['number'], 'names': [*os.environ]}\n"
+        "    print(json.dumps(told), flush=True)\n"
+    )
+    names = []
+    for is_fenced in (False, True):
+        worker = WorkerProcess(program=[str(tmp_path / "tells.py")], is_fenced=is_fenced)
+        names.append(worker.ask({"op": "x"}, 30.0)["names"])
+        worker.kill()
+    assert ["SECRET_TOKEN" in of for of in names] == [True, False]
+    assert "PATH" in names[1]

@@ -512,3 +512,16 @@ def test_what_an_indexer_cannot_have_is_said_in_a_line(given: dict[str, Any], sa
         cases({"axes": {"seqlen": "1k", "nheads": 4, "kind": "indexer", **given}})
     assert said in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_an_untrusted_run_has_a_clock_of_its_own() -> None:
+    """Its figures are never compared with those of another clock, and no option that does nothing is taken."""
+    plain = suite.parse_suite({"axes": {"seqlen": 64}}, "x")
+    given = suite.parse_options({"policy": {"untrusted": True}})
+    policy = suite.resolve(plain, "cuda", given).policy
+    assert (policy.timer, policy.l2) == ("outside", "warm")
+    for name, value in {"bitwise": True, "caches": "fresh", "timer": "graph", "l2": "warm"}.items():
+        with pytest.raises(UserError, match=f"leave out {name}"):
+            suite.resolve(plain, "cuda", suite.parse_options({"policy": {"untrusted": True, name: value}}))
+    with pytest.raises(UserError, match="simulated device"):
+        suite.resolve(plain, "fake", given)
