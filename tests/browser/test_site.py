@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -56,6 +57,9 @@ def test_no_page_complains_or_asks_elsewhere(browser: Browser, folder: Path) -> 
 )
 def test_a_phone_shows_what_answers(phone: Browser, folder: Path, page: str, of: str) -> None:
     phone.load(folder / page)
+    until = time.monotonic() + 10
+    while phone.js("window.innerWidth") != PHONE and time.monotonic() < until:  # the width is set beside the page
+        time.sleep(0.05)
     assert phone.js("document.documentElement.scrollWidth") == PHONE
     ends = phone.js(
         f"[...document.querySelectorAll('#table-{of} th[scope=col]')].map((e) => e.getBoundingClientRect())"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from attnbench.core.process_tree import family, kill_all
-from attnbench.core.shared_tensors import Arena, inherited
+from attnbench.core.shared_tensors import Arena
 from attnbench.run.process import child_environment
 from attnbench.worker.fence import NAMES
 from attnbench.worker.refused_calls import IN_PART, REFUSED
@@ -258,24 +258,18 @@ def use(description):
 
 
 def test_memory_of_another_process_is_mapped_inside(fenced: Fenced) -> None:
-    """By descriptors that it inherits, or that it opens before; by the path of the owner's it is refused."""
+    """By descriptors that it opens before; by the path of the owner's it is refused."""
     import torch
 
     arena = Arena(torch.device("cpu"))
     q = torch.ones(1000)
     description, tensors = arena.place({"q": q, "out": torch.zeros(1000)})
-    given, descriptors = inherited(description)
     needs = ("files", "other processes")
-    assert fenced(f"{OPEN}found = use({given!r})", pass_fds=descriptors, needs=needs) == 1000
-    assert tensors["out"].sum() == 2000
-    tensors["out"].zero_()
-    before = f"from attnbench.core.shared_tensors import inherited\nopened, _ = inherited({description!r})"
-    assert fenced(f"{OPEN}found = use(opened)", before=before, needs=needs) == 1000
+    before = f"from attnbench.core.shared_tensors import hold\nhold({description!r})"
+    assert fenced(f"{OPEN}found = use({description!r})", before=before, needs=needs) == 1000
     assert tensors["out"].sum() == 2000
     late = f"{OPEN}\ntry:\n    found = use({description!r})\nexcept Exception as error:\n    found = str(error)"
     assert "Permission denied" in fenced(late, needs=needs)
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def test_memory_by_name_works_where_its_folder_is_named(fenced: Fenced) -> None:
@@ -300,13 +294,13 @@ def test_shared_memory_cannot_be_cut_off(fenced: Fenced) -> None:
     import torch
 
     description, _ = Arena(torch.device("cpu")).place({"q": torch.ones(1000)})
-    given, descriptors = inherited(description)
-    (slab,) = given["slabs"].values()
-    code = (
-        f"found = refused(lambda: os.ftruncate({descriptors[0]}, 0)) and refused(lambda: open({slab['path']!r}, 'w'))"
+    (slab,) = description["slabs"].values()
+    before = (
+        f"from attnbench.core.shared_tensors import HELD, hold\nhold({description!r})\npath = HELD[{slab['key']!r}]"
     )
-    assert fenced(code, pass_fds=descriptors) is True
-    os.close(descriptors[0])
+    descriptor = "int(path.rpartition('/')[2])"
+    code = f"found = refused(lambda: os.ftruncate({descriptor}, 0)) and refused(lambda: open(path, 'w'))"
+    assert fenced(code, before=before) is True
 
 
 ESCAPED = """

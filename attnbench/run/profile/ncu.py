@@ -125,11 +125,12 @@ def run(ncu: str, python: str | None, request: Mapping[str, Any], metrics: Seque
     return f"{text}\n{said}"
 
 
-def execute(command: Sequence[str], timeout: float = TIMEOUT, variables: Mapping[str, str] | None = None) -> str:
+def execute(command: Sequence[str], timeout: float = 0.0, variables: Mapping[str, str] | None = None) -> str:
     """Run a tool of NVIDIA's, and return its output. `variables` are in its environment.
 
-    Raises NotCounted where it does not end within `timeout` seconds, and ends its processes.
+    Raises NotCounted where it does not end within `timeout` seconds (default: TIMEOUT), and ends its processes.
     """
+    timeout = timeout or TIMEOUT
     with subprocess.Popen(
         command,
         env={**child_environment(), "LC_ALL": "C", **(variables or {})},
