@@ -468,7 +468,7 @@ def test_no_backend_is_alone_where_another_run_of_the_machine_has_a_right_one() 
     assert [row["alike"] for row in near.rows] == ["triton; fa2"], "cards of a model differ by more than 1.5 %"
     assert [row["alike"] for row in far.rows] == ["triton"]
     assert "alone" not in told(near) + told(far)
-    assert "Between unlike cards or methods, 3% is added to the uncertainty" in told(near)
+    assert "Between unlike cards or methods, 3.1% is added to the uncertainty" in told(near)
     gain = far.rows[0]
     assert gain["gain_high"] / gain["gain"] - 1 == pytest.approx(0.026, abs=0.002), "that of two cards"
     wrong = run([ended(CASE, "triton", "wrong", "off"), ok(CASE, "fa2", SLOW)], started="2026-07-03T10:00:00Z")
