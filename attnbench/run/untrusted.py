@@ -3,8 +3,8 @@
 The kernel's process has neither the inputs before the clock starts, nor the clock, nor the reference. This process, the
 parent, has the clock: from the start signal to the answer of the kernel's process. The latency is the slope of the time
 over the number of launches, less the slope of the same chain without a kernel. Lengths come in random order, and each
-chain's last result is compared, with some others. The last chain, which no process knows to be the last, ends with
-SIGKILL before its results are read: work that was still under way is lost, and its place holds NaN.
+chain's last result is compared, with some others, and a row of each head of all. The last chain, of a random number
+of chains, ends with SIGKILL before its results are read: work under way is lost, and its place holds NaN.
 
 The latency is "proven" if the time by the kernel's own clock, along the same chains, agrees, if the time is
 proportional to the number of launches, and if the machine can be as fast.
@@ -26,6 +26,7 @@ from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement, Proof, Record
+from attnbench.core.text import one_line
 from attnbench.run.judge import Judge
 from attnbench.run.process import WorkerDied, WorkerHung
 
@@ -66,6 +67,7 @@ class _Chains:
     judge: Judge
     name: str
     timeout: float
+    uncaptured: str = ""  # why the latest chain was launched one by one, not in a CUDA graph; "" where it was in one
 
     def begin(self, case: Case, device: Device) -> tuple[int, float]:
         """Return the most launches of a chain, and the seconds of one by the worker's own clock."""
@@ -82,7 +84,8 @@ class _Chains:
         began = time.perf_counter()
         self._judged({"do": "release"})  # within the time, as the kernel's process can watch the inputs
         answer = self.pool.ask(self.name, {"op": "go", "launches": count}, self.timeout)
-        return time.perf_counter() - began, float(answer["seconds"])
+        seconds, self.uncaptured = time.perf_counter() - began, one_line(str(answer.get("uncaptured", "")))[:200]
+        return seconds, float(answer["seconds"])
 
     def keep(self, count: int) -> None:
         """Keep results of the last chain, for `rule`."""
@@ -162,6 +165,9 @@ def _timed(chains: _Chains, record: Record, most: int, seconds: float, device: D
     found = chains.right(record)
     if found.status != "ok":
         return found
+    if chains.uncaptured:
+        note = f"launched one by one, so its latency has the host's time: no CUDA graph ({chains.uncaptured})"
+        found = replace(found, notes=(*found.notes, note))
     chains.link(longest)
     link = {count: stats.median([chains.link(count) for _ in range(REPEATS)]) for count in counts}
     return _with_latency(found, outside, own, slope(link), device)
