@@ -186,7 +186,7 @@ def test_the_number_of_chains_is_not_known() -> None:
     found = set()
 
     class Counted:
-        name, chains = "own", 0
+        name, chains, uncaptured = "own", 0, ""
         pool: Any = type("Pool", (), {"close_worker": lambda *_: None})()
 
         def run(self, count: int) -> tuple[float, float]:
