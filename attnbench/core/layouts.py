@@ -13,6 +13,7 @@ Results may have any strides; the gradient of packed inputs is one packed tensor
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -67,12 +68,25 @@ def find_packed(given: Inputs) -> Tensor | None:
     return q.as_strided((batch, seqlen, width, headdim), strides)
 
 
-def as_slice(t: Tensor) -> Tensor:
-    """Return the same values as a view of a tensor that is longer in its last two dimensions and dense otherwise.
+def as_slice(t: Tensor, *more: int) -> Tensor:
+    """Return the same values as a view of a tensor that is longer in its last dimensions, by `more`, and else dense.
 
-    Rows begin at multiples of 16 bytes, as kernels want them.
+    By default it has one more row and 8 more columns; with columns by eights, rows begin at multiples of 16 bytes, as
+    kernels want them.
     """
-    larger = t.new_ones(*t.shape[:-2], t.shape[-2] + 1, t.shape[-1] + 8)
-    part = larger[..., :-1, :-8]
+    more = (0,) * (t.dim() - len(more)) + more if more else (0,) * (t.dim() - 2) + (1, 8)
+    larger = t.new_ones([n + extra for n, extra in zip(t.shape, more, strict=True)])
+    part = larger[tuple(map(slice, t.shape))]
     part.copy_(t)
     return part
+
+
+def with_random_strides(t: Tensor) -> Tensor:
+    """Return the values of (batch, seqlen, nheads, headdim) with a random order of three dimensions and random gaps.
+
+    The last stride is 1, and rows begin at multiples of 16 bytes, with a gap between them.
+    """
+    draw = random.SystemRandom()
+    order = [*draw.sample(range(3), 3), 3]
+    part = as_slice(t.permute(order), *(draw.randrange(3) for _ in range(3)), 8 * draw.randint(1, 2))
+    return part.permute(*(order.index(dim) for dim in range(4)))

@@ -18,6 +18,7 @@ from attnbench.core.text import count
 
 Status = Literal["ok", "skipped", "wrong", "wrong-kernel", "oom", "failed", "timeout"]
 STATUSES: tuple[Status, ...] = get_args(Status)
+Unproven = Literal["", "chain", "uncertainty", "proportion", "roofline", "clock"]  # what a verdict did not prove
 # Part of the reason of a failed step of `attnbench capacity`.
 NO_ROOM_TO_CHECK = "the check had too little memory, not the call"
 # The parts of a note before and after a number of bytes.
@@ -62,6 +63,9 @@ class Proof:
     within: float | None  # the share by which the claimed and the outside latency may differ
     checked: int  # results compared with a reference that was computed later
     unfenced: Mapping[str, str] = field(default_factory=dict)  # fence that does not hold here -> why
+    # What is not proven: a chain is possible; the latency is known well enough; the time is in proportion to the
+    # number of launches, is not below the roofline, agrees with the clock of the kernel's own process.
+    failing: Unproven = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +232,18 @@ class Record:
     # has its findings.
     sanitizer: Mapping[str, str] = field(default_factory=dict)
     proof: Proof | None = None  # where `Policy.untrusted` asked for it
+
+    @property
+    def failing(self) -> str:
+        """The property for which a result is wrong or not proven; "" for others.
+
+        "values", "finite" or "form" of results, "kernel" (another one ran), or `Proof.failing`.
+        """
+        if self.status == "wrong-kernel":
+            return "kernel"
+        if self.status == "wrong" and self.accuracy:
+            return "form" if self.accuracy.flaws else "finite" if self.accuracy.unwritten else "values"
+        return self.proof.failing if self.proof else ""
 
     def __repr__(self) -> str:  # without the samples, which would flood a notebook
         return f"<Record {self.id}: {self.status}>"

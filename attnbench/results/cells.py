@@ -362,9 +362,19 @@ def cells(
             own += _cells_of(source, keys)
         eager = {cell.case: cell.rounds("latency") for cell in own if cell.backend == "eager" and cell.status == "ok"}
         for source, _ in group:
-            source.eager = eager
+            source.eager, source.library = eager, _library(own) if source.run.own_code else {}
         found += sorted(own, key=lambda cell: (case_rank(cell.case), backend_rank(cell.backend)))
     return found
+
+
+def _library(cells: Iterable[Cell]) -> dict[Case, dict[int, float]]:
+    """Return case -> round -> latency, of the fastest exact backend that is no person's own code."""
+    found: dict[Case, Cell] = {}
+    for cell in cells:
+        fastest = found.get(cell.case, cell).value("latency") or math.inf
+        if cell.is_ranked and cell.backend not in cell.run.own_code and 0 < (cell.value("latency") or 0) <= fastest:
+            found[cell.case] = cell
+    return {case: cell.rounds("latency") for case, cell in found.items()}
 
 
 def contest_of(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _OF_CASE = {name: read for axis in AXES.values() for name, read in axis.columns.items()}
 CASE_COLUMNS = (*(f.name for f in fields(Shape)), *_OF_CASE, "case")
 COLUMNS = (
-    *("device", "suite", "started", "backend", "version", "round", "status", "reason", *CASE_COLUMNS),
+    *("device", "suite", "started", "backend", "version", "round", "status", "reason", "failing", *CASE_COLUMNS),
     *("timer", "l2", "limits", "disturbed", "kernels", "bound", "flops_convention", *METRICS),
 )
 _WHOLE_METRICS = tuple(name for name, metric in METRICS.items() if metric.whole)
@@ -92,6 +92,7 @@ def table_rows(cells: Iterable[Cell]) -> Iterator[dict[str, Any]]:
                 "round": record.round,
                 "status": record.status,
                 "reason": record.reason,
+                "failing": record.failing,
                 **shared,
                 "timer": record.timer,
                 "l2": record.l2,

@@ -321,7 +321,14 @@ def speedup(row: Row) -> float | None:
     """Latency of eager over the latency, in the same round where both were measured in it."""
     if row.record.backend == "eager":
         return 1.0
-    return _over(row.source.eager_seconds(row.case, row.record.round), latency(row))
+    return _over(row.seconds_in(row.source.eager), latency(row))
+
+
+@metric("Gain over the fastest library", "", "higher", formats.times, clocked=True, sure_as="latency")
+def gain(row: Row) -> float | None:
+    """Of own code: the latency of the fastest other backend, over the latency, in one round where both have one."""
+    own = row.record.backend in row.source.run.own_code
+    return _over(row.seconds_in(row.source.library), latency(row)) if own else None
 
 
 @metric("Peak memory added by one call", "B", "lower", formats.size, whole=True)

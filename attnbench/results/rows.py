@@ -33,6 +33,9 @@ class Rates:
     exp: float | None = None  # exponentials per second, measured in the run
 
 
+Latencies = Mapping[Case, Mapping[int, float]]  # case -> round -> seconds
+
+
 @dataclass(eq=False, repr=False)
 class Source:
     """A run with the facts that all its rows share. cells.py fills the fields with a default."""
@@ -49,7 +52,8 @@ class Source:
     best_clock: float = 0.0  # Hz, the highest clock held in any cell
     rows: Sequence[Sequence[Row]] = ()  # the rounds of each cell
     beside: Together | None = None  # facts of all runs that are compared; None for a single record
-    eager: Mapping[Case, Mapping[int, float]] = field(default_factory=dict)  # case -> round -> seconds of eager
+    eager: Latencies = field(default_factory=dict)  # of eager
+    library: Latencies = field(default_factory=dict)  # of the fastest exact backend that is not a person's own code
     _rates: dict[str, Rates] = field(default_factory=dict)
 
     @cached_property
@@ -106,14 +110,6 @@ class Source:
         logs = [[*map(math.log, seconds)] for seconds in rounds if len(seconds) > 1 and min(seconds) > 0]
         found = prior_from_variances([*map(stats.variance, logs)], [len(of) - 1 for of in logs]) if logs else None
         return found if found and found.freedom else self.spread.prior
-
-    def eager_seconds(self, case: Case, number: int) -> float | None:
-        """Return eager's latency on a case in round `number`, else its median over rounds; None where not measured.
-
-        Within one round, a drift of the clock between rounds cancels.
-        """
-        rounds = self.eager.get(case)
-        return rounds.get(number, stats.median([*rounds.values()])) if rounds else None
 
 
 SLOWED, GAP_GROWS = 0.02, 0.3e-6  # tolerated cost of tracing: a share of the call, seconds of its launch gap
@@ -185,6 +181,14 @@ class Row:
         if traced is None or plain is None:
             return 0.0
         return traced / plain - 1 if traced > (1 + SLOWED) * plain + GAP_GROWS else 0.0
+
+    def seconds_in(self, latencies: Latencies) -> float | None:
+        """Return the latency of another backend on its case in its round, else the median of all; None without one.
+
+        Within one round, a drift of the clock between rounds cancels.
+        """
+        rounds = latencies.get(self.case)
+        return rounds.get(self.record.round, stats.median([*rounds.values()])) if rounds else None
 
     @property
     def load(self) -> float:

@@ -179,10 +179,14 @@ class Session:
         return self.probes
 
     def refuse_broken_code(self, option: str = "") -> None:
-        """Raise UserError where a person's code cannot be used; attnbench's own backends are skipped with a reason."""
-        for name, probe in self.probes.items():
-            if is_user_code(self.pool.specs[name]) and not probe.usable:
-                raise UserError(f"{option}{name}: {probe.why_not}")
+        """Raise UserError where a person's code cannot be used; attnbench's own backends are skipped with a reason.
+
+        So is untrusted code, unless none can be used.
+        """
+        own = [name for name in self.probes if is_user_code(self.pool.specs[name])]
+        broken = [name for name in own if not self.probes[name].usable]
+        if broken and not (self._scratch and len(broken) < len(own)):
+            raise UserError(f"{option}{broken[0]}: {self.probes[broken[0]].why_not}")
 
     def first_look(self, cases: Sequence[Case]) -> Mapping[str, Sequence[CaseSupport]]:
         """Return the results of `load` and `survey` with as few imports as possible."""

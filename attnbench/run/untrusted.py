@@ -25,7 +25,7 @@ from attnbench.core.formats import duration, percent
 from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
-from attnbench.core.record import Accuracy, Measurement, Proof, Record
+from attnbench.core.record import Accuracy, Measurement, Proof, Record, Unproven
 from attnbench.core.text import one_line
 from attnbench.run.judge import Judge
 from attnbench.run.process import WorkerDied, WorkerHung
@@ -69,13 +69,16 @@ class _Chains:
     timeout: float
     uncaptured: str = ""  # why the latest chain was launched one by one, not in a CUDA graph; "" where it was in one
 
-    def begin(self, case: Case, device: Device) -> tuple[int, float]:
-        """Return the most launches of a chain, and the seconds of one by the worker's own clock."""
+    def begin(self, case: Case, device: Device, *, any_strides: bool) -> tuple[int, float]:
+        """Return the most launches of a chain, and the seconds of one by the worker's own clock.
+
+        With `any_strides` a case with a layout has random strides.
+        """
         request = {"device": to_json(device), "chain": to_json(case)}
         orders = self.pool.ask(self.name, {**request, "op": "orders"}, self.timeout)["orders"]
         asked = {"do": "chain", "case": to_json(case), "orders": orders, "bytes": MOST_BYTES.get(device.kind, 2**26)}
         made = self._judged(asked)
-        answer = self.pool.ask(self.name, {**request, **made, "op": "chain"}, self.timeout)
+        answer = self.pool.ask(self.name, {**request, **made, "op": "chain", "any_strides": any_strides}, self.timeout)
         return len(made["places"]), max(1e-7, float(answer["seconds"]))
 
     def run(self, count: int) -> tuple[float, float]:
@@ -124,10 +127,10 @@ def judged(pool: Pool, record: Record, policy: Policy, device: Device, *, timed:
         return record
     case = record.case if timed or record.case.has_forward else replace(record.case, direction="fwd_bwd")
     if why := chain.refusal(case):
-        return _not_proven(record, f"{why}; --pass fwd_bwd has one" if not case.has_forward else why)
+        return _not_proven(record, "chain", f"{why}; --pass fwd_bwd has one" if not case.has_forward else why)
     chains = _Chains(pool, pool.judge, record.backend, policy.timeout_s)
     try:
-        most, seconds = chains.begin(case, device)
+        most, seconds = chains.begin(case, device, any_strides=not timed)
         if not timed:
             count = min(SHORT_CHAIN, most)
             chains.run(count)
@@ -145,7 +148,7 @@ def judged(pool: Pool, record: Record, policy: Policy, device: Device, *, timed:
 
 def _timed(chains: _Chains, record: Record, most: int, seconds: float, device: Device) -> Record:
     if most < LEAST:
-        return _not_proven(record, f"its results are too large for {LEAST} launches in a row")
+        return _not_proven(record, "chain", f"its results are too large for {LEAST} launches in a row")
     longest = max(LEAST, min(most, int(LONGEST / seconds)))
     counts = [max(1, round(share * longest)) for share in SHARES]
     for count in counts:  # the first chain of a length compiles and captures
@@ -180,9 +183,11 @@ def _with_latency(record: Record, outside: Times, own: Times, link: float, devic
     )
     claimed = slope({count: stats.median(times) for count, times in own.items()}) - link
     if (latency := stats.median(samples)) <= 0:
-        return _not_proven(replace(record, measurements={}), "its time does not grow with the number of launches")
+        return _not_proven(
+            replace(record, measurements={}), "proportion", "its time does not grow with the number of launches"
+        )
     if min(samples) <= 0:  # at least one repeat was disturbed by more than all its launches took
-        return _not_proven(replace(record, measurements={}), f"its latency is not known; {DISTURBED}")
+        return _not_proven(replace(record, measurements={}), "uncertainty", f"its latency is not known; {DISTURBED}")
     proof = record.proof or Proof((), None, None, None, 0)
     half = stats.relative_halfwidth(samples)
     within = max(WITHIN_SHORT if latency < SHORT else WITHIN, half)
@@ -199,15 +204,18 @@ def _with_latency(record: Record, outside: Times, own: Times, link: float, devic
     least = _least(record.case, device)
     if half > MOST_UNKNOWN:
         limit = f"and {percent(MOST_UNKNOWN)} are allowed"
-        return _not_proven(found, f"its latency is known to {percent(half)} only, {limit}; {DISTURBED}")
+        return _not_proven(found, "uncertainty", f"its latency is known to {percent(half)} only, {limit}; {DISTURBED}")
     if bend > max(BENT, half):
-        return _not_proven(found, f"its time is not in proportion to the number of launches: {percent(bend)} off")
+        why = f"its time is not in proportion to the number of launches: {percent(bend)} off"
+        return _not_proven(found, "proportion", why)
     if (constant := _constant(outside)) > CONSTANT + within * stats.median(outside[max(outside)]):
-        return _not_proven(found, f"a chain takes {duration(constant)} beside its launches")
+        return _not_proven(found, "proportion", f"a chain takes {duration(constant)} beside its launches")
     if latency < least:
-        return _not_proven(found, f"its FLOPs need at least {duration(least)} here, and it takes {duration(latency)}")
+        why = f"its FLOPs need at least {duration(least)} here, and it takes {duration(latency)}"
+        return _not_proven(found, "roofline", why)
     if not abs(claimed / latency - 1) <= within:
-        return _not_proven(found, f"its own clock says {duration(claimed)}, the one outside {duration(latency)}")
+        why = f"its own clock says {duration(claimed)}, the one outside {duration(latency)}"
+        return _not_proven(found, "clock", why)
     return found
 
 
@@ -237,5 +245,6 @@ def slope(times: Seconds) -> float:
     return sum((x - mean_x) * (y - mean_y) for x, y in times.items()) / across if across else 0.0
 
 
-def _not_proven(record: Record, why: str) -> Record:
-    return replace(record, status="failed", reason=f"not proven: {why}")
+def _not_proven(record: Record, failing: Unproven, why: str) -> Record:
+    proof = replace(record.proof or Proof((), None, None, None, 0), failing=failing)
+    return replace(record, status="failed", reason=f"not proven: {why}", proof=proof)

@@ -149,7 +149,7 @@ class WorkerPool:
             said = (self._workers[name, 1].stderr_tail() or "").splitlines()[-1:]
             return Probe(reason=": ".join([f"importing it{there}", str(death), *said]), install=todo)
         if "probe" not in answer:
-            return Probe(reason=f"cannot be imported{there}: {_error(answer)}")
+            return Probe(reason=self._with_fences(f"cannot be imported{there}: {_error(answer)}"))
         self._note_loaded(name, answer)
         probe = from_json(Probe, answer["probe"])
         self._loaded_versions[name] = probe.version
@@ -410,7 +410,14 @@ class WorkerPool:
             self._ceilings_due[job.case.dtype] = 0.0
         if answer.get("fatal"):
             worker.kill()
+        if record.reason:
+            record = replace(record, reason=self._with_fences(record.reason))
         return record if record.status in ("ok", "skipped") else replace(record, stderr=worker.stderr_tail())
+
+    def _with_fences(self, reason: str) -> str:
+        """Return a reason, with the fences that probably caused it."""
+        refused = self.fence and "PermissionError" in reason
+        return f"{reason}; --untrusted refuses sockets, and files outside its own folder" if refused else reason
 
     def _request(
         self, job: Job, policy: Policy, device: Device, op: Op, memory: int | None, slot: int

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from attnbench.core import chain
 from attnbench.core.backend import Backend, Inputs, Prepared, Unsupported
 from attnbench.core.case import Case
-from attnbench.core.layouts import lay_out
+from attnbench.core.layouts import lay_out, with_random_strides
 from attnbench.core.shared_tensors import Description, Mapped
 from attnbench.judge import inputs
 
@@ -29,13 +29,25 @@ def orders(backend: Backend, case: Case, device: torch.device) -> dict[str, dict
 
 
 def make(
-    backend: Backend, case: Case, device: torch.device, base: Description, places: Sequence[Description]
+    backend: Backend,
+    case: Case,
+    device: torch.device,
+    base: Description,
+    places: Sequence[Description],
+    *,
+    any_strides: bool,
 ) -> tuple[chain.Chain, float]:
-    """Return a case's chain on a backend, and the seconds of one of its launches by this process's clock."""
+    """Return a case's chain on a backend, and the seconds of one of its launches by this process's clock.
+
+    With `any_strides` the inputs of a case with a layout have other strides than this layout's, drawn at random.
+    """
+    import torch
+
     mapped = Mapped(device)
     first = mapped.tensors(base)
-    copies: Any = {name: t.clone() for name, t in first.items()}
-    prepared, memory = _prepared(backend, case, lay_out(case.layout, Inputs(**copies)))
+    copy = with_random_strides if any_strides and case.layout != "native" else torch.clone
+    given = Inputs(**{name: copy(t) for name, t in first.items()})
+    prepared, memory = _prepared(backend, case, given if any_strides else lay_out(case.layout, given))
     made = chain.Chain(prepared, first, memory, [mapped.tensors(place) for place in places])
     count = min(TRIED, len(places))
     made.launch(count)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from attnbench.core.record import Record, Run
+from attnbench.core.record import Accuracy, Approximation, Record, Run, TensorError
 from attnbench.results.cells import cells
 from attnbench.results.export_rows import CASE_COLUMNS, COLUMNS, case_columns, dataframe, table_rows
 from attnbench.results.metrics import METRICS
 from builders import case, decode, forwards, ok, run
+
+OFF = TensorError(1.0, 0.1, 0.2, 1.0)
 
 
 def rows(*runs: Run) -> list[dict[str, Any]]:
@@ -43,6 +46,40 @@ def test_each_round_of_each_cell_is_a_row_with_the_same_columns() -> None:
     assert decoded["roofline"] == pytest.approx(decoded["bandwidth_utilization"])
     skipped = next(r for r in found if r["backend"] == "sdpa-math")
     assert (skipped["status"], skipped["reason"], skipped["tflops"]) == ("skipped", "needs a CUDA GPU", None)
+
+
+def test_own_code_has_its_gain_over_the_fastest_library() -> None:
+    """In its round, where both have it; approximations, wrong results and other own code are no library."""
+    own = {"mine": "/mine.py:mine", "other": "/mine.py:other"}
+    rough = Approximation("blocks", 0.1, 0.9, 64, 4)
+    made = run(
+        [
+            *(ok(case(), "mine", tflops, round=number) for number, tflops in enumerate((300.0, 330.0))),
+            *(ok(case(), "fa3", tflops, round=number) for number, tflops in enumerate((200.0, 220.0))),
+            *(ok(case(), name, 100.0) for name in ("eager", "other")),
+            ok(case(), "sage", 900.0, approximation=rough),
+            replace(ok(case(), "fa4", 800.0), status="wrong"),
+        ],
+        specs=own,
+    )
+    found = {(row["backend"], row["round"]): row["gain"] for row in rows(made)}
+    assert found["mine", 0] == found["mine", 1] == pytest.approx(1.5)
+    assert found["other", 0] == pytest.approx(0.5)
+    assert found["fa3", 0] is None
+
+
+@pytest.mark.parametrize(
+    ("record", "failing"),
+    [
+        (replace(ok(case(), "mine", 1.0), status="wrong", accuracy=Accuracy({"out": OFF}, 1, 1)), "values"),
+        (replace(ok(case(), "mine", 1.0), status="wrong", accuracy=Accuracy({"out": OFF}, 1, 1, ("out",))), "finite"),
+        (replace(ok(case(), "mine", 1.0), status="wrong", accuracy=Accuracy({}, 1, 1, flaws=("twice",))), "form"),
+        (replace(ok(case(), "mine", 1.0), status="wrong-kernel"), "kernel"),
+        (ok(case(), "mine", 1.0), ""),
+    ],
+)
+def test_the_failing_property(record: Record, failing: str) -> None:
+    assert [row["failing"] for row in rows(run([record]))] == [failing]
 
 
 def test_the_frame_has_types_and_units() -> None:

@@ -26,6 +26,7 @@ TIMES = "the times"  # along chains of several lengths
 NAN = "NaN in the places"  # results begin as NaN
 GUARD = "the guards"  # known bytes between the results
 PLAIN = "the form of a result"  # a plain tensor, which is copied to its place within the time
+STRIDES = "random strides"  # a check of a layout gives tensors of strides that no kernel knows
 JOB = "the job"  # a record must be of the job that was asked
 
 CHEATS: dict[str, tuple[str, ...]] = {}  # name -> what finds it; each alone would
@@ -569,6 +570,13 @@ def changes_the_first_inputs(q: Tensor, k: Tensor, v: Tensor, **options: Any) ->
 
     _once(begin)
     return attention(q, k, v, **options)
+
+
+@found_by(STRIDES)
+def known_strides(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    """Compute tensors that are contiguous in one of two orders alone, and return zeros for other strides."""
+    is_known = q.is_contiguous() or q.transpose(1, 2).is_contiguous()
+    return attention(q, k, v, **options) if is_known else torch.zeros_like(q)
 
 
 @found_by(GUARD)

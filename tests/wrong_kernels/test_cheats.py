@@ -62,7 +62,7 @@ def chains_of(pool: WorkerPool, cheat: str, case: Case = CASE) -> untrusted._Cha
     pool.specs = {"own": f"{FILE}:{cheat}"}
     assert pool.judge
     made = untrusted._Chains(pool, pool.judge, "own", 60.0)
-    made.begin(case, CPU)
+    made.begin(case, CPU, any_strides=True)
     return made
 
 
@@ -82,8 +82,12 @@ def ruled(made: untrusted._Chains) -> tuple[Accuracy, int]:
 
 
 def test_a_right_kernel_passes(pool: WorkerPool) -> None:
-    for dtype, direction in (("fp32", "fwd"), ("bf16", "fwd_bwd")):
-        accuracy, _ = verdict(pool, "attention", 3, LONG, case=replace(CASE, dtype=dtype, direction=direction))  # type: ignore[arg-type]
+    for changes in (
+        {"layout": "packed"},
+        {"dtype": "bf16", "direction": "fwd_bwd", "layout": "bhsd"},
+        {"layout": "native"},
+    ):
+        accuracy, _ = verdict(pool, "attention", 3, LONG, case=replace(CASE, **changes))  # type: ignore[arg-type]
         assert accuracy.ok, accuracy.problem()
         pool.close_worker("own")
 
@@ -91,14 +95,15 @@ def test_a_right_kernel_passes(pool: WorkerPool) -> None:
 @pytest.mark.parametrize("cheat", [name for name in cheats.CHEATS if name not in (*TIMED, *REFUSED)])
 def test_wrong(pool: WorkerPool, cheat: str) -> None:
     """Fault: results are not computed in each launch from its inputs. Found: wrong, in chains of 3 or 60 launches."""
-    accuracy, launch = verdict(pool, cheat, 3, LONG)
-    assert not accuracy.ok
     means = cheats.CHEATS[cheat]
+    case = replace(CASE, layout="bhsd") if cheats.STRIDES in means else CASE
+    accuracy, launch = verdict(pool, cheat, 3, LONG, case=case)
+    assert not accuracy.ok
     if means == (cheats.GUARD,):
         assert "beside the memory" in accuracy.problem()
     elif means == (cheats.NAN,):
         assert accuracy.unwritten
-    elif cheats.FRESH not in means and cheats.NAN not in means and cheats.APART not in means:
+    elif not {cheats.FRESH, cheats.NAN, cheats.APART, cheats.STRIDES} & {*means}:
         assert launch > 1
 
 
@@ -162,15 +167,15 @@ def test_times() -> None:
     """Fault: other times than of launches in proportion to their number. Found: not proven, with the reason."""
     each = 200e-6
     assert proven(lambda n: each * n + 5e-4).status == "ok"
-    for why, outside, own in (
-        ("does not grow", lambda n: 0.2, None),  # it sleeps, or has computed all before
-        ("its own clock says", lambda n: each * n, lambda n: each * n / 2),
-        ("in proportion", lambda n: each * (n if n > 250 else n / 2), None),  # fast where it is short
-        ("beside its launches", lambda n: each * n / 10 + each * 900, None),  # sleeps in short chains
-        ("beside its launches", lambda n: each * n * 0.9 + each * 100, None),
+    for failing, why, outside, own in (
+        ("proportion", "does not grow", lambda n: 0.2, None),  # it sleeps, or has computed all before
+        ("clock", "its own clock says", lambda n: each * n, lambda n: each * n / 2),
+        ("proportion", "in proportion", lambda n: each * (n if n > 250 else n / 2), None),  # fast where it is short
+        ("proportion", "beside its launches", lambda n: each * n / 10 + each * 900, None),  # sleeps in short chains
+        ("proportion", "beside its launches", lambda n: each * n * 0.9 + each * 100, None),
     ):
         record = proven(outside, own)
-        assert record.status == "failed"
+        assert (record.status, record.failing) == ("failed", failing)
         assert why in str(record.reason)
 
 
@@ -260,13 +265,29 @@ def test_a_wrong_launch_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 # The command
 
 
-def test_command() -> None:
-    """Fault: results are right without a chain. Found: wrong, with the number of the launch, and exit code 5."""
+def test_command(tmp_path: Path) -> None:
+    """Fault: results are right without a chain. Found: wrong, with the number of the launch, and exit code 5.
+
+    A candidate that cannot be imported costs its own verdict alone.
+    """
+    broken = tmp_path / "broken.py"
+    broken.write_text("def attention(")
     case = ["--device", "cpu", "--dtype", "fp32", "--pass", "fwd", "--full", "--headdim", "32"]
-    command = [sys.executable, "-m", "attnbench", "check", f"{FILE}:no_link", "--untrusted", "--json", *case]
+    command = [
+        sys.executable,
+        "-m",
+        "attnbench",
+        "check",
+        f"{broken}:attention",
+        f"{FILE}:no_link",
+        "--untrusted",
+        "--json",
+        *case,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     assert done.returncode == 5, done.stdout + done.stderr
     assert "of a chain whose inputs follow from its results" in done.stdout
+    assert "cannot be imported: SyntaxError" in done.stdout
 
 
 def test_every_cheat_is_listed() -> None:
