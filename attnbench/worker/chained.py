@@ -46,7 +46,8 @@ def make(
     mapped = Mapped(device)
     first = mapped.tensors(base)
     copy = with_random_strides if any_strides and case.layout != "native" else torch.clone
-    given = Inputs(**{name: copy(t) for name, t in first.items()})
+    copies: Any = {name: copy(t) for name, t in first.items()}
+    given = Inputs(**copies)
     prepared, memory = _prepared(backend, case, given if any_strides else lay_out(case.layout, given))
     made = chain.Chain(prepared, first, memory, [mapped.tensors(place) for place in places])
     count = min(TRIED, len(places))
