@@ -12,6 +12,7 @@ proportional to the number of launches, and if the machine can be as fast.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -34,6 +35,7 @@ SHORT_CHAIN = 3  # launches of a chain that is not timed
 LEAST, LONGEST = 4, 0.2  # launches, and seconds of the longest chain
 SHARES = (0.25, 0.5, 1.0)  # lengths of chains, as shares of the longest
 REPEATS, MORE = 7, 4  # fewest of each length, and how many numbers of repeats there are
+MOST_REPEATS = 28  # of each length, where the machine is busy
 MOST_BYTES = {"cuda": 2**31, "cpu": 2**26}  # of the results of a chain
 WITHIN = 0.03  # the least difference of two figures that counts
 SHORT, WITHIN_SHORT = 50e-6, 0.10  # seconds below which the host's launches and the link weigh more, and the difference
@@ -41,6 +43,7 @@ CONSTANT = 1e-3  # seconds that a chain may take without launches, beside the le
 BENT = 0.05  # most deviation of the middle length from a straight line, as a share of its time
 DISTURBED = "leave the machine alone meanwhile, or give it --rounds"
 MOST_UNKNOWN = 0.2  # most uncertainty of a proven latency
+ENOUGH = 0.1  # uncertainty above which a latency is measured longer
 
 Seconds = Mapping[int, float]  # length of a chain -> seconds
 Times = Mapping[int, Sequence[float]]  # length of a chain -> seconds of each repeat
@@ -153,12 +156,12 @@ def _timed(chains: _Chains, record: Record, most: int, seconds: float, device: D
     counts = [max(1, round(share * longest)) for share in SHARES]
     for count in counts:  # the first chain of a length compiles and captures
         chains.run(count)
-    repeats = REPEATS + random.SystemRandom().randrange(MORE)
-    order = [count for count in counts for _ in range(repeats)]
-    random.SystemRandom().shuffle(order)
+    order = _shuffled(counts, REPEATS + random.SystemRandom().randrange(MORE))
     outside: dict[int, list[float]] = {count: [] for count in counts}
     own: dict[int, list[float]] = {count: [] for count in counts}
     for number, count in enumerate(order, start=1):
+        if number == len(order) < len(counts) * MOST_REPEATS and _uncertainty(outside) > ENOUGH:
+            order += _shuffled(counts, REPEATS)  # the list that this loop reads
         by_parent, by_worker = chains.run(count)
         if number == len(order):
             chains.pool.close_worker(chains.name)
@@ -176,11 +179,25 @@ def _timed(chains: _Chains, record: Record, most: int, seconds: float, device: D
     return _with_latency(found, outside, own, slope(link), device)
 
 
+def _shuffled(counts: Sequence[int], repeats: int) -> list[int]:
+    order = [count for count in counts for _ in range(repeats)]
+    random.SystemRandom().shuffle(order)
+    return order
+
+
+def _slopes(outside: Times) -> list[float]:
+    """Return the seconds of a launch and its link in each repeat that has all lengths."""
+    return [slope(dict(zip(outside, times, strict=True))) for times in zip(*outside.values(), strict=False)]
+
+
+def _uncertainty(outside: Times) -> float:
+    found = _slopes(outside)
+    return stats.relative_halfwidth(found) if min(found) > 0 else math.inf
+
+
 def _with_latency(record: Record, outside: Times, own: Times, link: float, device: Device) -> Record:
     """Return a record with the latency by this process's clock, or with the reason why it is not proven."""
-    samples = tuple(
-        slope(dict(zip(outside, times, strict=True))) - link for times in zip(*outside.values(), strict=True)
-    )
+    samples = tuple(each - link for each in _slopes(outside))
     claimed = slope({count: stats.median(times) for count, times in own.items()}) - link
     if (latency := stats.median(samples)) <= 0:
         return _not_proven(
