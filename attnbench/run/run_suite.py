@@ -26,7 +26,7 @@ from attnbench.run.job_order import TimeLimit, measure_jobs, ranks_ahead
 from attnbench.run.plan import CaseSupport
 from attnbench.run.select import Chosen, choose, notes_on_strangers, parse_devices
 from attnbench.run.session import Recording, Session, check_output_path, create, named_again, reopen
-from attnbench.run.suite import Resolved, Settings, Suite, load_suite, resolve, resolve_suite_for
+from attnbench.run.suite import DURATIONS, Resolved, Settings, Suite, load_suite, resolve, resolve_suite_for
 from attnbench.run.workers import has_nvidia_gpu
 
 Further = Callable[[Run], Mapping[Case, Sequence[str]]]  # what was measured -> cases to measure too, on which backends
@@ -417,6 +417,9 @@ def _added(recording: Recording, session: Session, cases: Mapping[Case, Sequence
     return new
 
 
+_OPTIONS = {**DURATIONS, "caches": "--fresh-caches"}  # fields of a policy whose options have other names
+
+
 def _not_with_resume(request: Request) -> list[str]:
     """Return the given options that a resumed run takes from its file."""
     fresh, settings = Request(), request.settings
@@ -424,7 +427,7 @@ def _not_with_resume(request: Request) -> list[str]:
         "--suite": request.suite != fresh.suite,
         "the options that choose cases": settings.axes != Axes()
         or any(given is not None for given in (settings.tokens, settings.models, settings.tp, settings.phase)),
-        "--seed, --timer, --l2 and the other options of the method of measuring": bool(settings.policy),
+        **{_OPTIONS.get(name, f"--{name.replace('_', '-')}"): True for name in settings.policy},
         "--python": bool(request.pythons),
         "--peak": bool(request.peak),
         "--out": request.out is not None,

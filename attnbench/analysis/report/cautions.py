@@ -199,14 +199,19 @@ def _why_slower(cell: Cell, drift: float) -> str:
     return "The clock held, so something else began to run, or its calls have several speeds."
 
 
+def _by_seconds(of: Reported) -> list[Cell]:
+    """Return the measured cells for which --max-seconds counts: it does not with --untrusted."""
+    return [cell for cell in of.measured if not cell.run.policy.untrusted]
+
+
 def _few(of: Reported) -> Places:
-    counts = [(min(len(row.samples) for row in cell.ok), cell) for cell in of.measured if not cell.run.reduced]
+    counts = [(min(len(row.samples) for row in cell.ok), cell) for cell in _by_seconds(of) if not cell.run.reduced]
     few = [(n, cell) for n, cell in counts if n < min(cell.run.policy.min_samples, MIN_SAMPLES_INTERVAL)]
     return furthest(few, str, min)
 
 
 def _noisy(of: Reported) -> Iterator[dict[str, Any]]:
-    noisy = [(ci, c) for c in of.measured if (ci := c.value("ci_within")) is not None and ci > c.run.policy.target]
+    noisy = [(ci, c) for c in _by_seconds(of) if (ci := c.value("ci_within")) is not None and ci > c.run.policy.target]
     for values in furthest(noisy):
         target = percent(values["cell"].run.policy.target)
         yield {**values, "of": count(len(of.measured), "cell"), "target": target}
