@@ -217,6 +217,9 @@ def _with_latency(record: Record, outside: Times, own: Times, link: float, devic
         kernels={},
         proof=replace(proof, launches=tuple(outside), claimed=claimed, link=link, within=within),
     )
+    if claimed <= 0:
+        unknown = replace(found, proof=replace(proof, claimed=None))
+        return _not_proven(unknown, "clock", "by its own clock, its time does not grow with the number of launches")
     bend = _bend(outside)
     least = _least(record.case, device)
     if half > MOST_UNKNOWN:

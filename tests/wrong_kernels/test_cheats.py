@@ -169,6 +169,7 @@ def test_times() -> None:
     assert proven(lambda n: each * n + 5e-4).status == "ok"
     for failing, why, outside, own in (
         ("proportion", "does not grow", lambda n: 0.2, None),  # it sleeps, or has computed all before
+        ("clock", "by its own clock", lambda n: each * n, lambda n: -each * n),
         ("clock", "its own clock says", lambda n: each * n, lambda n: each * n / 2),
         ("proportion", "in proportion", lambda n: each * (n if n > 250 else n / 2), None),  # fast where it is short
         ("proportion", "beside its launches", lambda n: each * n / 10 + each * 900, None),  # sleeps in short chains
