@@ -222,7 +222,8 @@ class Cell:
         """The uncertainty of the latency; None where it is unknown."""
         if self.is_disturbed or self.not_computed:
             return None
-        rounds = [samples for row in self.ok if (samples := row.samples)]
+        medians = [[median] for row in self.ok if (median := row.median) is not None]
+        rounds = medians if len(medians) > 1 else [row.samples for row in self.ok]
         added = stats.median([row.added for row in self.ok]) if rounds else 0.0
         return uncertainty(rounds, self.source.spread, self.source.prior if len(rounds) > 1 else None, added)
 

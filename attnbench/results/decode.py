@@ -6,10 +6,11 @@ to core.json, which reads it or says what is wrong.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, replace
 from datetime import datetime, timezone
 from functools import cache, lru_cache
 from itertools import accumulate, chain, repeat
@@ -306,8 +307,7 @@ _TYPES: dict[str, Any] = {
 }
 _DEFAULTS: dict[str, Any] = {
     **{name: getattr(Record, name) for name in _HINTS if hasattr(Record, name)},
-    "measurements": {},
-    "phases": {},
+    **{of.name: of.default_factory() for of in dataclasses.fields(Record) if of.default_factory is not MISSING},
     "kernels": msgspec.Raw(b"{}"),
     "forecast": msgspec.Raw(b"null"),
 }

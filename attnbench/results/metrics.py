@@ -181,7 +181,7 @@ def latency(row: Row) -> float | None:
     """Median time of one call on the device, by the run's instrument. In a case whose fastest cell takes under 100 us
     by CUDA events, which include a launch gap: the kernels' span by CUPTI, if all its cells have it.
     """
-    return stats.median(row.samples) if row.samples else None
+    return row.median
 
 
 @metric("Latency, 10th percentile", "s", "lower", formats.duration, clocked=True)

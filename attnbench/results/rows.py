@@ -106,7 +106,7 @@ class Source:
     @cached_property
     def prior(self) -> Prior:
         """The prior of the noise between rounds in its cells' latencies; the table's where there are too few cells."""
-        rounds = ([stats.median(row.samples) for row in rows if row.ok and row.samples] for rows in self.rows)
+        rounds = ([m for row in rows if row.ok and (m := row.median) is not None] for rows in self.rows)
         logs = [[*map(math.log, seconds)] for seconds in rounds if len(seconds) > 1 and min(seconds) > 0]
         found = prior_from_variances([*map(stats.variance, logs)], [len(of) - 1 for of in logs]) if logs else None
         return found if found and found.freedom else self.spread.prior
@@ -131,7 +131,7 @@ def launch_matters(enqueue: Sequence[float], seconds: float | None) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Row:
-    """One record and its source. `values` caches metrics by name, for other metrics that use them."""
+    """One record and its source. `values` caches metrics by name, for other metrics that use them, and the `median`."""
 
     record: Record
     source: Source
@@ -233,3 +233,11 @@ class Row:
     def samples(self) -> Sequence[float]:
         """Seconds of each timed call: by the run's instrument, or as the kernels' spans where `uses_span`."""
         return self.measured("span" if self.uses_span else "time")
+
+    @property
+    def median(self) -> float | None:
+        """The median of `samples`, computed once; None without samples."""
+        if "median" not in self.values:
+            samples = self.samples
+            self.values["median"] = stats.median(samples) if samples else None
+        return self.values["median"]

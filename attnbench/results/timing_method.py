@@ -24,15 +24,16 @@ TimedBySpan = frozenset[tuple[Case, str]]  # the cells whose latency is a span, 
 
 def timed_by_span(runs: Iterable[Run]) -> TimedBySpan:
     """Return the cells of some runs whose latency is a span."""
-    cases: dict[Case, dict[str, list[Record]]] = {}
+    cases: dict[Case, dict[str, list[tuple[float, bool]]]] = {}  # seconds by events, and whether there is a span
     for run in runs:
         for record in {record.id: record for record in run.records}.values():
-            if record.status == "ok" and record.timer == "events" and _events(record):
-                cases.setdefault(record.case, {}).setdefault(record.backend, []).append(record)
+            if record.status == "ok" and record.timer == "events" and (seconds := _events(record)):
+                read = seconds, has_span(record)
+                cases.setdefault(record.case, {}).setdefault(record.backend, []).append(read)
     found: set[tuple[Case, str]] = set()
     for case, backends in cases.items():
-        fastest = {backend: min(map(_events, records)) for backend, records in backends.items()}
-        spanned = {backend for backend, records in backends.items() if all(map(has_span, records))}
+        fastest = {backend: min(seconds for seconds, _ in read) for backend, read in backends.items()}
+        spanned = {backend for backend, read in backends.items() if all(spans for _, spans in read)}
         if min(fastest.values()) < SHORT and all(b in spanned or t >= NEGLIGIBLE for b, t in fastest.items()):
             found |= {(case, backend) for backend in spanned}
     return frozenset(found)
