@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 
 from attnbench.core.record import Record
 from attnbench.results import run_file
+from attnbench.run.suite import load_suite
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -71,7 +73,7 @@ def measure(tmp_path: Path, name: str, *options: str) -> list[Record]:
     return sorted(run.records, key=lambda r: r.case.shape.seqlen_k)
 
 
-def test_quick_suite_takes_under_20_seconds_and_every_cell_is_right(tmp_path: Path) -> None:
+def test_quick_suite_takes_the_time_that_it_states_and_every_cell_is_right(tmp_path: Path) -> None:
     out = tmp_path / "quick.jsonl"
     began = time.monotonic()
     command = [sys.executable, "-m", "attnbench", "run", "--suite", "quick", "--out", str(out)]
@@ -81,7 +83,9 @@ def test_quick_suite_takes_under_20_seconds_and_every_cell_is_right(tmp_path: Pa
     run, _ = run_file.read(out)
     assert {r.status for r in run.records} <= {"ok", "skipped"}
     assert sum(r.status == "ok" for r in run.records) >= 12
-    assert took < 20
+    stated = re.search(r"some (\d+) seconds", load_suite("quick").description)
+    assert stated
+    assert took < 1.2 * int(stated[1])
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd_bwd"])
