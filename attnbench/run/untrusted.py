@@ -16,7 +16,7 @@ import math
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from attnbench.core import chain, flops, gpus, stats
@@ -24,6 +24,7 @@ from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.formats import duration, percent
 from attnbench.core.json import from_json, to_json
+from attnbench.core.laps import Laps
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Measurement, Proof, Record, Unproven
@@ -70,6 +71,7 @@ class _Chains:
     judge: Judge
     name: str
     timeout: float
+    laps: Laps = field(default_factory=Laps)
     uncaptured: str = ""  # why the latest chain was launched one by one, not in a CUDA graph; "" where it was in one
 
     def begin(self, case: Case, device: Device, *, any_strides: bool) -> tuple[int, float]:
@@ -82,6 +84,7 @@ class _Chains:
         asked = {"do": "chain", "case": to_json(case), "orders": orders, "bytes": MOST_BYTES.get(device.kind, 2**26)}
         made = self._judged(asked)
         answer = self.pool.ask(self.name, {**request, **made, "op": "chain", "any_strides": any_strides}, self.timeout)
+        self.laps.end("start of the chains")
         return len(made["places"]), max(1e-7, float(answer["seconds"]))
 
     def run(self, count: int) -> tuple[float, float]:
@@ -91,15 +94,18 @@ class _Chains:
         self._judged({"do": "release"})  # within the time, as the kernel's process can watch the inputs
         answer = self.pool.ask(self.name, {"op": "go", "launches": count}, self.timeout)
         seconds, self.uncaptured = time.perf_counter() - began, one_line(str(answer.get("uncaptured", "")))[:200]
+        self.laps.end("chains")
         return seconds, float(answer["seconds"])
 
     def keep(self, count: int) -> None:
         """Keep results of the last chain, for `rule`."""
         self._judged({"do": "keep", "launches": count})
+        self.laps.end("check of the chains")
 
     def right(self, record: Record) -> Record:
         """Return a record with the verdict on all kept results."""
         found = self._judged({"do": "rule"})
+        self.laps.end("check of the chains")
         accuracy, launch = from_json(Accuracy, found["accuracy"]), found["launch"]
         proof = Proof((), None, None, None, found["checked"], self.pool.unfenced.get(self.name, {}))
         if accuracy.ok:
@@ -111,6 +117,7 @@ class _Chains:
         """Return the seconds of a chain without a kernel."""
         began = time.perf_counter()
         self._judged({"do": "link", "launches": count})
+        self.laps.end("chains")
         return time.perf_counter() - began
 
     def _judged(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,6 +139,13 @@ def judged(pool: Pool, record: Record, policy: Policy, device: Device, *, timed:
     if why := chain.refusal(case):
         return _not_proven(record, "chain", f"{why}; --pass fwd_bwd has one" if not case.has_forward else why)
     chains = _Chains(pool, pool.judge, record.backend, policy.timeout_s)
+    found = _along(chains, record, case, device, timed=timed)
+    spent = chains.laps.seconds
+    return replace(found, seconds=(record.seconds or 0.0) + sum(spent.values()), phases={**found.phases, **spent})
+
+
+def _along(chains: _Chains, record: Record, case: Case, device: Device, *, timed: bool) -> Record:
+    """Return a record with the verdict of chains of a case; failed where they end the worker, or it answers wrongly."""
     try:
         most, seconds = chains.begin(case, device, any_strides=not timed)
         if not timed:
@@ -141,10 +155,10 @@ def judged(pool: Pool, record: Record, policy: Policy, device: Device, *, timed:
             return chains.right(record)
         return _timed(chains, record, most, seconds, device)
     except (UserError, WorkerDied, WorkerHung) as error:
-        pool.close_worker(record.backend)
+        chains.pool.close_worker(record.backend)
         return replace(record, status="failed", reason=f"no chain of launches: {error or 'no answer'}"[:400])
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        pool.close_worker(record.backend)
+        chains.pool.close_worker(record.backend)
         reason = f"its process gave another answer than was asked for: {type(error).__name__}: {error}"
         return replace(record, status="failed", reason=reason[:400])
 

@@ -14,12 +14,12 @@ from typing import Any
 from attnbench.core import stats
 from attnbench.core.backend import Backend, Unsupported
 from attnbench.core.case import Case
+from attnbench.core.laps import Laps
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Approximation, Bitwise, Measurement
 from attnbench.worker import failures
 from attnbench.worker.instruments import Instruments, TimedLaunch, Timing
 from attnbench.worker.kernel_trace import TraceFindings
-from attnbench.worker.laps import Laps
 
 Fields = dict[str, Any]  # fields of a Record
 NO_BITS = "bits are not compared for steps of models and for several devices"
