@@ -64,8 +64,10 @@ def test_a_last_line_that_lacks_its_end_alone_is_read_and_gone_on_with(path: Pat
         b'{"type":"record","case":' + b'{"a":' * 200_000 + b"1" + b"}" * 200_001,
         b'{"type":"record","x":' + b"[" * 900 + b"]" * 900 + b"}",
         b'{"type":"record","measurements":{"' + b"x" * 10**6 + b'":{"unit":"s","values":["y"]}}}',
+        b'{"type":null}',
+        *(run_file._record(RECORDS[1]).replace(b'"record"', kind).strip() for kind in (b'"recore"', b'""', b"1")),
     ],
-    ids=range(12),
+    ids=range(16),
 )
 def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -> None:
     lines = path.read_bytes().split(b"\n")
