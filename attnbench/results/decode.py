@@ -95,6 +95,7 @@ class Samples(Mapping[str, Measurement]):
         return len(self._places)
 
 
+MOST_OF_PLAIN = 2**22  # most bytes of a line for json, whose objects may take 30 times as many; records have 2**16
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised by a value of a wrong format
 
 
@@ -140,8 +141,14 @@ def fields(line: bytes) -> dict[str, bytes]:
     try:
         return {name: bytes(value) for name, value in _OBJECT.decode(line).items()}
     except msgspec.MsgspecError:
-        text = line.decode("utf-8-sig", "surrogatepass")  # json.loads would also take bytes in UTF-16
-        return {name: json.dumps(value).encode() for name, value in json.loads(text).items()}
+        return {name: json.dumps(value).encode() for name, value in _plain(line).items()}
+
+
+def _plain(line: bytes) -> Any:
+    """Return the plain values of a line that msgspec refuses. Raises one of DAMAGE, also for a huge line."""
+    if len(line) > MOST_OF_PLAIN:
+        raise ValueError(f"{len(line):,} bytes, more than an irregular line has")
+    return json.loads(line.decode("utf-8-sig", "surrogatepass"))  # json.loads would also take bytes in UTF-16
 
 
 def type_of(line: bytes) -> Any:
@@ -342,12 +349,13 @@ def _jobs(plan: bytes) -> tuple[Job, ...]:
 
 def _record_by_core_json(line: bytes) -> Record | None:
     given = fields(line)
-    kind = json.loads(given.pop("type"))
+    kind = json.loads(given["type"])
     if kind != "record":
         if isinstance(kind, str) and not given.keys() >= _REQUIRED:
             return None
         raise _other_type(kind)
-    data = {name: json.loads(value) for name, value in given.items() if name in _HINTS}
+    data = _plain(line)
+    del data["type"]
     found = data.get("measurements")
     if isinstance(found, Mapping):
         _check_room(_times(one.get("runs") for one in found.values() if isinstance(one, Mapping)))

@@ -377,9 +377,10 @@ def read(path: Path) -> tuple[Run, list[str]]:
 def is_whole(line: bytes) -> bool:
     """Return whether a line lacks only its end, which means that it is a whole JSON object."""
     try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
+        decode.fields(line)
+    except decode.DAMAGE:
         return False
+    return True
 
 
 def with_records(run: Run, records: Sequence[Record]) -> Run:

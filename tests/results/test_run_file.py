@@ -265,6 +265,20 @@ def test_of_a_file_one_line_is_held_at_a_time(path: Path) -> None:
     assert (len(found.records), len(problems)) == (len(RECORDS), 16)
 
 
+@pytest.mark.parametrize(("head", "damaged"), [("x", 0), ('record","x":NaN,"y":"', 1), ('x","y":{"type":"run', 0)])
+def test_a_line_of_many_small_values_does_not_fill_the_memory(path: Path, head: str, damaged: int) -> None:
+    line = f'{{"type":"{head}","a":[{"[]," * 2**21}[]]{"}" * (1 + head.count("{"))}\n'.encode()
+    with path.open("ab") as file:
+        file.write(line)
+    tracemalloc.start()
+    try:
+        found, problems = run_file.read(path)
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(line)
+    finally:
+        tracemalloc.stop()
+    assert (len(found.records), len(problems)) == (len(RECORDS), damaged)
+
+
 def test_a_gzipped_file_of_something_else_is_not_unpacked_whole(tmp_path: Path) -> None:
     packed = tmp_path / "log.jsonl.gz"
     packed.write_bytes(gzip.compress(bytes(10**7))[:5000])  # the missing end is not reached
