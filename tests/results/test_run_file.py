@@ -104,13 +104,14 @@ def test_a_byte_order_mark_is_no_damage(path: Path) -> None:
     assert run_file.read(path)[0].records == (*RECORDS[1:], RECORDS[0])
 
 
-def test_an_ok_without_its_time_is_damage_but_in_a_search(path: Path) -> None:
+def test_an_ok_without_its_time_is_damage_but_in_a_search_where_a_time_is(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"time":', b'"times":', 1))
     found, (problem,) = run_file.read(path)
     assert found.records == RECORDS[1:]
     assert problem == f"{path}:2: damaged line left out (ValueError: its status is ok, but it has no time)"
     path.write_bytes(path.read_bytes().replace(b'"schema":2,', b'"schema":2,"search":{"of":"batch","call_limit":1.0},'))
-    assert run_file.read(path)[1] == []
+    (problem,) = run_file.read(path)[1]
+    assert problem == f"{path}:3: damaged line left out (ValueError: it has a time, and the file is a search's)"
 
 
 def test_a_record_that_no_plan_holds_is_damage(path: Path) -> None:
