@@ -316,6 +316,12 @@ def test_fields_of_a_newer_version_are_passed_over(path: Path) -> None:
     assert run_file.read(path) == (RUN, [])
 
 
+def test_a_device_without_a_name_has_one_to_be_called_by(path: Path) -> None:
+    environment = json.loads(path.read_text().splitlines()[0])["environment"]
+    change_header(path, environment={**environment, "device": {**environment["device"], "name": " "}})
+    assert run_file.head(path).environment.device.name == "unnamed device"
+
+
 def test_a_start_in_another_time_zone_is_read_as_utc(path: Path) -> None:
     """A start in another time zone, as from another program, is read as UTC, because starts are sorted as text."""
     for started, read in (("2026-01-09T03:17:22+09:00", "2026-01-08T18:17:22+00:00"), *[(w, w) for w in ("once", "")]):
