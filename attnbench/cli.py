@@ -198,7 +198,7 @@ def _say_fault(error: Exception) -> None:
             print(*sys.argv, file=file)
             traceback.print_exception(type(error), error, error.__traceback__, file=file)
         report += f" with {name}"
-    _say(f"a fault of attnbench's own: {type(error).__name__}: {one_line(str(error))}; {report}")
+    _say(f"a fault of attnbench's own: {type(error).__name__}: {one_line(str(error))[:200]}; {report}")
 
 
 def _drop_rest(stream: Any) -> None:

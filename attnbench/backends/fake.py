@@ -53,7 +53,7 @@ class Fake(BackendBase):
             if at and what in FAULTS:
                 self.faults[parse_size(at)] = what
             elif what.startswith("speed="):
-                self.speed = _speed(what[6:])
+                self.speed = _number(entry, "1e-6", "1e6")
             elif what == "missing":
                 self.missing = True
             elif not what.startswith("busy="):
@@ -133,19 +133,19 @@ def _bits(case: Case, names: tuple[str, ...], fault: str) -> Bitwise:
 
 def busy_with_others() -> float | None:
     """Return the share of time for which other processes use the simulated GPU; None where ATTNBENCH_FAKE sets none."""
-    found = [float(entry[5:]) for entry in _entries() if entry.startswith("busy=")]
+    found = [_number(entry, "0", "1") for entry in _entries() if entry.startswith("busy=")]
     return found[-1] if found else None
 
 
-def _speed(text: str) -> float:
-    """Return the factor on a device's speed. Raises UserError where `text` is no number from 1e-6 to 1e6."""
+def _number(entry: str, least: str, most: str) -> float:
+    """Return the number of an entry such as speed=0.98. Raises UserError where it has none from `least` to `most`."""
     try:
-        speed = float(text)
+        number = float(entry.partition("=")[2])
     except ValueError:
-        speed = 0.0
-    if not 1e-6 <= speed <= 1e6:
-        raise UserError(f"ATTNBENCH_FAKE: speed={text} is no number from 1e-6 to 1e6")
-    return speed
+        number = math.nan
+    if not float(least) <= number <= float(most):
+        raise UserError(f"ATTNBENCH_FAKE: {entry} is no number from {least} to {most}")
+    return number
 
 
 def _entries() -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,12 +10,11 @@ from typing import TYPE_CHECKING
 import typer
 
 from attnbench.commands import options, output
-from attnbench.commands.shared import command_line, measured, read_runs, tell
+from attnbench.commands.shared import command_line, measured, read_runs, tell, with_latencies
 from attnbench.commands.tune import check_module, of_choice_file
-from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
+from attnbench.core.errors import EXIT_BY_SIGNAL
 
 if TYPE_CHECKING:
-    from attnbench.core.record import Run
     from attnbench.render.document import Document
     from attnbench.run.run_suite import Outcome
     from attnbench.run.suite import Settings
@@ -69,7 +67,7 @@ def recommend(given: Options) -> None:
     settings = options.settings(given, **({"policy": {"bitwise": True}} if bits and not given.results else {}))
     outcome = None if given.results else _measured(given, settings, bits)
     read, damage = read_runs(given.results or ())
-    runs = [outcome.run] if outcome else _with_latencies([run for _, run in read])
+    runs = [outcome.run] if outcome else with_latencies([run for _, run in read])
     from attnbench.analysis.recommend.document import document
     from attnbench.core.models import find
     from attnbench.results.cells import cells as cells_of
@@ -91,17 +89,6 @@ def recommend(given: Options) -> None:
     others = [(name, path) for name, path in wanted if name != "table"]
     codes = [output.write(made(True), others, writers) if others else 0, output.write(made(given.every), tables)]
     raise typer.Exit((outcome and outcome.gravest) or max(codes))
-
-
-def _with_latencies(runs: Sequence[Run]) -> Sequence[Run]:
-    """Return the runs of measured cases, without searches and steps of models. Raises UserError where none is left."""
-    found = [run for run in runs if run.search is None]
-    found = [run for run in found if not run.records or not all(record.case.step for record in run.records)]
-    if runs and not found:
-        raise UserError(
-            "there is nothing to choose from: attnbench capacity ranks searches, attnbench step ranks steps of models"
-        )
-    return found
 
 
 def _measured(given: Options, settings: Settings, bits: tuple[str, ...]) -> Outcome:

@@ -220,3 +220,14 @@ def put(content: bytes | Iterable[str], file: Path | None = None) -> None:
         raise UserError("this format is not text; write it to a file: -f FORMAT=FILE")
     else:
         sys.stdout.buffer.write(pieces)
+
+
+def with_latencies(runs: Sequence[Run]) -> Sequence[Run]:
+    """Return the runs of measured cases, without searches and steps of models. Raises UserError where none is left."""
+    found = [run for run in runs if run.search is None]
+    found = [run for run in found if not run.records or not all(record.case.step for record in run.records)]
+    if runs and not found:
+        raise UserError(
+            "there is nothing to choose from: attnbench capacity ranks searches, attnbench step ranks steps of models"
+        )
+    return found

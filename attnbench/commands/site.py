@@ -19,7 +19,7 @@ from attnbench.commands.output import with_damage
 from attnbench.commands.report import own_document
 from attnbench.commands.shared import read_runs, tell
 from attnbench.core.errors import EXIT_DONE, UserError
-from attnbench.core.files import write_file
+from attnbench.core.files import read_plain, write_file
 from attnbench.core.formats import size
 from attnbench.core.text import count
 
@@ -113,7 +113,7 @@ def _written_before(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise UserError(f"--out: {folder} is a file; give the name of a folder")
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-        names = json.loads((folder / LIST).read_text(encoding="utf-8"))["files"]
+        names = json.loads(read_plain(folder / LIST))["files"]
         return [name for name in names if isinstance(name, str) and _OURS.fullmatch(name)]
     if any(folder.iterdir()):
         raise UserError(f"--out: {folder} has files that attnbench site did not write; give a new folder")

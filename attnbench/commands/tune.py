@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from attnbench.commands import complete, options, output
-from attnbench.commands.shared import command_line, measured, read_runs
+from attnbench.commands.shared import command_line, measured, read_runs, with_latencies
 from attnbench.core.axes import AXES
 from attnbench.core.errors import UserError
 from attnbench.core.models import PHASES
@@ -98,7 +98,7 @@ def tune(given: Options) -> None:
     if given.results:
         given.refuse_measuring("model", "phase", "tp", "suite", "axes", "tokens", "resume", "trust")
         read, damage = read_runs(given.results)
-        cells = cells_of([run for _, run in read if not run.search], by_machine=True)
+        cells = cells_of(with_latencies([run for _, run in read]), by_machine=True)
         choices = Choices(cells, competing(given.backend, cells), bits, vary=given.vary_in_training)
         shown = output.with_damage(choices.document(), damage)
         raise typer.Exit(output.write(shown, wanted, choices.writers(command_line(outputs=True))))

@@ -54,10 +54,10 @@ class UserError(Exception):
     exit_code = EXIT_BAD_INPUT
 
     def __init__(self, *said: object) -> None:
-        if said and len(str(said[0])) > _LONG:
-            from attnbench.core.text import without_long_words
+        if said and (len(str(said[0])) > _LONG or not str(said[0]).isprintable()):  # it quotes a person's file
+            from attnbench.core.text import printable, without_long_words
 
-            said = (without_long_words(str(said[0])), *said[1:])
+            said = (without_long_words(printable(str(said[0]))), *said[1:])
         super().__init__(*said)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
+import stat
 import sys
 import tempfile
 from collections.abc import Iterable
@@ -14,6 +16,7 @@ from typing import IO, Any
 from attnbench.core.errors import UserError
 
 _LONGEST_NAME = 255  # bytes of the name of a file or folder
+_MOST_BYTES = 2**24  # of a file that is read whole
 _MOST_LINKS = 40  # the longest chain of links, as in Linux
 _DESCRIPTORS = re.compile(r"/proc/\d+(/task/\d+)?/fd")
 RUN_FILES = (".jsonl", ".jsonl.gz")  # endings of the names of run files
@@ -70,6 +73,14 @@ def write_file(path: Path, content: bytes | str | Iterable[str]) -> Path:
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
     return path
+
+
+def read_plain(path: Path) -> bytes:
+    """Return the content of a file. Raises OSError, also for a pipe, a device and a huge file."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode) or found.st_size > _MOST_BYTES:
+        raise OSError(errno.EFBIG, "it is no plain file, or a huge one")
+    return path.read_bytes()
 
 
 def working_folder() -> str:

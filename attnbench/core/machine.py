@@ -18,7 +18,7 @@ class Device:
 
     kind: Literal["cuda", "cpu", "fake"]  # "cuda" also for ROCm, as in torch; "fake" for the simulated backend
     index: int  # torch's number of the device, as in cuda:1
-    name: str  # as the driver reports it
+    name: str  # as the driver reports it; "unnamed device" where it reports none
     memory: int  # total bytes
     free: int  # bytes free when the device was described
     capability: tuple[int, int] | None = None  # CUDA compute capability; on AMD the gfx number
@@ -33,6 +33,10 @@ class Device:
     # its cores. None where unknown. core/other_work.py decides how much is too much.
     busy: float | None = None
     users: tuple[str, ...] = ()  # these processes, as "name (pid 123)"; empty where none can be named
+
+    def __post_init__(self) -> None:
+        if not self.name.strip():
+            object.__setattr__(self, "name", "unnamed device")
 
     def __str__(self) -> str:
         return f"{self.kind}:{self.index}" if self.kind == "cuda" else self.kind

@@ -18,6 +18,7 @@ from attnbench.core import lengths, masks
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
 from attnbench.core.record import Forecast, Record, Run
+from attnbench.core.sizes import MOST_SECONDS
 
 LARGEST, SHORTEST = 1e30, 1e-15  # bounds in any unit; in seconds, SHORTEST is less than any clock's step
 MOST = 2**48  # bound of counts: bytes, tokens, rounds
@@ -110,6 +111,9 @@ def _check_texts(texts: Iterable[str]) -> None:
 def check_run(run: Run) -> None:
     """Raise ValueError, which names the field, for an impossible number in a run, whose records are not checked."""
     _check("", {f.name: getattr(run, f.name) for f in fields(run) if f.name not in ("plan", "records", "replaced")})
+    for name, value in vars(run.policy).items():
+        if isinstance(value, float) and value > MOST_SECONDS:  # as of the options
+            raise ValueError(f"policy: {name}: {value:g} is outside the possible range")
     for job in run.plan:
         _check_case(job.case)
         _check("plan", [job.backend, job.skip])

@@ -96,13 +96,14 @@ class Samples(Mapping[str, Measurement]):
         return len(self._places)
 
 
+MOST_OF_PLAIN = 2**22  # most bytes of a line for json, whose objects may take 30 times as many; records have 2**16
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # raised by a value of a wrong format
 
 
 def record(line: bytes) -> Record | None:
     """Return the record of a line, or None for a line of an unknown type.
 
-    Raises one of DAMAGE for a damaged line.
+    Raises one of DAMAGE for a damaged line, such as one of an unknown type with a record's fields.
     """
     _check_text(line)
     try:
@@ -116,7 +117,7 @@ def record(line: bytes) -> Record | None:
             bounds.check_record(read)
         return read
     if found.type != "record":
-        return None
+        raise _other_type(found.type)
     values = msgspec.structs.astuple(found)[:-1]
     read = Record(*[intern(value) if type(value) is str else value for value in values])  # type: ignore[arg-type]
     bounds.check_relations(read)
@@ -141,7 +142,14 @@ def fields(line: bytes) -> dict[str, bytes]:
     try:
         return {name: bytes(value) for name, value in _OBJECT.decode(line).items()}
     except msgspec.MsgspecError:
-        return {name: json.dumps(value).encode() for name, value in json.loads(line).items()}
+        return {name: json.dumps(value).encode() for name, value in _plain(line).items()}
+
+
+def _plain(line: bytes) -> Any:
+    """Return the plain values of a line that msgspec refuses. Raises one of DAMAGE, also for a huge line."""
+    if len(line) > MOST_OF_PLAIN:
+        raise ValueError(f"{len(line):,} bytes, more than an irregular line has")
+    return json.loads(line.decode("utf-8-sig", "surrogatepass"))  # json.loads would also take bytes in UTF-16
 
 
 def type_of(line: bytes) -> Any:
@@ -298,6 +306,7 @@ class _Job(msgspec.Struct):
 
 
 _HINTS = get_type_hints(Record)
+_REQUIRED = {"case", "backend", "round", "status"}  # a line with these fields is a record
 _TYPES: dict[str, Any] = {
     **{name: _BOUNDED.get(hint, hint) for name, hint in _HINTS.items()},
     "case": msgspec.Raw,
@@ -339,14 +348,23 @@ def _jobs(plan: bytes) -> tuple[Job, ...]:
 
 
 def _record_by_core_json(line: bytes) -> Record | None:
-    data = json.loads(line.decode("utf-8-sig", "surrogatepass"))  # json.loads would also take bytes in UTF-16
-    if data.pop("type") != "record":
-        return None
+    given = fields(line)
+    kind = json.loads(given["type"])
+    if kind != "record":
+        if isinstance(kind, str) and not given.keys() >= _REQUIRED:
+            return None
+        raise _other_type(kind)
+    data = _plain(line)
+    del data["type"]
     found = data.get("measurements")
     if isinstance(found, Mapping):
         _check_room(_times(one.get("runs") for one in found.values() if isinstance(one, Mapping)))
         data["measurements"] = {name: _unpacked(one) for name, one in found.items()}
     return from_json(Record, data)
+
+
+def _other_type(kind: Any) -> ValueError:
+    return ValueError(f"{json.dumps(kind)} is not the type of a line with these fields")
 
 
 def _packed(found: Mapping[str, Any]) -> Mapping[str, Any]:

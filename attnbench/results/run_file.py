@@ -377,9 +377,10 @@ def read(path: Path) -> tuple[Run, list[str]]:
 def is_whole(line: bytes) -> bool:
     """Return whether a line lacks only its end, which means that it is a whole JSON object."""
     try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
+        decode.fields(line)
+    except decode.DAMAGE:
         return False
+    return True
 
 
 def with_records(run: Run, records: Sequence[Record]) -> Run:
@@ -393,13 +394,15 @@ def with_records(run: Run, records: Sequence[Record]) -> Run:
 
 
 def _check_of_run(record: Record, run: Run, planned: Mapping[tuple[Case, str], Forecast]) -> None:
-    """Raise ValueError for a record without its time, and for a record of another run.
+    """Raise ValueError for a record without its time, for a timed record in a search, and for one of another run.
 
     Another run has other cells, or other forecasts, because the rates of its device differ. The forecast seconds of a
     job are not compared, because the first job of a round takes longer.
     """
     if record.status == "ok" and "time" not in record.measurements and not run.search:
         raise ValueError("its status is ok, but it has no time")
+    if run.search and not record.measurements.keys().isdisjoint(("time", "sustained")):
+        raise ValueError("it has a time, and the file is a search's")
     if not planned:
         return
     if not (plan := planned.get((record.case, record.backend))):

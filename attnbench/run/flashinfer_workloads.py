@@ -28,6 +28,7 @@ from attnbench.core.errors import UserError
 from attnbench.core.lengths import MOST_SEQUENCES, run_lengths, spell
 from attnbench.core.text import count, printable, shortened
 from attnbench.run.axes import LATENT_SCALE, MAX_CASES
+from attnbench.run.yaml_file import first_mistake
 
 _GQA = re.compile(
     r"gqa_(?P<kind>paged_decode|paged_prefill|ragged)(?:_prefill)?(?:_causal)?"
@@ -77,9 +78,7 @@ def read(path: Path) -> dict[str, Any]:
         try:
             given = _Line.model_validate_json(line)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            why = shortened(printable(f"{place}: {first['msg']}" if place else first["msg"]))
+            why = first_mistake(error, {"": _Line})
             raise UserError(f"{path}:{number}: neither a run file nor a workload of flashinfer-trace: {why}") from None
         try:
             found.setdefault(tuple(_case(given, path).items()))

@@ -32,7 +32,7 @@ from attnbench.backends import BACKENDS
 from attnbench.core.checkout import without_repository
 from attnbench.core.documents import with_addresses
 from attnbench.core.errors import UserError, did_you_mean
-from attnbench.core.files import below_home, write_whole
+from attnbench.core.files import below_home, read_plain, write_whole
 from attnbench.core.json import from_json
 from attnbench.run import fa3_build
 from attnbench.run.process import child_environment, isolated_command
@@ -113,9 +113,7 @@ def known_venvs() -> dict[str, Venv]:
     if not folder or not os.path.exists(path := folder / "environments.json"):  # or in an unreadable home
         return {}
     try:
-        if not path.is_file():  # reading a pipe would wait
-            raise OSError
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries = json.loads(read_plain(path))
         found = [from_json(Venv, entry) for entry in entries]
         if any("\0" in text for made in found for text in (made.name, made.path, *made.requirements)):
             raise ValueError

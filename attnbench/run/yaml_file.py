@@ -78,11 +78,13 @@ def first_mistake(
     if first["type"] != "extra_forbidden":
         alike = (first, *(other for other in others if _place(other["loc"]) == place))  # one per allowed type
         wanted = [WANTED[kind] for found in alike if (kind := found["type"].partition("_")[0]) in WANTED]
-        if first["type"].partition("_")[0] not in WANTED:
-            return f"{place}: {first['msg'].removeprefix('Value error, ')}"
-        is_plain = {*wanted} == {"text"} and not isinstance(first["input"], list | dict)  # a date, or no
-        todo = "; put it in quotes" if is_plain else ""
-        return f"{place}: {reprlib.repr(first['input'])} is not {' or '.join(dict.fromkeys(wanted))}{todo}"
+        told = f"{reprlib.repr(first['input'])} is not"
+        if first["type"].partition("_")[0] in WANTED:
+            is_plain = {*wanted} == {"text"} and not isinstance(first["input"], list | dict)  # a date, or no
+            told += f" {' or '.join(dict.fromkeys(wanted))}" + "; put it in quotes" * is_plain
+        else:
+            told = first["msg"].removeprefix("Value error, ").replace("Input should be", told)
+        return f"{place}: {told}" if place else told
     *_, within = ("", *(part for part in first["loc"][:-1] if isinstance(part, str)))
     keys = {key: keys_of(model) for key, model in models.items()}
     own, word = keys.get(within, keys[""]), str(first["loc"][-1])

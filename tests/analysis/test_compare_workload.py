@@ -192,6 +192,7 @@ def test_a_machine_that_cannot_run_a_part_has_no_figure(tmp_path: Path) -> None:
         ("parts: [{weight: 1, seqlen: 8k, pass: bwd}]", "its values were measured, but not together in one case"),
         ("parts: [{weight: 1, backend: fa4}]", "no backend 'fa4' was measured"),
         ("weights: money\nparts: [{weight: 1}]", "weights: .*'time', 'work' or 'calls'"),
+        ("tokens: 0\nparts: [{weight: 1}]", "tokens: 0 is not greater than 0"),
         ("layers: 0\nparts: [{weight: 1}]", "layers: 0 is not a number of layers from 1 to 10000"),
         ("parts: [", "not readable as YAML"),
     ],

@@ -273,6 +273,7 @@ def test_what_is_no_acknowledgement(tmp_path: Path) -> None:
         ("- {cells: x, at: 12, reason: y}", "entry 1: at: 12 is too short"),
         ("- {cells: x, at: 1234e567, reason: y}", "write the commit in quotes"),
         ("- {cells: x, at: 1234, reason: y, metrics: latency}", "unknown key metrics; did you mean"),
+        (r'- {"a\nb": 1}', "unknown key a b; known"),  # on one line
     ):
         file.write_text(text)
         with pytest.raises(UserError, match=said):

@@ -26,7 +26,8 @@ def test_options_choose_cases_and_backends_of_run_files(tool: Tool) -> None:
 
 def test_searches_and_steps_of_models_are_ranked_elsewhere(tool: Tool) -> None:
     for name in ("20261124-030327-capacity-nvidia-h100.jsonl.gz", "20261124-025920-step-nvidia-h100.jsonl.gz"):
-        assert "attnbench capacity ranks searches, attnbench step" in tool("recommend", RESULTS / name, code=2).err
+        for words in (("recommend",), ("tune",), ("tune", "-f", "module=m.py")):
+            assert "attnbench capacity ranks searches, attnbench step" in tool(*words, RESULTS / name, code=2).err
     assert tool("recommend", LIBRARIES, RESULTS / name).out == tool("recommend", LIBRARIES).out
 
 

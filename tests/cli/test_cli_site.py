@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tool import Tool
@@ -37,8 +40,14 @@ def test_links_in_the_folder_are_not_followed(tool: Tool, name: str) -> None:
     assert precious.read_text() == '{"files": []}'
 
 
-def test_a_list_of_files_that_cannot_be_read_is_of_others(tool: Tool) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [lambda path: path.write_text("[" * 200_000), os.mkfifo, lambda path: os.symlink("/dev/zero", path),
+     lambda path: path.touch() or os.truncate(path, 2**40)],
+    ids=["nested", "pipe", "device", "huge"],
+)  # fmt: skip
+def test_a_list_of_files_that_cannot_be_read_is_of_others(tool: Tool, make: Callable[[Path], object]) -> None:
     tool("run", "--device", "fake", "-b", "fake", "--seqlen", "1k", "--out", "run.jsonl")
     (tool.folder / "site").mkdir()
-    (tool.folder / "site" / "site.json").write_text("[" * 200_000)
+    make(tool.folder / "site" / "site.json")
     assert "files that attnbench site did not write" in tool("site", "run.jsonl", "--out", "site", code=2).err

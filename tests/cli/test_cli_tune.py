@@ -57,6 +57,16 @@ def test_borders_are_refined_and_the_choice_is_written(two: Tool) -> None:
     assert not (two.folder / "m.py").exists()
 
 
+def test_nothing_is_written_where_nothing_was_measured(tool: Tool) -> None:
+    assert (
+        "fake"
+        in tool("run", "--device", "fake", "-b", "fake", "--seqlen", "1k", "--rounds", "1", "--out", "t.jsonl").out
+    )
+    tool.write("t.jsonl", (tool.folder / "t.jsonl").read_text().partition("\n")[0] + "\n")
+    assert "no record was made" in tool("tune", "t.jsonl", "-f", "choice=c.json", "-f", "module=m.py", code=1).err
+    assert not {*tool.folder.glob("*.*")} - {tool.folder / "t.jsonl"}
+
+
 def test_a_run_goes_on_where_it_ended(two: Tool) -> None:
     """A file without its last records is finished and refined by --resume; run --resume measures what is planned."""
     two(*TUNE, "--out", "whole.jsonl")

@@ -11,7 +11,7 @@ import pytest
 from tool import Tool
 from typer.testing import CliRunner
 
-from attnbench.backends.fake import Fake
+from attnbench.backends.fake import Fake, busy_with_others
 from attnbench.commands import options, output
 from attnbench.commands.command_line import command_line as program
 from attnbench.commands.shared import command_line
@@ -101,6 +101,13 @@ def test_a_simulated_device_has_a_speed(speed: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("ATTNBENCH_FAKE", f"speed={speed}")
     with pytest.raises(UserError, match=f"speed={speed} is no number from 1e-6 to 1e6"):
         Fake()
+
+
+@pytest.mark.parametrize("busy", ["-1", "nan", "x"])
+def test_others_use_a_share_of_a_simulated_device(busy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNBENCH_FAKE", f"busy={busy}")
+    with pytest.raises(UserError, match=f"busy={busy} is no number from 0 to 1"):
+        busy_with_others()
 
 
 def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ CODES: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("gate", "ab"), (1, 3, 4, 5)),
     "bisect": (1, 3, 4, 5),
     "doctor": (3,),
-    **dict.fromkeys(("check", "claims", "capacity", "step"), (1, 5)),
+    **dict.fromkeys(("check", "claims", "capacity", "step", "tune"), (1, 5)),
     **dict.fromkeys(("recommend", "history"), (1,)),
     "cluster": (1, 3, 5),
 }

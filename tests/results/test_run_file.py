@@ -64,8 +64,10 @@ def test_a_last_line_that_lacks_its_end_alone_is_read_and_gone_on_with(path: Pat
         b'{"type":"record","case":' + b'{"a":' * 200_000 + b"1" + b"}" * 200_001,
         b'{"type":"record","x":' + b"[" * 900 + b"]" * 900 + b"}",
         b'{"type":"record","measurements":{"' + b"x" * 10**6 + b'":{"unit":"s","values":["y"]}}}',
+        b'{"type":null}',
+        *(run_file._record(RECORDS[1]).replace(b'"record"', kind).strip() for kind in (b'"recore"', b'""', b"1")),
     ],
-    ids=range(12),
+    ids=range(16),
 )
 def test_a_damaged_line_is_left_out_with_its_number(path: Path, damage: bytes) -> None:
     lines = path.read_bytes().split(b"\n")
@@ -102,13 +104,14 @@ def test_a_byte_order_mark_is_no_damage(path: Path) -> None:
     assert run_file.read(path)[0].records == (*RECORDS[1:], RECORDS[0])
 
 
-def test_an_ok_without_its_time_is_damage_but_in_a_search(path: Path) -> None:
+def test_an_ok_without_its_time_is_damage_but_in_a_search_where_a_time_is(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"time":', b'"times":', 1))
     found, (problem,) = run_file.read(path)
     assert found.records == RECORDS[1:]
     assert problem == f"{path}:2: damaged line left out (ValueError: its status is ok, but it has no time)"
     path.write_bytes(path.read_bytes().replace(b'"schema":2,', b'"schema":2,"search":{"of":"batch","call_limit":1.0},'))
-    assert run_file.read(path)[1] == []
+    (problem,) = run_file.read(path)[1]
+    assert problem == f"{path}:3: damaged line left out (ValueError: it has a time, and the file is a search's)"
 
 
 def test_a_record_that_no_plan_holds_is_damage(path: Path) -> None:
@@ -263,6 +266,20 @@ def test_of_a_file_one_line_is_held_at_a_time(path: Path) -> None:
     assert (len(found.records), len(problems)) == (len(RECORDS), 16)
 
 
+@pytest.mark.parametrize(("head", "damaged"), [("x", 0), ('record","x":NaN,"y":"', 1), ('x","y":{"type":"run', 0)])
+def test_a_line_of_many_small_values_does_not_fill_the_memory(path: Path, head: str, damaged: int) -> None:
+    line = f'{{"type":"{head}","a":[{"[]," * 2**21}[]]{"}" * (1 + head.count("{"))}\n'.encode()
+    with path.open("ab") as file:
+        file.write(line)
+    tracemalloc.start()
+    try:
+        found, problems = run_file.read(path)
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(line)
+    finally:
+        tracemalloc.stop()
+    assert (len(found.records), len(problems)) == (len(RECORDS), damaged)
+
+
 def test_a_gzipped_file_of_something_else_is_not_unpacked_whole(tmp_path: Path) -> None:
     packed = tmp_path / "log.jsonl.gz"
     packed.write_bytes(gzip.compress(bytes(10**7))[:5000])  # the missing end is not reached
@@ -297,6 +314,12 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
 def test_fields_of_a_newer_version_are_passed_over(path: Path) -> None:
     change_header(path, fleet=["a", "b"], policy={"power": "capped"})
     assert run_file.read(path) == (RUN, [])
+
+
+def test_a_device_without_a_name_has_one_to_be_called_by(path: Path) -> None:
+    environment = json.loads(path.read_text().splitlines()[0])["environment"]
+    change_header(path, environment={**environment, "device": {**environment["device"], "name": " "}})
+    assert run_file.head(path).environment.device.name == "unnamed device"
 
 
 def test_a_start_in_another_time_zone_is_read_as_utc(path: Path) -> None:

@@ -102,7 +102,8 @@ def line(**inputs: Any) -> str:
     [
         ("", "no workload of attention; the file is empty"),
         ("[" * 5000, "neither a run file nor a workload of flashinfer-trace"),
-        ('{"definition": 1}', "neither a run file nor a workload of flashinfer-trace: definition"),
+        ('{"definition": 1}', "neither a run file nor a workload of flashinfer-trace: definition: 1 is not text"),
+        ("[1]", "neither a run file nor a workload of flashinfer-trace: [1] is not a mapping"),
         ("\0\x1b[31m", "neither a run file nor"),
         (line(), "kv_indptr: the workload has no tensor"),
         (line(kv_indptr={"type": "random"}), "kv_indptr: the workload has no tensor"),

@@ -141,7 +141,7 @@ def test_only_what_stands_between_the_marks_is_replaced(tmp_path: Path) -> None:
         shown.put_into(file)
     with pytest.raises(UserError, match="cannot read"):
         shown.put_into(tmp_path / "gone.md")
-    with pytest.raises(UserError, match="--into: /dev/zero has no place for the matrix"):
+    with pytest.raises(UserError, match="--into: cannot read /dev/zero: it is no plain file"):
         shown.put_into(Path("/dev/zero"))
 
 

@@ -248,7 +248,7 @@ def test_a_damaged_list_is_said(data: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     listed.write_text("[]")
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "read_text", refused)  # root may read every file
+        patched.setattr(Path, "read_bytes", refused)  # root may read every file
         with pytest.raises(UserError, match="cannot be read: no permission; change it"):
             venvs.known_venvs()
     listed.unlink()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from attnbench.core.errors import UserError
+from attnbench.core.files import read_plain
 from attnbench.core.text import listed
 from attnbench.render import markdown
 from attnbench.render.document import Column, Document, Entry, Span, Style, Table
@@ -176,7 +177,7 @@ def put_into(path: Path) -> None:
     Raises UserError where the file has no such marks, or cannot be read or written.
     """
     try:
-        text = "" if path.is_char_device() else path.read_text(encoding="utf-8")  # /dev/zero has no end
+        text = read_plain(path).decode()
     except OSError as error:
         raise UserError(f"--into: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:

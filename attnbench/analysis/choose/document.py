@@ -67,8 +67,10 @@ class Choices:
 
     @cached_property
     def runs(self) -> list[Run]:
-        """The runs of the cells, the newest last."""
-        return sorted(runs_of(self.cells), key=lambda run: run.started)
+        """The runs of the cells, the newest last. Raises UserError where there is none."""
+        if not (found := runs_of(self.cells)):
+            raise UserError("there is nothing to choose from: no record was made")
+        return sorted(found, key=lambda run: run.started)
 
     @cached_property
     def file(self) -> ChoiceFile:

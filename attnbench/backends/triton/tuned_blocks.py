@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attnbench.core.files import below_home, write_whole
+from attnbench.core.files import below_home, read_plain, write_whole
 
 BUDGET_S = 20.0  # seconds of one search
 FORMAT = 3  # version of the file, raised also when the kernels' layouts change; files of other versions are not read
@@ -47,7 +47,7 @@ def search_enabled() -> bool:
 def read_choices(path: Path) -> dict[str, dict[str, Any]]:
     """Return the choices in a file by key; {} where the file is missing, damaged or of another format."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_plain(path))
         choices = data["choices"] if data["format"] == FORMAT else {}
         return {key: entry for key, entry in choices.items() if isinstance(entry["blocks"], list)}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
