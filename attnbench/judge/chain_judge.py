@@ -51,6 +51,7 @@ GUARD = 4096  # bytes before and after each launch's results, which nothing may 
 SEED_BITS = 62
 MOST_SHIFT = 2**16  # bytes
 WIDE = 4.0  # error of one row over eager's; results of other inputs, however near, are off by far more
+KEPT_BYTES = {"cuda": 2**32, "cpu": 2**28}  # of kept results, above which they are compared at once
 ROWS_BYTES = {"cuda": 2**30, "cpu": 2**24}  # of the inputs of launches of which rows are compared at once
 
 Results = Mapping[str, "Tensor"]
@@ -94,6 +95,10 @@ class ChainJudge:
         self._case, self._order = case, orders["inputs"] if case.layout == "native" else {}
         self._kept: list[tuple[int, int, Results | None, Results]] = []
         self._drawn: Results | None = None  # inputs that are not yet released
+        self._compared: tuple[Accuracy, int] | None = (
+            None  # of the first wrong result, else of the last, and its launch
+        )
+        self._checked = 0  # results compared
         self._wrong_rows: tuple[Accuracy, int] | None = None  # of the first launch with a wrong row, by its number
         self._arena.reset()
         given = self._made(secrets.randbits(SEED_BITS))
@@ -146,6 +151,8 @@ class ChainJudge:
         self._wait()
         if self._wrong_rows is None:
             self._wrong_rows = self._compare_rows(launches)
+        if 2 * len(self._kept) * sum(t.nbytes for t in self._places[0].values()) > KEPT_BYTES[self._device.type]:
+            self._compare_kept()
 
     def _compare_rows(self, launches: int) -> tuple[Accuracy, int] | None:
         """Compare a row of each head in every launch; return the first wrong launch with its number, from 1.
@@ -192,24 +199,30 @@ class ChainJudge:
         chain.link(first.values, before, into)
         return first.with_values(into)
 
+    def _compare_kept(self) -> None:
+        """Compare the kept results, and forget them."""
+        if not self._kept:
+            return
+        first_seed = self._kept[0][0]
+        check = make_check(self._case, self._made(first_seed), first_seed)
+        for seed, number, before, results in self._kept:
+            self._checked += 1
+            if self._compared is None or self._compared[0].ok:
+                given = self._following(self._made(seed), before)
+                self._compared = check.check_renewed(Renewal(seed, number), given, results), number + 1
+        self._kept.clear()
+
     def _rule(self) -> tuple[Accuracy, int, int]:
         import torch
 
-        first_seed = self._kept[0][0]
-        check = make_check(self._case, self._made(first_seed), first_seed)
-        found = None
-        for seed, number, before, results in self._kept:
-            given = self._following(self._made(seed), before)
-            found = check.check_renewed(Renewal(seed, number), given, results), number + 1, len(self._kept)
-            if not found[0].ok:
-                return found
-        assert found
-        if self._wrong_rows:
-            return *self._wrong_rows, found[2]
-        if any(not torch.equal(guard, self._pattern) for guard in self._guards):
-            flaw = "it writes beside the memory of its results"
-            return Accuracy({}, 0, 0, flaws=(flaw,)), found[1], found[2]
-        return found
+        self._compare_kept()
+        assert self._compared
+        accuracy, launch = self._compared
+        if accuracy.ok and self._wrong_rows:
+            accuracy, launch = self._wrong_rows
+        if accuracy.ok and any(not torch.equal(guard, self._pattern) for guard in self._guards):
+            accuracy = Accuracy({}, 0, 0, flaws=("it writes beside the memory of its results",))
+        return accuracy, launch, self._checked
 
     @property
     def _link(self) -> chain.Chain:

@@ -26,6 +26,7 @@ from attnbench.core.json import from_json, to_json
 from attnbench.core.machine import Device
 from attnbench.core.policy import Policy
 from attnbench.core.record import Accuracy, Forecast, Job, Record
+from attnbench.judge import chain_judge
 from attnbench.judge.chain_judge import ChainJudge
 from attnbench.run import untrusted
 from attnbench.run.judge import Judge
@@ -261,6 +262,22 @@ def test_a_wrong_launch_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
     found = judge.answer({"do": "rule"})
     assert not from_json(Accuracy, found["accuracy"]).ok
     assert found["launch"] == 41
+
+
+def test_a_wrong_result_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fault: a chain is wrong whose results the judge's memory cannot keep. Found: it is compared at once."""
+    judge = ChainJudge(torch.device("cpu"))
+    monkeypatch.setitem(chain_judge.KEPT_BYTES, "cpu", 0)
+    judge.answer({"do": "chain", "case": to_json(CASE), "bytes": 2**16, "orders": {"inputs": {}, "results": {}}})
+    for right in (True, False, True):
+        judge.answer({"do": "release"})
+        out = attention(**judge._base, causal=False, softmax_scale=CASE.softmax_scale)
+        judge._places[0]["out"].copy_(out if right else out.roll(1, 1))
+        judge.answer({"do": "keep", "launches": 1})
+        assert not judge._kept
+    found = judge.answer({"do": "rule"})
+    assert not from_json(Accuracy, found["accuracy"]).ok
+    assert found["checked"] == 3
 
 
 # The command
