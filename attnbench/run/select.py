@@ -194,10 +194,15 @@ def select_interpreters(
 def _executable(path: str, option: str) -> str:
     where = shutil.which(os.path.expanduser(path))
     if where is None:
-        raise UserError(f"{option}: {path} is not an executable file")
+        inside = os.path.join(path, "bin", "python")
+        meant = f"; did you mean {inside}?" if os.access(os.path.expanduser(inside), os.X_OK) else ""
+        raise UserError(f"{option}: {path} is not an executable file{meant}")
     first = b""
     with contextlib.suppress(OSError), open(where, "rb") as file:  # it may be executable and not readable
-        first, *_ = (file.readline(1024) if file.read(2) == b"#!" else b"").split() or [b""]
+        start = file.read(2)
+        if start.isalnum() and start != b"MZ":  # of a program of Windows
+            raise UserError(f"{option}: {path} is a script without an interpreter in its first line (#!)")
+        first, *_ = (file.readline(1024) if start == b"#!" else b"").split() or [b""]
     if first and not os.path.exists(first):
         raise UserError(f"{option}: {path} names {os.fsdecode(first)} in its first line, which is not there")
     return where
@@ -211,7 +216,8 @@ def is_executable(python: str) -> bool:
 def parse_device(text: str) -> str:
     """Return the text of --device if it names a device. Raises UserError."""
     if not re.fullmatch(r"auto|cpu|fake|cuda(:\d+)?", text):
-        raise UserError(f"--device: {text!r} is not auto, cpu, cuda, cuda:N or fake")
+        meant = f"; did you mean cuda:{text}?" if text.isdigit() else ""
+        raise UserError(f"--device: {text!r} is not auto, cpu, cuda, cuda:N or fake{meant}")
     return text
 
 

@@ -219,6 +219,11 @@ def test_interpreters(tmp_path: Path) -> None:
     assert found == {"sdpa-math": sys.executable, "sdpa-flash": str(other)}
     plain = tmp_path / "plain"
     plain.write_text("")
+    script = tmp_path / "script"
+    script.write_text("echo hello")
+    script.chmod(0o755)
+    (tmp_path / "venv" / "bin").mkdir(parents=True)
+    (tmp_path / "venv" / "bin" / "python").symlink_to(sys.executable)
     for pair, said in (
         ("eager", "is not NAME=PATH"),
         ("eager=", "is not NAME=PATH"),
@@ -226,6 +231,8 @@ def test_interpreters(tmp_path: Path) -> None:
         (f"sdpa-mth={sys.executable}", 'did you mean "sdpa-math"?'),
         (f"eager={plain}", "is not an executable file"),
         (f"eager={tmp_path}", "is not an executable file"),
+        (f"eager={tmp_path / 'venv'}", f"did you mean {tmp_path / 'venv' / 'bin' / 'python'}?"),
+        (f"eager={script}", "is a script without an interpreter"),
     ):
         with pytest.raises(UserError) as error:
             select.select_interpreters([pair], names)
