@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ import typer
 
 from attnbench.commands import options, output
 from attnbench.commands.shared import command_line, measured, read_runs, tell
-from attnbench.commands.tune import check_module, of_choice_file
+from attnbench.commands.tune import check_module, of_choice_file, plan_check
 from attnbench.core.errors import EXIT_BY_SIGNAL, UserError
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def recommend(given: Options) -> None:
 
     bits = parse_bits(given.bits)
     settings = options.settings(given, **({"policy": {"bitwise": True}} if bits and not given.results else {}))
-    outcome = None if given.results else _measured(given, settings, bits)
+    outcome = None if given.results else _measured(given, settings, bits, plan_check(wanted))
     read, damage = read_runs(given.results or ())
     runs = [outcome.run] if outcome else _with_latencies([run for _, run in read])
     from attnbench.analysis.recommend.document import document
@@ -104,11 +104,11 @@ def _with_latencies(runs: Sequence[Run]) -> Sequence[Run]:
     return found
 
 
-def _measured(given: Options, settings: Settings, bits: tuple[str, ...]) -> Outcome:
+def _measured(given: Options, settings: Settings, bits: tuple[str, ...], check: Callable[[Run], object]) -> Outcome:
     """Measure a short run; stderr shows the progress and names the run file."""
     from attnbench.run.run_suite import Request
 
-    outcome = measured(options.request(Request, given, settings=settings, bits=bits, allow_wrong=True))
+    outcome = measured(options.request(Request, given, settings=settings, bits=bits, allow_wrong=True, check=check))
     if outcome.exit_code in EXIT_BY_SIGNAL:
         file = shlex.quote(str(outcome.path))
         tell(f"Interrupted; attnbench run --resume {file} goes on, attnbench recommend {file} follows")
