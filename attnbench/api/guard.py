@@ -78,7 +78,8 @@ class Guard:
     """The fixture `attnbench` of the pytest plug-in.
 
     Assertions measure as `attnbench check`, `ab` and `gate` do. A test is skipped, with the reason, where the machine
-    cannot decide: the device is missing, used by others or unlike the baseline's, or the time was too short.
+    cannot decide: the device is missing, used by others or unlike the baseline's, the other kernel failed, or the time
+    was too short.
     """
 
     test: str
