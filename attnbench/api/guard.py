@@ -30,12 +30,17 @@ from attnbench.core.errors import (
     UserError,
 )
 from attnbench.core.files import RUN_FILES, write_file
+from attnbench.core.record import Run
 from attnbench.core.sizes import parse_duration
+from attnbench.results.case_names import full_name
+from attnbench.results.exit_codes import exit_code
 from attnbench.run.venvs import user_folder
 
 FOLDER = Path(".attnbench")  # below pytest's root: NAME/TEST.jsonl of --attnbench-save; runs/ has all other runs
 ROUNDS = 5  # rounds of a run that is saved, or compared with a saved one
 MOST_SAID = 5  # most findings in the message of a failure
+_WORDS = {EXIT_INCONCLUSIVE: "undecided", EXIT_NOT_COMPARABLE: "not comparable", EXIT_WRONG_RESULT: "wrong"}
+_FAILURES = {"regressed": "slower", "newly-failing": "failing", "missing": "not measured"}  # verdict -> word
 
 
 class SlowerError(AssertionError):
@@ -63,6 +68,7 @@ class _Asked:
     margin: float
     suite: str
     seconds: float  # longest time in seconds
+    budget: str  # the longest time as it was given
     device: str
     axes: Mapping[str, Values]
 
@@ -72,7 +78,8 @@ class Guard:
     """The fixture `attnbench` of the pytest plug-in.
 
     Assertions measure as `attnbench check`, `ab` and `gate` do. A test is skipped, with the reason, where the machine
-    cannot decide: the device is missing, used by others or unlike the baseline's, or the time was too short.
+    cannot decide: the device is missing, used by others or unlike the baseline's, the other kernel failed, or the time
+    was too short.
     """
 
     test: str
@@ -124,7 +131,7 @@ class Guard:
         judged; by default the run that this test saved with --attnbench-save NAME, if --attnbench-compare NAME is
         given. None is returned where nothing is compared. `suite` and the axes say what is measured.
 
-        Raises SlowerError, and WrongResultError for a wrong result.
+        Raises SlowerError, and WrongResultError where the kernel is wrong, fails or is not measured.
 
         >>> def test_speed(attnbench):
         ...     attnbench.assert_not_slower("./mine.py:attention", than="sdpa-flash", seqlen="4k", direction="fwd")
@@ -133,13 +140,14 @@ class Guard:
         seconds = parse_duration(budget or self.budget, "budget")
         margin = margin_of(margin)
         self.number += 1
-        scope = caller_scope()
-        asked = _Asked(_said(what), _code(what, scope), margin, suite, seconds, device or self.device, axes)
+        scope, given = caller_scope(), budget or f"{self.budget} (--attnbench-budget)"
+        code = _code("what", what, scope)
+        asked = _Asked(_said(what), code, margin, suite, seconds, given, device or self.device, axes)
         with self._fit():
             if than is None or str(than).endswith(RUN_FILES):
                 return self._by_baseline(asked, self._saved() if than is None else Path(than))
-            verdict, files = self._in_turns(asked, _code(than, scope))
-        return self._judged(verdict, asked.what, _said(than), files)
+            verdict, files = self._in_turns(asked, _code("than", than, scope))
+        return self._judged(verdict, asked, _said(than), files)
 
     def _in_turns(self, asked: _Asked, than: str) -> tuple[Verdict, tuple[str, ...]]:
         """Measure a kernel in turns with another; return the verdict and the run files."""
@@ -147,6 +155,7 @@ class Guard:
         from attnbench.analysis.gate.document import document_of
         from attnbench.analysis.gate.findings import Request
         from attnbench.analysis.gate.margins import Margins
+        from attnbench.run.ab.in_turns import TooShortError
 
         request = run_ab.Request(
             a=than,
@@ -159,8 +168,13 @@ class Guard:
             judged_by=Request(("latency",), Margins({"latency": asked.margin})),
         )
         watcher: Any = Unwatched()
-        with interruptible():
-            outcome = run_ab.ab(request, watcher)
+        try:
+            with interruptible():
+                outcome = run_ab.ab(request, watcher)
+        except TooShortError:
+            self.skip(f"undecided; a longer budget than {asked.budget} may decide: no time for one pair of turns")
+        except UserError as error:  # its --a and --b are no options of a test
+            raise type(error)(re.sub("^--[ab] ", "", str(error))) from None
         if outcome.judgement is None:
             raise KeyboardInterrupt
         shown = document_of(outcome.judgement, command="ab")
@@ -229,7 +243,10 @@ class Guard:
             outcome = run_suite(Request(resume=path, rounds=rounds, trust=True), Unwatched())
             verdict = judge(of_runs([outcome.run], [path]))
         if verdict is not None:
-            self._judged(verdict, asked.what, str(baseline), (str(path),))
+            self._judged(verdict, asked, str(baseline), (str(path),))
+        elif (failed := _failed(found.runs[0])) and exit_code(found.runs[0], allow_wrong=False):
+            self._note(asked.what, "", "not right", failed[0], (str(path),))
+            raise WrongResultError("\n".join([*failed[:MOST_SAID], f"run file: {path}"]))
         if place:  # a slower or wrong run must not become a baseline
             write_file(place, path.read_bytes())
         if verdict is None:
@@ -237,24 +254,32 @@ class Guard:
             self._note(asked.what, "", "saved" if place else new, files=(str(path),))
         return verdict
 
-    def _judged(self, verdict: Verdict, what: str, than: str, files: tuple[str, ...]) -> Verdict:
+    def _judged(self, verdict: Verdict, asked: _Asked, than: str, files: tuple[str, ...]) -> Verdict:
         """Return the verdict. Raises SlowerError or WrongResultError, and skips what is undecided."""
         from attnbench.analysis.gate.document import headline, sentence
 
         __tracebackhide__ = True
         judgement, code = verdict.judgement, verdict.exit_code
-        told = [f"{f.name}: {sentence(f)}" for f in judgement.findings if judgement.exit_code_of(f) == code or not code]
-        words = {EXIT_PASS: "not slower", EXIT_INCONCLUSIVE: "undecided", EXIT_WRONG_RESULT: "wrong"}
-        word = words.get(code, "not comparable" if code == EXIT_NOT_COMPARABLE else "slower")
-        self._note(what, than, word, told[0] if told else "", files)
-        text = "\n".join([headline(judgement), *told[:MOST_SAID], f"run files: {', '.join(files)}"])
-        if code in (EXIT_INCONCLUSIVE, EXIT_NOT_COMPARABLE):
-            more = f"; a longer budget than {self.budget} may decide" if code == EXIT_INCONCLUSIVE else ""
+        counted = [f for f in judgement.findings if judgement.exit_code_of(f) == code or not code]
+        told, lead, more = [f"{f.name}: {sentence(f)}" for f in counted], headline(judgement), ""
+        kinds = {f.verdict for f in counted}
+        word = _WORDS.get(code) or next((word for kind, word in _FAILURES.items() if kind in kinds), "not slower")
+        if code == EXIT_INCONCLUSIVE:
+            more = f"; a longer budget than {asked.budget} may decide"
+        elif code == EXIT_PASS and judgement.current.turns and (failed := _failed(judgement.current)):
+            word, told, lead = "failing", failed, f"{asked.what} fails, and so does the other, or it skips"
+        elif code == EXIT_PASS and judgement.current.turns and (failed := _failed(judgement.baseline)):
+            word, told, lead = "undecided", failed, f"{than} could not be measured"
+        elif code == EXIT_PASS and not any(f.metric for f in counted):
+            word, lead = "undecided", f"{than} could not be measured"
+        self._note(asked.what, than, word, told[0] if told else "", files)
+        text = "\n".join([lead, *told[:MOST_SAID], f"run files: {', '.join(files)}"])
+        if word in ("undecided", "not comparable"):
             self.skip(f"{word}{more}: {text}")
-        if code == EXIT_WRONG_RESULT:
-            raise WrongResultError(text)
-        if code != EXIT_PASS:
+        if word == "slower":
             raise SlowerError(text)
+        if word != "not slower":
+            raise WrongResultError(text)
         return verdict
 
     @contextlib.contextmanager
@@ -288,10 +313,22 @@ def _said(given: Any) -> str:
     return given if isinstance(given, str) else told(given, "__name__") or shown(given)
 
 
-def _code(given: Any, scope: Any) -> str:
-    """Return the one backend or own code that is given, as `ab` takes it. Raises UserError."""
+def _failed(run: Run) -> list[str]:
+    """Return the cells of a run that failed or were wrong, each with its reason."""
+    bad = (record for record in run.records if record.status not in ("ok", "skipped"))
+    return [*dict.fromkeys(f"{full_name(record.backend, record.case)}: {record.reason}" for record in bad)]
+
+
+def _code(name: str, given: Any, scope: Any) -> str:
+    """Return the one backend or own code that an argument gives, as `ab` takes it. Raises UserError."""
+    from attnbench.run.select import select_backends
+
     own = subjects(given, scope, in_process=False)
-    if len(own.patterns) != 1:
+    try:
+        several = len(select_backends(own.patterns)) != 1
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+    if several:
         raise UserError("assert_not_slower compares one kernel with one other")
     if own.live:
         own.measured(_loaded)

@@ -251,11 +251,17 @@ def _path_of(module: object) -> str:
     return path if path.endswith(".py") else ""
 
 
-def _import_module(name: str) -> object:
-    """Import a module. The working directory is searched too, for a package that is not installed.
+def search_here(name: str) -> list[str]:
+    """Search the working directory too, for a module of a package that is not installed; return it, [] for others.
 
     A worker starts without that directory on sys.path. Here it comes last, so that nothing in it replaces a package.
     """
     if importlib.util.find_spec(name.partition(".")[0]) is None and (here := working_folder()):
         sys.path.append(here)
+        return [here]
+    return []
+
+
+def _import_module(name: str) -> object:
+    search_here(name)
     return importlib.import_module(name)

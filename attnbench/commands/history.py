@@ -51,6 +51,7 @@ def history(given: Options) -> None:
     from attnbench.analysis.history.acknowledged import acknowledged
     from attnbench.analysis.history.document import Request, document
     from attnbench.analysis.history.series import DEFAULT, of_branch, since
+    from attnbench.results.run_setup import seconds_started
 
     wanted = given.wanted()
     request = Request(
@@ -66,5 +67,7 @@ def history(given: Options) -> None:
             tell(f"attnbench: left out: {count(unknown, 'run')} whose branch is not known; older runs do not record it")
         runs = of_branch(runs, given.branch)
     if given.since is not None:
+        if undated := sum(seconds_started(run) is None for run in runs):
+            tell(f"attnbench: left out: {count(undated, 'run')} whose date is not known")
         runs = since(runs, given.since)
     raise typer.Exit(write(with_damage(document(runs, request, given.every), damage), wanted))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +12,11 @@ import typer
 
 from attnbench.commands import options, output
 from attnbench.commands.shared import command_line, measured, read_runs, tell, with_latencies
-from attnbench.commands.tune import check_module, of_choice_file
+from attnbench.commands.tune import check_module, of_choice_file, plan_check
 from attnbench.core.errors import EXIT_BY_SIGNAL
 
 if TYPE_CHECKING:
+    from attnbench.core.record import Run
     from attnbench.render.document import Document
     from attnbench.run.run_suite import Outcome
     from attnbench.run.suite import Settings
@@ -65,7 +67,7 @@ def recommend(given: Options) -> None:
 
     bits = parse_bits(given.bits)
     settings = options.settings(given, **({"policy": {"bitwise": True}} if bits and not given.results else {}))
-    outcome = None if given.results else _measured(given, settings, bits)
+    outcome = None if given.results else _measured(given, settings, bits, plan_check(wanted))
     read, damage = read_runs(given.results or ())
     runs = [outcome.run] if outcome else with_latencies([run for _, run in read])
     from attnbench.analysis.recommend.document import document
@@ -91,11 +93,11 @@ def recommend(given: Options) -> None:
     raise typer.Exit((outcome and outcome.gravest) or max(codes))
 
 
-def _measured(given: Options, settings: Settings, bits: tuple[str, ...]) -> Outcome:
+def _measured(given: Options, settings: Settings, bits: tuple[str, ...], check: Callable[[Run], object]) -> Outcome:
     """Measure a short run; stderr shows the progress and names the run file."""
     from attnbench.run.run_suite import Request
 
-    outcome = measured(options.request(Request, given, settings=settings, bits=bits, allow_wrong=True))
+    outcome = measured(options.request(Request, given, settings=settings, bits=bits, allow_wrong=True, check=check))
     if outcome.exit_code in EXIT_BY_SIGNAL:
         file = shlex.quote(str(outcome.path))
         tell(f"Interrupted; attnbench run --resume {file} goes on, attnbench recommend {file} follows")

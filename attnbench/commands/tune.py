@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +107,7 @@ def tune(given: Options) -> None:
     if given.resume:
         bits = _bits_of(given.resume, bits)
     settings = options.settings(given, **({"policy": {"bitwise": True}} if bits and not given.resume else {}))
-    outcome = measured(_request(given, settings, bits))
+    outcome = measured(replace(_request(given, settings, bits), check=plan_check(wanted)))
     if given.dry_run:
         from attnbench.analysis.report import planned
 
@@ -123,6 +123,13 @@ def check_module(wanted: output.Wanted) -> None:
     for name, path in wanted:
         if name == "module" and path and not (path.stem.isidentifier() and path.suffix == ".py"):
             raise UserError(f"--format module={path}: Python imports no file of this name; give attention_choice.py")
+
+
+def plan_check(wanted: output.Wanted) -> Callable[[Run], object]:
+    """Return the check of a planned run, which refuses one without a backend that a wanted module could call."""
+    from attnbench.analysis.choose.module import check_plan
+
+    return check_plan if any(name == "module" for name, _ in wanted) else id
 
 
 def of_choice_file(given: Any, wanted: output.Wanted, *more: str) -> Document | None:

@@ -109,6 +109,12 @@ def parts_of(copy: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return copy if isinstance(copy, tuple) else (copy,)
 
 
+def storages_read(given: Inputs, prepared: Prepared) -> set[int]:
+    """Return the addresses of the memory of the inputs, and of the copies of them that a launch reads."""
+    copies = (t for copy in prepared.reads.values() for t in parts_of(copy))
+    return {t.untyped_storage().data_ptr() for t in (*given.values.values(), *copies)}
+
+
 def renewed(case: Case, given: Inputs) -> list[str]:
     """Return the names of the inputs of a case that are changed."""
     return [name for name in NAMES if name in given.values] if case.has_forward else ["dout"]

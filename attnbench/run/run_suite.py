@@ -60,6 +60,7 @@ class Request:
     live: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # spec -> required state of its function
     bits: tuple[str, ...] = ()  # as in Run
     further: Further | None = None  # asked after the plan, and again after each answer, until its answer has no new job
+    check: Callable[[Run], object] = id  # raises UserError where the planned run cannot give what is asked for
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ def run_suite(request: Request, observer: RunObserver) -> Outcome:
         if nothing:  # no empty file in results/
             skipped = tuple(map(planning.skipped_record, planned.plan))
             return Outcome(replace(planned, records=skipped), None, EXIT_NOTHING_MEASURED)
+        request.check(planned)
         recording = create(planned, request.out)
         observer.planned(planned, planned.plan, recording.path, chosen.notes, chosen.time_limit)
         _measure(recording, planned.plan, session, observer, chosen.time_limit, further=request.further)
@@ -333,6 +335,7 @@ def _resume(request: Request, path: Path, device: str, observer: RunObserver) ->
         if request.dry_run or not (todo or request.further):
             observer.planned(old, todo, None, notes)
             return Outcome(replace(old, plan=tuple(todo)), path) if request.dry_run else _outcome(recording, request)
+        request.check(old)
         if untrusted:
             session.have_judged()
         session.load_again(old, path, partial(observer.say, also_in_a_pipe=True))

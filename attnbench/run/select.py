@@ -312,8 +312,12 @@ def _own_spec(pattern: str) -> str:
         path = os.path.realpath(where)  # Path.resolve raises RuntimeError for links in a circle
         if path != path.encode(errors="replace").decode():
             raise UserError(f"{where}: this path is not UTF-8, as the text of run files must be; rename it")
-        if not os.path.isfile(where):
+        if not os.path.lexists(where):
             raise UserError(f"no such file: {where} (in {pattern})")
+        if not os.path.isfile(where):
+            what = "not a plain file" if os.path.exists(where) else "a broken link"
+            what = "a folder" if os.path.isdir(where) else what
+            raise UserError(f"{where} is {what} (in {pattern}); give a file of Python source")
         return f"{path}:{name}"
     is_module = all(part.isidentifier() for part in where.split("."))
     if os.path.isfile(where) and not (is_module and "." not in where):  # "torch" may also be a file

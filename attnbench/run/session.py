@@ -108,7 +108,7 @@ class Session:
         memory = None if devices else self.device.free
         rooms = self.pool.judge.ask({"do": "room"}, START_TIMEOUT)["rooms"] if self.pool.judge else []
         fence = {"scratch": str(scratch), "readable": readable, "devices": devices, "memory": memory}
-        return {"op": "fence", "fence": fence, "rooms": rooms}
+        return {"op": "fence", "fence": fence, "rooms": rooms, "module": "" if readable else file}
 
     def choose(self, chosen: Chosen) -> None:
         """Take other backends, and end the workers of the earlier ones."""

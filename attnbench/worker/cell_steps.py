@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from time import perf_counter  # bound here, so that no kernel can replace it
@@ -21,7 +21,7 @@ from attnbench.core.case import Case
 from attnbench.core.layouts import as_slice
 from attnbench.core.machine import Device
 from attnbench.core.record import LEAVES, MORE, Accuracy, Approximation, Measurement
-from attnbench.core.renewed_inputs import InputRenewal
+from attnbench.core.renewed_inputs import InputRenewal, storages_read
 from attnbench.core.sizes import format_bytes
 from attnbench.core.text import shortened
 from attnbench.judge import count_pairs, inputs
@@ -97,7 +97,8 @@ class CellSteps(Cell):
         held, self.prepared = self._measure_held(lambda: self._prepare(self.judge.to_check))
         launch = self.judge.launcher(self.prepared)
         found, kept, raw = memory.measure_peak(lambda: self._measure_seconds(launch), self.case)
-        kept, results = kept - bytes_of_tensors(raw), bytes_of_tensors(raw, multiple=1)
+        read = storages_read(self.judge.to_check, self.prepared)
+        kept, results = kept - bytes_of_tensors(raw, read), bytes_of_tensors(raw, read, multiple=1)
         self.laps.end("memory")
         self.accuracy = self.judge.check_first(self.prepared.canonical(raw))
         del raw
@@ -437,18 +438,26 @@ class CellSteps(Cell):
         """Return the remedy where a person's function is right with its dimensions in another order; else ""."""
         if not isinstance(self.backend, Function):
             return ""
+        own: Accuracy | None = getattr(self, "accuracy", None)
+        if own and own.ok and self._first.ok:  # it is right on these inputs in its own order
+            return ""
         other, todo = self.backend.in_other_order()
         try:
             judge = self.judge.again()
-            prepared = other.prepare(self.case, judge.to_check)
-            is_right = judge.check_first(prepared.canonical(prepared.launch()), trial=True).ok
+            on_hard = judge.hard and not (own and not own.ok)  # the other order must be right where this one is not
+            prepared = other.prepare(self.case, judge.hard_inputs() if on_hard else judge.to_check)
+            check = judge.check_hard if on_hard else judge.check_first
+            is_right = check(prepared.canonical(prepared.launch()), trial=True).ok
         except Exception:
             return ""
         return todo if is_right else ""
 
 
-def bytes_of_tensors(raw: Any, multiple: int = ALLOCATED) -> int:
-    """Return the bytes of the tensors in a launch's raw results, each storage once, rounded up to `multiple`."""
+def bytes_of_tensors(raw: Any, read: Container[int] = (), multiple: int = ALLOCATED) -> int:
+    """Return the bytes of the tensors in a launch's raw results, each storage once, rounded up to `multiple`.
+
+    Storages of inputs, whose addresses are in `read`, do not count.
+    """
     import torch
 
     storages: dict[int, int] = {}
@@ -461,7 +470,7 @@ def bytes_of_tensors(raw: Any, multiple: int = ALLOCATED) -> int:
             visit(inner)
 
     visit(raw)
-    return sum(storages.values())
+    return sum(nbytes for address, nbytes in storages.items() if address not in read)
 
 
 def _bytes_of_results(given: Inputs) -> int:

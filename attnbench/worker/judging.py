@@ -86,8 +86,8 @@ class CellJudge(Protocol):
     def hard_inputs(self) -> Inputs:
         """Return hard inputs."""
 
-    def check_hard(self, results: Results) -> Accuracy:
-        """Compare the results of a launch on the hard inputs."""
+    def check_hard(self, results: Results, *, trial: bool = False) -> Accuracy:
+        """Compare the results of a launch on the hard inputs. With `trial` it does not count for the verdict."""
 
     def forget_hard(self) -> None:
         """Free the memory of the hard inputs and their reference."""
@@ -175,7 +175,7 @@ class JudgeWithin:
     def hard_inputs(self) -> Inputs:
         return self._judge.hard.inputs
 
-    def check_hard(self, results: Results) -> Accuracy:
+    def check_hard(self, results: Results, *, trial: bool = False) -> Accuracy:
         accuracy = self._judge.hard.check_first(results)
         self._of_hard = self._judge.hard.notes
         return accuracy
@@ -318,8 +318,8 @@ class JudgeBeside:
         given = self._inputs(answer["inputs"])
         return given, given.with_values(self._mapped.tensors(answer["masked"])) if self.masked else given
 
-    def check_hard(self, results: Results) -> Accuracy:
-        accuracy, answer = self._check("hard", results)
+    def check_hard(self, results: Results, *, trial: bool = False) -> Accuracy:
+        accuracy, answer = self._check("hard", results, trial=trial)
         self._of_hard = tuple(answer["of_hard"])
         return accuracy
 

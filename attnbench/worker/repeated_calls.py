@@ -8,7 +8,7 @@ are kept until the end, and all must be right. Calls over 20 ms are too long for
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from time import perf_counter  # bound here, so that no kernel can replace it
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from attnbench.core.attributes import other_attributes
 from attnbench.core.backend import Prepared
 from attnbench.core.case import Case
 from attnbench.core.record import Accuracy
+from attnbench.core.renewed_inputs import storages_read
 from attnbench.worker.instruments import Instruments
 from attnbench.worker.judging import CellJudge
 from attnbench.worker.measure.sampling import do_nothing
@@ -43,7 +44,8 @@ def find_wrong_call(
     count = min(CALLS, by_time, MAX_BYTES // max(nbytes, 1))
     if count < 2:
         return None, False
-    kept, shared = _kept_results(instruments, launch, prepared, count, case.has_forward)
+    read = storages_read(judge.given, prepared)
+    kept, shared = _kept_results(instruments, launch, prepared, count, case.has_forward, read)
     accuracy, number = judge.check_calls(kept)
     if accuracy.ok:
         return None, shared
@@ -51,11 +53,17 @@ def find_wrong_call(
 
 
 def _kept_results(
-    instruments: Instruments, launch: Callable[[], Any], prepared: Prepared, count: int, forward: bool
+    instruments: Instruments,
+    launch: Callable[[], Any],
+    prepared: Prepared,
+    count: int,
+    forward: bool,
+    read: Container[int],
 ) -> tuple[list[Results], bool]:
     """Return the results of the last `count` calls of a burst without flushes or pauses, and whether they share memory.
 
-    Shared results are copied. Without the forward in a call, all have the output of one forward.
+    Shared results are copied. Without the forward in a call, all have the output of one forward. The memory of inputs,
+    at the addresses in `read`, does not count.
     """
     timer, kept = instruments.timer, deque[Any](maxlen=count)
 
@@ -67,7 +75,7 @@ def _kept_results(
         keep(launch)
         named = [prepared.canonical(raw) for raw in kept]
         made = [tensor for results in named for name, tensor in results.items() if forward or name != "out"]
-        places = [tensor.data_ptr() for tensor in made]
+        places = [tensor.data_ptr() for tensor in made if tensor.untyped_storage().data_ptr() not in read]
         if shared := len({*places}) < len(places):
             kept.clear()
             keep(lambda: {name: tensor.clone() for name, tensor in prepared.canonical(launch()).items()})

@@ -7,7 +7,7 @@ answers:
        with "with_torch": false without a CPU's facts that only torch knows
     {"op": "rates", "device": {...}, "dtypes": ["bf16"]}      -> {"device": {...}}, with quick rates of matmul and copy
     {"op": "fence", "fence": {...}, "rooms": [tensors, ...]} -> {"fences": {name: why it does not hold, or ""}}, behind
-       fences (fence.py); the judge's memory on a CPU is opened before
+       fences (fence.py); the judge's memory on a CPU is opened before, and "module", "" for a file, is searched here
     {"op": "load", "name": "triton", "spec": "module:object"} -> {"probe": {...}, "compiler": bool,
        "files": {path: hash}}, with the files of own code; with "with_state": true also "state", name -> text, of a
        person's function (core/live_state.py)
@@ -129,7 +129,9 @@ class Worker:
             case "fence":
                 for described in request["rooms"]:
                     hold(described)
-                return {"fences": fence.enter(fence.Fence(**request["fence"]))}
+                here = backends.search_here(request["module"]) if request["module"] else []
+                readable = (*request["fence"]["readable"], *here)
+                return {"fences": fence.enter(fence.Fence(**{**request["fence"], "readable": readable}))}
             case "load":
                 self.spec = backends.present_spec(request["name"], request["spec"])
                 self.backend = backends.load(request["name"], self.spec)

@@ -59,6 +59,8 @@ def test_what_does_not_count_stands_apart(judgement: Judgement) -> None:
     )
     found = json.loads(json_and_csv.json_text(document_of(lenient)))
     assert found["not_counted"] == {"missing": 1, "inconclusive": 1}
+    new = replace(lenient, findings=tuple(f for f in lenient.findings if f.verdict == "newly-working"))
+    assert document_of(new).answer[0].startswith("PASS: no figure of 1 cell was compared; 1 of 1 cell newly-working: ")
     only = replace(lenient, findings=tuple(f for f in lenient.findings if f.verdict == "inconclusive"))
     passes = "PASS (inconclusive, which --inconclusive pass lets pass): "
     assert headline(only) == f"{passes}nothing was decided (not counted: 1 inconclusive)"

@@ -31,6 +31,15 @@ class Noisy(Fake):
         self.speed = 1 + os.urandom(1)[0] / 256  # of each process
 
 class AsNoisy(Noisy): ...
+
+class Wrong(Fake):  # in one of two cells
+    def prepare(self, case, inputs):
+        self.faults = {4096: "wrong"}
+        return super().prepare(case, inputs)
+
+class Fails(Fake):
+    def prepare(self, case, inputs):
+        raise RuntimeError("broken")
 """
 # Workers are forks of the session, which start at once
 CONFTEST = f"""
@@ -96,6 +105,42 @@ def test_other(): ...
     done.stdout.fnmatch_lines(["*= attnbench =*", "test_it.py::test_slow: ./mine.py:Slow is slower (than fake)"])
     done.stdout.fnmatch_lines_random(["SKIPPED*CUDA device*", "SKIPPED*undecided; a longer budget than*may decide*"])
     done.stdout.no_fnmatch_line("*guard.py:*:*SlowerError*")
+
+
+def test_what_is_not_compared_is_never_a_pass(session: Any) -> None:
+    """Where a kernel fails, or the other fails in some cell, nothing passes, and neither is called slower."""
+    done = session(
+        """
+import pytest
+
+@pytest.mark.parametrize(("what", "than", "seqlen"), [
+    ("Fails", "Same", "4k"), ("Wrong", None, "4k"), ("Same", "Fails", "4k"), ("Same", "Wrong", "2k,4k")
+])
+def test_it(attnbench, what, than, seqlen):
+    than = than and f"./mine.py:{than}"
+    attnbench.assert_not_slower(f"./mine.py:{what}", than=than, budget="1m", **SMALL | {"seqlen": seqlen})
+
+def test_short(attnbench):
+    attnbench.assert_not_slower("./mine.py:Same", than="fake", **SMALL)
+""",
+        "--attnbench-budget",
+        "0.1s",
+    )
+    done.assert_outcomes(failed=2, skipped=3)
+    done.stdout.fnmatch_lines_random(
+        [
+            "*: ./mine.py:Fails is failing (than ./mine.py:Same)",
+            "*: ./mine.py:Wrong is not right",
+            "SKIPPED*undecided: ./mine.py:Fails could not be measured",
+            "SKIPPED*undecided: ./mine.py:Wrong could not be measured",
+            "SKIPPED*undecided; a longer budget than 0.1s (--attnbench-budget) may decide*",
+        ]
+    )
+
+
+def test_a_backend_that_is_none_is_said_by_its_argument(asserting: Any) -> None:
+    with pytest.raises(UserError, match=r"^than: no backend 'nope'"):
+        asserting().assert_not_slower("fake", than="nope", **SMALL)
 
 
 def test_a_name_that_cannot_be_one_is_said(session: Any) -> None:
@@ -173,7 +218,7 @@ def test_a_run_is_not_saved_through_a_link(asserting: Any, tmp_path: Path, link:
     (tmp_path / "elsewhere").mkdir()
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(UserError, match=f"^{path} is a link, and what it leads to would be overwritten; delete it$"):
-        own._by_baseline(guard._Asked("fake", "fake", 0.03, "quick", 1.0, "fake", {}), None)
+        own._by_baseline(guard._Asked("fake", "fake", 0.03, "quick", 1.0, "1s", "fake", {}), None)
     assert not [*(tmp_path / "elsewhere").iterdir()]
 
 

@@ -71,3 +71,16 @@ def test_runs_that_do_not_record_their_branch(tool: Tool) -> None:
     done = tool("history", str(EXPERIMENT / "alike-00.jsonl"), "--branch", "main", code=2)
     assert "left out: 1 run whose branch is not known; older runs do not record it" in done.err
     assert "--branch: no run of main; no run says of which branch it is" in done.err
+
+
+def test_runs_without_a_readable_date(tool: Tool) -> None:
+    """--since leaves them out and says so; the document does not show such a date."""
+    text = (EXPERIMENT / "alike-00.jsonl").read_text()
+    started = json.loads(text.splitlines()[0])["started"]
+    for day in range(1, 4):
+        tool.write(f"{day}.jsonl", text.replace(started, f"2026-11-0{day}T10:00:00", 1))
+    tool.write("4.jsonl", text.replace(started, "30.11.2026 10:00", 1))
+    done = tool("history", *(f"{day}.jsonl" for day in range(1, 5)), "--since", "2026-11-02")
+    assert "attnbench: left out: 1 run whose date is not known" in done.err
+    assert "2 runs, 2026-11-02 10:00" in " ".join(done.out.split())
+    assert "30.11" not in tool("history", *(f"{day}.jsonl" for day in range(1, 5))).out

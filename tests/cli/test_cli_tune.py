@@ -54,7 +54,9 @@ def test_borders_are_refined_and_the_choice_is_written(two: Tool) -> None:
     assert two("tune", "t.jsonl").out == done.out
     assert "give the run files" in two("recommend", "c.json", "-f", "module=x.py", code=2).err
     assert "would call none of these backends" in two("tune", "t.jsonl", "-f", "module=m.py", code=2).err
-    assert not (two.folder / "m.py").exists()
+    refused = two(*TUNE, "--out", "n.jsonl", "-f", "module=m.py", code=2)  # before anything is measured
+    assert "would call none of these backends" in refused.err
+    assert not [name for name in ("m.py", "n.jsonl") if (two.folder / name).exists()]
 
 
 def test_nothing_is_written_where_nothing_was_measured(tool: Tool) -> None:

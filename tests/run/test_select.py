@@ -199,12 +199,19 @@ def test_own_code_that_is_not_there(pattern: str, said: str) -> None:
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize(("make", "said"), [(os.mkdir, "is a folder"), (os.mkfifo, "is not a plain file")])
+def test_what_is_there_and_is_no_file(tmp_path: Path, make: Any, said: str) -> None:
+    make(tmp_path / "mine.py")
+    with pytest.raises(UserError, match=f"mine.py {said} "):
+        select.select_backends([f"{tmp_path}/mine.py:mine"])
+
+
 def test_links_in_a_circle_have_no_code(tmp_path: Path) -> None:
     """A symbolic link to itself is no file of code, and no folder from which code is imported."""
     circle, kernel = tmp_path / "circle.py", tmp_path / "kernel.py"
     circle.symlink_to(circle)
     kernel.write_text("import circle")
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match="is a broken link"):
         select.select_backends([f"{circle}:mine"])
     assert own_files.named_by([kernel], [str(circle)], ()) == {kernel}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,10 @@ def declared(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 declared.order = "bhsd"  # type: ignore[attr-defined]
 
 
+def writes_zeros(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+    return 0 * heads_first(q, k, v, **options)
+
+
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_a_function_that_says_its_order_is_right(steady_cpu: MeasuringDevice, direction: str) -> None:
     steady_cpu.passes(declared, case(direction, causal=True, seqlen_k=96))
@@ -45,7 +50,8 @@ def test_a_function_in_another_order_is_told_so(steady_cpu: MeasuringDevice, ker
     assert str(record.reason).endswith(TODO)
 
 
-def test_a_function_that_is_wrong_in_both_orders_is_not(steady_cpu: MeasuringDevice) -> None:
-    record = steady_cpu.measure(wrong_anyhow, case(nheads_k=4))
+@pytest.mark.parametrize(("kernel", "data"), [(wrong_anyhow, "normal"), (writes_zeros, "zeros")])
+def test_a_function_that_is_wrong_in_both_orders_is_not(steady_cpu: MeasuringDevice, kernel: Any, data: Any) -> None:
+    record = steady_cpu.measure(kernel, replace(case(nheads_k=4), data=data))
     assert record.status == "wrong"
     assert "tensors" not in str(record.reason)

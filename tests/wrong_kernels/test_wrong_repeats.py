@@ -9,7 +9,7 @@ from measuring_device import MeasuringDevice, case
 from wrong_repeats import SumsInAnyOrder, WritesToOnePlace, WrongNowAndThen, WrongWithoutPause
 
 from attnbench.worker import repeated_calls
-from attnbench.worker.cell_steps import SHARED
+from attnbench.worker.cell_steps import SHARED, UNSEEN
 
 
 @pytest.mark.parametrize("every", [10, 11])
@@ -57,6 +57,15 @@ def test_right_kernels_pass(steady_cpu: MeasuringDevice, kernel: Any, direction:
         pytest.skip("autograd cannot differentiate it")
     record = steady_cpu.passes(kernel, case(direction))
     assert (SHARED in record.notes) == isinstance(kernel, WritesToOnePlace)
+
+
+def test_a_result_that_is_an_input_shares_no_memory(steady_cpu: MeasuringDevice) -> None:
+    """No fault: it returns v, which is right for one key."""
+
+    def own(q: Any, k: Any, v: Any, **options: Any) -> Any:  # noqa: ARG001
+        return v
+
+    assert not {SHARED, UNSEEN} & {*steady_cpu.passes(own, case(seqlen=1, nheads_k=4)).notes}
 
 
 def test_a_wrong_result_that_the_next_one_overwrites(steady_cpu: MeasuringDevice) -> None:

@@ -26,6 +26,10 @@ from attnbench.core.record import Run
 from attnbench.run.shipped_backends import code, libraries
 
 TEMPLATE = Path(__file__).with_name("attention_choice.py.txt")
+CALLS_NONE = (
+    "a module would call none of these backends: it takes single calls of libraries on dense tensors, such as "
+    "sdpa-*, fa2, fa3 and fa4 (docs/tune.md)"
+)
 SCALE = "softmax_scale"
 STEPS = {"fwd": "fwd", TRAINING: "train", "fwd_bwd": "train"}  # step of a problem -> step of the module
 DTYPES = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32"}
@@ -94,6 +98,12 @@ def _gives_out(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.Assign) and "out" in ast.unparse(statement.targets[0])
 
 
+def check_plan(run: Run) -> None:
+    """Raise UserError where a module could call no backend for a case that a run has planned."""
+    if not any(call_of(run, job.backend, job.case) for job in run.plan if not job.skip):
+        raise UserError(CALLS_NONE)
+
+
 def module_regions(problems: Sequence[Problem], run: Run, *, vary: bool) -> list[Region]:
     """Return the regions of the module, of one kind for each key of its table: of several that with most problems.
 
@@ -116,10 +126,7 @@ def module(problems: Sequence[Problem], runs: Sequence[Run], command: str, *, va
     run = runs[-1]
     found = module_regions(problems, run, vary=vary)
     if not any(region.use for region in found):
-        raise UserError(
-            "a module would call none of these backends: it takes single calls of libraries on dense tensors, such as "
-            "sdpa-*, fa2, fa3 and fa4 (docs/tune.md)"
-        )
+        raise UserError(CALLS_NONE)
     names: dict[Call, str] = {}
     rows = {_key(kind): _rows(own, run, names) for kind, own in grouped(found, lambda region: region.kind).items()}
     environment = run.environment

@@ -117,11 +117,13 @@ def _answer(judgement: Judgement) -> str:
         passed = [f for f in judgement.findings if judgement.let_pass(f) and f.verdict != "inconclusive"]
         worse = "is shown to be worse" if passed or left_open else "is worse by more than its margin"
         parts = [f"none of {cells} {worse}, in {metrics or 'what works and fails'}"]
+        if all(f.verdict == "newly-working" for f in judgement.findings):
+            parts = [f"no figure of {cells} was compared"]
         for verdict, option in _LET_PASS.items():
             some = [f for f in passed if f.verdict == verdict]
             parts += [f"{part}, which {option} lets pass" for part in _parts(some, judgement)]
         parts += _parts(left_open, judgement)
-        parts += _parts([f for f in judgement.findings if f.verdict == "improved"], judgement)
+        parts += _parts([f for f in judgement.findings if f.verdict in ("improved", "newly-working")], judgement)
     else:
         parts = _parts(counted, judgement)
     return f"{word}: {'; '.join(parts)}{between}."

@@ -163,7 +163,7 @@ def _commits(good: Run, bad: Run) -> str:
 
 
 def _date(run: Run) -> str:
-    return run.started.replace("T", " ")[:16] or UNKNOWN
+    return UNKNOWN if seconds_started(run) is None else run.started.replace("T", " ")[:16]
 
 
 def _when(run: Run) -> str:

@@ -89,8 +89,8 @@ def of_branch(runs: Sequence[Run], branch: str) -> list[Run]:
 
 
 def since(runs: Sequence[Run], text: str) -> list[Run]:
-    """Return the runs from a date on, or from the first run of a commit on. Raises UserError where no run is left."""
-    ordered = in_order(runs)
+    """Return the dated runs from a date, or from a commit's first run, on. Raises UserError where none is left."""
+    ordered = in_order([run for run in runs if seconds_started(run) is not None])
     first = next((place for place, run in enumerate(ordered) if is_named(run, text)), None)
     if first is not None:
         return ordered[first:]
@@ -101,7 +101,8 @@ def since(runs: Sequence[Run], text: str) -> list[Run]:
     least = (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
     found = [run for run in ordered if (seconds_started(run) or 0.0) >= least]
     if not found:
-        raise UserError(f"--since: no run was started since {text}; the last one was at {ordered[-1].started}")
+        last = f"the last one was at {ordered[-1].started}" if ordered else "no run has a readable date"
+        raise UserError(f"--since: no run was started since {text}; {last}")
     return found
 
 
