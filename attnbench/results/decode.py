@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, replace
+from dataclasses import fields as fields_of
 from datetime import datetime, timezone
 from functools import cache, lru_cache
 from itertools import accumulate, chain, repeat
@@ -305,9 +306,8 @@ _TYPES: dict[str, Any] = {
     "forecast": msgspec.Raw,
 }
 _DEFAULTS: dict[str, Any] = {
-    **{name: getattr(Record, name) for name in _HINTS if hasattr(Record, name)},
-    "measurements": {},
-    "phases": {},
+    **{of.name: of.default for of in fields_of(Record) if of.default is not MISSING},
+    **{of.name: of.default_factory() for of in fields_of(Record) if of.default_factory is not MISSING},
     "kernels": msgspec.Raw(b"{}"),
     "forecast": msgspec.Raw(b"null"),
 }
