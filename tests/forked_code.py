@@ -11,8 +11,9 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
-import forked_worker
 import torch._dynamo  # noqa: F401  (each fork would import it)
+
+import forked_worker
 
 SECONDS = 100
 
