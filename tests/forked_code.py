@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import sys
@@ -11,9 +12,10 @@ import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch._dynamo  # noqa: F401  (each fork would import it)
-
 import forked_worker
+import interpreted_triton  # noqa: F401  (before torch's compiler imports Triton)
+
+importlib.import_module("torch._dynamo")  # otherwise each fork imports it
 
 SECONDS = 100
 
