@@ -6,8 +6,6 @@ A cheat runs in a process of its own beside a judge, as by `attnbench check --un
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +15,10 @@ import cheats
 import pytest
 import torch
 from right_attention import attention
+from typer.testing import CliRunner
 
 import forked_worker
+from attnbench.commands.command_line import command_line
 from attnbench.core import chain
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json, to_json
@@ -261,9 +261,9 @@ def test_a_wrong_launch_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_command() -> None:
     """Fault: results are right without a chain. Found: wrong, with the number of the launch, and exit code 5."""
     case = ["--device", "cpu", "--dtype", "fp32", "--pass", "fwd", "--full", "--headdim", "32"]
-    command = [sys.executable, "-m", "attnbench", "check", f"{FILE}:no_link", "--untrusted", "--json", *case]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90)
-    assert done.returncode == 5, done.stdout + done.stderr
+    with forked_worker.workers():
+        done = CliRunner().invoke(command_line("check"), ["check", f"{FILE}:no_link", "--untrusted", "--json", *case])
+    assert done.exit_code == 5, done.output
     assert "of a chain whose inputs follow from its results" in done.stdout
 
 
