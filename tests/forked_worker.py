@@ -8,7 +8,6 @@ command other than a worker, is a new process as before. The worker reads and co
 from __future__ import annotations
 
 import contextlib
-import importlib
 import io
 import os
 import signal
@@ -26,8 +25,6 @@ from attnbench.cli import SIGNALS
 from attnbench.run import process
 from worker_here import quick_cpu
 
-for name in ("attnbench.worker.measure_cell", "torch.fx.experimental.symbolic_shapes"):
-    importlib.import_module(name)  # otherwise each fork that measures on a CPU imports it
 INSTALLED = (sys.prefix, sys.base_prefix)
 
 

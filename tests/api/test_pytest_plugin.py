@@ -1,4 +1,4 @@
-"""The pytest plug-in, in sessions in this process on a simulated device."""
+"""The pytest plug-in, in separate sessions on a simulated device."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def session(pytester: pytest.Pytester, request: pytest.FixtureRequest) -> Any:
     def ran(text: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(test_it=HEAD + text)
         load = () if there else ("-p", PLUGIN)
-        return pytester.runpytest_inprocess(*load, "-p", "no:cacheprovider", "-rs", *options)
+        return pytester.runpytest_subprocess(*load, "-p", "no:cacheprovider", "-rs", *options)
 
     return ran
 

@@ -8,6 +8,7 @@ process, unless they shall crash or hang; all others are forks of this process (
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import re
 import signal
@@ -27,6 +28,8 @@ from attnbench.core.captured_stderr import captured_stderr
 from attnbench.run import device_probe, process, workers
 
 ENDS = re.compile("(crash|hang|process)@")  # faults in ATTNBENCH_FAKE that need a process of their own
+for name in ("attnbench.worker.measure_cell", "torch.fx.experimental.symbolic_shapes"):
+    importlib.import_module(name)  # otherwise each fork that measures on a CPU imports it
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 
 

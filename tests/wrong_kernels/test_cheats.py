@@ -6,6 +6,7 @@ A cheat runs in a process of its own beside a judge, as by `attnbench check --un
 from __future__ import annotations
 
 import ast
+import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,7 @@ from attnbench.run import untrusted
 from attnbench.run.judge import Judge
 from attnbench.run.workers import WorkerPool
 
+importlib.import_module("attnbench.worker.measure_cell")  # or each forked worker would import it
 FILE = Path(cheats.__file__)
 CPU = Device("cpu", 0, "CPU", 2**34, 2**34, l2=2**16)
 CASE = Case(Shape(1, 64, 64, 2, 2, 32, 32), "fp32", "fwd", causal=False)
