@@ -21,6 +21,7 @@ from attnbench.cli import SIGNALS
 from attnbench.core import own_code
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
+gc.disable()  # until the tests run: collections while they are imported free nothing
 
 
 @pytest.hookimpl(wrapper=True)
@@ -28,6 +29,7 @@ def pytest_runtestloop() -> Generator[None, object, object]:
     """Exclude modules and tests from garbage collection, because each measured cell collects twice."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     try:
         return (yield)
     finally:

@@ -7,6 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -38,6 +39,7 @@ def examples() -> list[Example]:
     return found
 
 
+@cache
 def quoted() -> set[tuple[str, ...]]:
     """Return the arguments of the examples whose output documents quote: cog runs them (docs/site/answers.py)."""
     call = re.compile(r"^answers\.\w+\('([^']*)'", re.MULTILINE)

@@ -78,7 +78,7 @@ class ForkedWorker:
         return self.returncode
 
 
-def _forget_the_tests(env: Mapping[str, str]) -> None:
+def forget_the_tests(env: Mapping[str, str]) -> None:
     """Reduce path and modules to a new interpreter's, because the tests' imports would count as a person's own code."""
     named = [folder for folder in env.get("PYTHONPATH", "").split(os.pathsep) if folder]
     sys.path[:] = [*named, *(folder for folder in sys.path if folder.startswith(INSTALLED))]
@@ -103,7 +103,7 @@ def _work(env: Mapping[str, str], descriptors: Sequence[int]) -> NoReturn:
         unbuffered = open(1, "wb", 0)  # noqa: SIM115  (as PYTHONUNBUFFERED asks)
         sys.stdout = io.TextIOWrapper(unbuffered, write_through=True)
         sys.argv = ["attnbench.worker"]
-        _forget_the_tests(env)
+        forget_the_tests(env)
         for name in SIGNALS:
             signal.signal(getattr(signal, name), signal.SIG_DFL)
         warnings.resetwarnings()  # pytest turns warnings into errors

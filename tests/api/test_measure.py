@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,11 @@ def wrong(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Go to an empty folder; workers are forked, but those of `found`."""
     monkeypatch.chdir(tmp_path)
+    with forked_worker.workers():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -208,12 +212,11 @@ def test_a_function_is_right_or_wrong_and_measured_beside_others() -> None:
 
     def unlike(q: Any, k: Any, v: Any, mask: Any, *, causal: bool) -> Any: ...
 
-    with forked_worker.workers():
-        for in_process in (True, None):
-            with pytest.raises(attnbench.UserError, match=r"'mask'; define and give unlike_adapted .*mask=None"):
-                attnbench.measure(unlike, in_process=in_process, **local)
-        right, bad = [attnbench.check(f, **local, nheads_k=2) for f in (closure, wrong)]
-        found = attnbench.measure([closure, attend], backends="eager", policy={"max_seconds": 0.01}, **local)
+    for in_process in (True, None):
+        with pytest.raises(attnbench.UserError, match=r"'mask'; define and give unlike_adapted .*mask=None"):
+            attnbench.measure(unlike, in_process=in_process, **local)
+    right, bad = [attnbench.check(f, **local, nheads_k=2) for f in (closure, wrong)]
+    found = attnbench.measure([closure, attend], backends="eager", policy={"max_seconds": 0.01}, **local)
     assert right
     assert right.raise_if_wrong() is right
     assert not bad
@@ -235,7 +238,7 @@ def test_a_function_without_source_is_measured_in_this_process() -> None:
 
     torch.set_default_dtype(torch.float64)
     try:
-        with forked_worker.workers(), quick_cpu():
+        with quick_cpu():
             found = attnbench.measure(
                 [closure, off], seqlen=128, device="cpu", policy={"max_seconds": 0.01, "l2": "warm"}, **SMALL
             )
@@ -262,7 +265,7 @@ def test_what_of_a_function_in_this_process_cannot_be() -> None:
 
     with pytest.raises(attnbench.UserError, match="new processes, and interrupts is measured in this one: ones is"):
         attnbench.measure(interrupts, seqlen=128, device="cpu", rounds=3, **SMALL)
-    with forked_worker.workers(), quick_cpu(), pytest.raises(KeyboardInterrupt):
+    with quick_cpu(), pytest.raises(KeyboardInterrupt):
         attnbench.measure(interrupts, seqlen=128, device="cpu", **SMALL)
 
 
@@ -279,7 +282,7 @@ def test_a_function_in_this_process_leaves_nothing_in_it(capfd: pytest.CaptureFi
     frozen = gc.get_freeze_count()
     files, shared = list[int](), {"seqlen": 128, "device": "cpu", "in_process": True, **SMALL}
     for function in (attend, fails, attend):
-        with forked_worker.workers(), quick_cpu():
+        with quick_cpu():
             found = attnbench.measure(function, policy={"max_seconds": 0.01, "l2": "warm"}, **shared)
         files.append(opened())
         if function is fails:
@@ -309,7 +312,7 @@ def test_one_thread_at_a_time_measures_in_this_process() -> None:
             other.join()
         return attend(q, k, v, causal=causal, softmax_scale=softmax_scale)
 
-    with forked_worker.workers(), quick_cpu():
+    with quick_cpu():
         for _ in range(2):  # the second time after the first
             errors.clear()
             found = attnbench.measure(busy, policy={"max_seconds": 0.01, "l2": "warm"}, **shared)

@@ -110,7 +110,7 @@ def test_of_two_builds_in_one_folder_the_last_installed_is_named(
     sys.modules.pop("flash_attn_interface")
 
 
-@cases("vllm-fa3", "sglang-fa3")
+@cases(("vllm-fa3", "sglang-fa3"))
 def test_contract_of_engines(name: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The extension alone is loaded: the engine's package is never imported."""
     engines.install(tmp_path, monkeypatch)

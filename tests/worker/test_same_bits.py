@@ -1,8 +1,8 @@
-"""Comparison of results bit by bit: kernels with each fault are found, on the CPU and in real processes."""
+"""Comparison of results bit by bit: kernels with each fault are found, on the CPU and between processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import forked_worker
 from attnbench.backends.pytorch.eager import Eager
 from attnbench.backends.pytorch.sdpa import Math
 from attnbench.backends.shared.function import Function
@@ -134,6 +135,13 @@ class Crashes(Own):
 """
 
 
+@pytest.fixture
+def forks() -> Iterator[None]:
+    with forked_worker.workers():
+        yield
+
+
+@pytest.mark.usefixtures("forks")
 def test_a_kernel_that_depends_on_its_process_is_found(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     specs = {"own": f"{tmp_path}/own.py:Own", "eager": "attnbench.backends.pytorch.eager:Eager"}
@@ -147,6 +155,7 @@ def test_a_kernel_that_depends_on_its_process_is_found(tmp_path: Path) -> None:
         pool.close()
 
 
+@pytest.mark.usefixtures("forks")
 def test_a_second_process_that_crashes_costs_only_the_comparison(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(OWN)
     specs = {"own": f"{tmp_path}/own.py:Crashes"}

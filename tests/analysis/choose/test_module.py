@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import forked_code
 from attnbench.analysis.choose import module
 from attnbench.analysis.choose.document import Choices
 from attnbench.analysis.recommend.findings import answered_once, problems
@@ -42,14 +41,10 @@ def text(of: Run, *, vary: bool = False) -> str:
     return module.module(answered_once(problems(cells([of], by_machine=True))), [of], "attnbench tune", vary=vary)
 
 
-def used(folder: Path, code: str, *words: str) -> str:
+def used(folder: Path, code: str) -> str:
     """Return what some code prints that imports the module from a folder, in a process without attnbench."""
-    head = f"import sys, warnings\nsys.modules['attnbench'] = None\nsys.path.insert(0, {str(folder)!r})\n"
-    head += "import torch\nimport attention_choice as a\ntorch.manual_seed(0)\n"
-    command = [sys.executable, "-I", *words, "-c", head + code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    head = "import sys, warnings\nimport torch\nimport attention_choice as a\ntorch.manual_seed(0)\n"
+    return forked_code.printed(head + code, folder)
 
 
 @pytest.fixture(scope="module")
