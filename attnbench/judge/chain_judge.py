@@ -95,9 +95,7 @@ class ChainJudge:
         self._case, self._order = case, orders["inputs"] if case.layout == "native" else {}
         self._kept: list[tuple[int, int, Results | None, Results]] = []
         self._drawn: Results | None = None  # inputs that are not yet released
-        self._compared: tuple[Accuracy, int] | None = (
-            None  # of the first wrong result, else of the last, and its launch
-        )
+        self._compared: tuple[Accuracy, int] | None = None  # first wrong result, else the last; number of its launch
         self._checked = 0  # results compared
         self._wrong_rows: tuple[Accuracy, int] | None = None  # of the first launch with a wrong row, by its number
         self._arena.reset()
