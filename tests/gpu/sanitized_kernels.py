@@ -37,6 +37,13 @@ extern "C" __global__ void cuda_race(float* out, int count) {
 extern "C" __global__ void cuda_unwritten(float* out, int count) {
     if (threadIdx.x + 512 < count) out[threadIdx.x] = out[threadIdx.x + 512];
 }
+
+/* Half of a warp waits at a barrier, and the other half ends without it. */
+extern "C" __global__ void cuda_divergent(float* out, int count) {
+    if (threadIdx.x >= 16) return;
+    __syncthreads();
+    out[threadIdx.x] = 1.0f;
+}
 """
 
 
@@ -90,6 +97,7 @@ def _cuda(name: str, threads: int) -> Callable[..., Tensor]:
 cuda_overrun = _cuda("cuda_overrun", 1024)
 cuda_race = _cuda("cuda_race", 512)
 cuda_unwritten = _cuda("cuda_unwritten", 256)
+cuda_divergent = _cuda("cuda_divergent", 32)
 triton_overrun = _beside(lambda device: _triton_overrun[(1,)](_floats(device), BLOCK=1024))
 triton_unwritten = _beside(lambda device: _triton_unwritten[(1,)](_floats(device), _floats(device), BLOCK=512))
 clean = _beside(lambda device: None)

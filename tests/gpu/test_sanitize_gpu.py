@@ -31,6 +31,7 @@ FOUND = {  # planted function: the tool, and the words of its reason
     "cuda_overrun": ("memcheck", "cuda_overrun writes 4 bytes out of bounds of global memory"),
     "cuda_race": ("racecheck", "cuda_race has a race in shared memory, a write and a read"),
     "cuda_unwritten": ("initcheck", "cuda_unwritten reads 4 bytes of global memory that nothing has written"),
+    "cuda_divergent": ("synccheck", "cuda_divergent has a barrier that not all threads of a warp reach"),
     "triton_overrun": ("memcheck", "_triton_overrun writes "),
     "triton_unwritten": ("initcheck", "_triton_unwritten reads "),
 }
