@@ -38,10 +38,9 @@ extern "C" __global__ void cuda_unwritten(float* out, int count) {
     if (threadIdx.x + 512 < count) out[threadIdx.x] = out[threadIdx.x + 512];
 }
 
-/* Half of a warp waits at a barrier, and the other half ends without it. */
+/* Half of a warp waits at a barrier, which the other half leaves out. */
 extern "C" __global__ void cuda_divergent(float* out, int count) {
-    if (threadIdx.x >= 16) return;
-    __syncthreads();
+    if (threadIdx.x < 16) __syncthreads();
     out[threadIdx.x] = 1.0f;
 }
 """
