@@ -7,17 +7,18 @@ the inputs that follow from the results of the launch before it, as its own proc
 of each head is compared: with one wrong result among many, the launches after it could run at the same time as those
 before it, or their results could be copies of earlier ones. Requests ("do"):
 
-    {"do": "chain", "case": {...}, "bytes": n, "orders": {...}} -> {"base": tensors, "places": [tensors, ...]}, in
-         place of an earlier chain: as many launches as have results of n bytes, from 2 to MOST_LAUNCHES. All tensors
-         have the orders in memory that the kernel states, so that it gains nothing by a false statement: the link costs
-         the same in each order, and copies to another order are the kernel's own time
+    {"do": "chain", "case": {...}, "bytes": n, "orders": {...}} -> {"base": tensors, "places": [tensors, ...],
+         "is_plain": whether all are contiguous}, in place of an earlier chain: as many launches as have results of n
+         bytes, from 2 to MOST_LAUNCHES. All tensors have the orders in memory that the kernel states; copies to another
+         order are the kernel's own time
     {"do": "draw"}                         -> {}; new inputs are drawn, and NaN is in all places
     {"do": "release"}                      -> {}; these inputs are in the shared memory, drawn now if they were not
     {"do": "keep", "launches": n}          -> {}; the last result of a chain of n launches is kept, and some others, and
          a row of each head in every launch is compared
     {"do": "rule"}                         -> {"accuracy": {...}, "launch": n, "checked": n}: the first wrong of all
          kept results or rows, and the number of its launch from 1; of the last kept result where all are right
-    {"do": "link", "launches": n}          -> {}; a chain of n launches that compute nothing has run here
+    {"do": "link", "launches": n, "plain": false} -> {}; a chain of n launches that compute nothing has run here; with
+         "plain" on contiguous tensors: links of unlike orders cost more, and a kernel may state orders that it has not
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ class ChainJudge:
                 accuracy, launch, checked = self._rule()
                 return {"accuracy": to_json(accuracy), "launch": launch, "checked": checked}
             case "link":
-                self._link.launch(request["launches"])
+                self._link(plain=request["plain"]).launch(request["launches"])
                 return {}
             case other:
                 raise ValueError(f"unknown request of the judge of chains {other!r}")
@@ -115,8 +116,9 @@ class ChainJudge:
             self._guards.append(tensors.pop("guard").copy_(self._pattern))
             self._places.append(tensors)
             places.append({**described_place, "tensors": {name: described_place["tensors"][name] for name in like}})
-        self._chain_of_links: chain.Chain | None = None
-        return {"base": described, "places": places}
+        self._chains_of_links: dict[bool, chain.Chain] = {}
+        is_plain = all(t.is_contiguous() for of in (self._base, self._places[0]) for t in of.values())
+        return {"base": described, "places": places, "is_plain": is_plain}
 
     def _made(self, seed: int) -> Inputs:
         made = inputs.make(self._case, str(self._device), seed)
@@ -222,17 +224,18 @@ class ChainJudge:
             accuracy = Accuracy({}, 0, 0, flaws=("it writes beside the memory of its results",))
         return accuracy, launch, self._checked
 
-    @property
-    def _link(self) -> chain.Chain:
-        """The chain of a call that computes nothing, in memory of its own."""
-        if self._chain_of_links is None:
-            given = self._made(0)
-            results = _copied(self._places[0])
+    def _link(self, *, plain: bool) -> chain.Chain:
+        """Return the chain of a call that computes nothing, on the same places; `plain`: all tensors are contiguous."""
+        if plain not in self._chains_of_links:
+            given, base, places, results = self._made(0).values, self._base, self._places, _copied(self._places[0])
+            if plain:
+                given, base, results = ({n: t.contiguous() for n, t in of.items()} for of in (given, base, results))
+                places = [{n: _contiguous_in_place(t) for n, t in of.items()} for of in places]
             for t in results.values():
                 t.normal_()
             idle = Prepared(lambda: results, lambda found: found)
-            self._chain_of_links = chain.Chain(idle, self._base, given.values, self._places)
-        return self._chain_of_links
+            self._chains_of_links[plain] = chain.Chain(idle, base, given, places)
+        return self._chains_of_links[plain]
 
     def _wait(self) -> None:
         import torch
@@ -243,6 +246,11 @@ class ChainJudge:
 
 def _in_order(t: Tensor, order: Sequence[int] | None) -> Tensor:
     return t if order is None else chain.in_order(t, order)
+
+
+def _contiguous_in_place(t: Tensor) -> Tensor:
+    """Return a contiguous tensor of the same shape, in the memory of a dense one."""
+    return t.as_strided(t.shape, t.new_empty(t.shape, device="meta").stride())
 
 
 def _copied(results: Results) -> dict[str, Tensor]:

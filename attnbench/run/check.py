@@ -111,6 +111,8 @@ def check(
         session.pool.work_ahead(cases)
         session.load()
         jobs = _jobs(cases, session.survey(cases))
+        if untrusted:  # candidates are judged one after the other
+            jobs = tuple(sorted(jobs, key=lambda job: [*chosen.specs].index(job.backend)))
         recording = Recording(session.new_run(SUITE.name, Policy(timeout_s=timeout, untrusted=untrusted), jobs))
         lost = dict.fromkeys(chosen.specs, 0)
         with recording:

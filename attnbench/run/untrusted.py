@@ -33,6 +33,7 @@ from attnbench.run.judge import Judge
 from attnbench.run.process import WorkerDied, WorkerHung
 
 SHORT_CHAIN = 3  # launches of a chain that is not timed
+TRIED = 8  # launches of the chain by which lengths are chosen
 LEAST, LONGEST = 4, 0.2  # launches, and seconds of the longest chain
 SHARES = (0.25, 0.5, 1.0)  # lengths of chains, as shares of the longest
 REPEATS, MORE = 7, 4  # fewest of each length, and how many numbers of repeats there are
@@ -41,6 +42,7 @@ MOST_BYTES = {"cuda": 2**31, "cpu": 2**26}  # of the results of a chain
 WITHIN = 0.03  # the least difference of two figures that counts
 SHORT, WITHIN_SHORT = 50e-6, 0.10  # seconds below which the host's launches and the link weigh more, and the difference
 CONSTANT = 1e-3  # seconds that a chain may take without launches, beside the least difference
+LEAST_CONSTANTS = 20  # least time of the longest chain over CONSTANT, unless it is as long as memory allows
 BENT = 0.05  # most deviation of the middle length from a straight line, as a share of its time
 DISTURBED = "leave the machine alone meanwhile, or give it --rounds"
 MOST_UNKNOWN = 0.2  # most uncertainty of a proven latency
@@ -72,10 +74,11 @@ class _Chains:
     name: str
     timeout: float
     laps: Laps = field(default_factory=Laps)
+    is_plain: bool = True  # whether all tensors are contiguous
     uncaptured: str = ""  # why the latest chain was launched one by one, not in a CUDA graph; "" where it was in one
 
-    def begin(self, case: Case, device: Device, *, any_strides: bool) -> tuple[int, float]:
-        """Return the most launches of a chain, and the seconds of one by the worker's own clock.
+    def begin(self, case: Case, device: Device, *, any_strides: bool) -> int:
+        """Return the most launches of a chain.
 
         With `any_strides` a case with a layout has random strides.
         """
@@ -83,9 +86,10 @@ class _Chains:
         orders = self.pool.ask(self.name, {**request, "op": "orders"}, self.timeout)["orders"]
         asked = {"do": "chain", "case": to_json(case), "orders": orders, "bytes": MOST_BYTES.get(device.kind, 2**26)}
         made = self._judged(asked)
-        answer = self.pool.ask(self.name, {**request, **made, "op": "chain", "any_strides": any_strides}, self.timeout)
+        self.is_plain = made.pop("is_plain")
+        self.pool.ask(self.name, {**request, **made, "op": "chain", "any_strides": any_strides}, self.timeout)
         self.laps.end("start of the chains")
-        return len(made["places"]), max(1e-7, float(answer["seconds"]))
+        return len(made["places"])
 
     def run(self, count: int) -> tuple[float, float]:
         """Return the seconds of a chain of new inputs by this process's clock, and by the worker's."""
@@ -113,10 +117,10 @@ class _Chains:
         reason = f"wrong in launch {launch} of a chain whose inputs follow from its results: {accuracy.problem()}"
         return replace(record, status="wrong", reason=reason, accuracy=accuracy, proof=proof)
 
-    def link(self, count: int) -> float:
-        """Return the seconds of a chain without a kernel."""
+    def link(self, count: int, *, plain: bool) -> float:
+        """Return the seconds of a chain without a kernel: of the kernel's orders in memory, or `plain` contiguous."""
         began = time.perf_counter()
-        self._judged({"do": "link", "launches": count})
+        self._judged({"do": "link", "launches": count, "plain": plain})
         self.laps.end("chains")
         return time.perf_counter() - began
 
@@ -147,28 +151,32 @@ def judged(pool: Pool, record: Record, policy: Policy, device: Device, *, timed:
 def _along(chains: _Chains, record: Record, case: Case, device: Device, *, timed: bool) -> Record:
     """Return a record with the verdict of chains of a case; failed where they end the worker, or it answers wrongly."""
     try:
-        most, seconds = chains.begin(case, device, any_strides=not timed)
+        most = chains.begin(case, device, any_strides=not timed)
         if not timed:
             count = min(SHORT_CHAIN, most)
             chains.run(count)
             chains.keep(count)
             return chains.right(record)
-        return _timed(chains, record, most, seconds, device)
+        return _timed(chains, record, most, device)
     except (UserError, WorkerDied, WorkerHung) as error:
         chains.pool.close_worker(record.backend)
-        return replace(record, status="failed", reason=f"no chain of launches: {error or 'no answer'}"[:400])
+        failed = replace(record.proof or Proof((), None, None, None, 0), failing="chain")
+        reason = f"no chain of launches: {error or 'no answer'}"[:400]
+        return replace(record, status="failed", reason=reason, proof=failed)
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         chains.pool.close_worker(record.backend)
         reason = f"its process gave another answer than was asked for: {type(error).__name__}: {error}"
         return replace(record, status="failed", reason=reason[:400])
 
 
-def _timed(chains: _Chains, record: Record, most: int, seconds: float, device: Device) -> Record:
+def _timed(chains: _Chains, record: Record, most: int, device: Device) -> Record:
     if most < LEAST:
         return _not_proven(record, "chain", f"its results are too large for {LEAST} launches in a row")
-    longest = max(LEAST, min(most, int(LONGEST / seconds)))
+    tried = min(TRIED, most)
+    _, (seconds, _) = chains.run(tried), chains.run(tried)  # the first chain of a length compiles and captures
+    longest = max(LEAST, min(most, int(LONGEST * tried / seconds)))
     counts = [max(1, round(share * longest)) for share in SHARES]
-    for count in counts:  # the first chain of a length compiles and captures
+    for count in counts:
         chains.run(count)
     order = _shuffled(counts, REPEATS + random.SystemRandom().randrange(MORE))
     outside: dict[int, list[float]] = {count: [] for count in counts}
@@ -188,9 +196,11 @@ def _timed(chains: _Chains, record: Record, most: int, seconds: float, device: D
     if chains.uncaptured:
         note = f"launched one by one, so its latency has the host's time: no CUDA graph ({chains.uncaptured})"
         found = replace(found, notes=(*found.notes, note))
-    chains.link(longest)
-    link = {count: stats.median([chains.link(count) for _ in range(REPEATS)]) for count in counts}
-    return _with_latency(found, outside, own, slope(link), device)
+    links = []
+    for plain in (False, True)[: 2 - chains.is_plain]:
+        chains.link(longest, plain=plain)
+        links.append(slope({n: stats.median([chains.link(n, plain=plain) for _ in range(REPEATS)]) for n in counts}))
+    return _with_latency(found, outside, own, min(links), device, is_longest=longest == most)
 
 
 def _shuffled(counts: Sequence[int], repeats: int) -> list[int]:
@@ -209,7 +219,9 @@ def _uncertainty(outside: Times) -> float:
     return stats.relative_halfwidth(found) if min(found) > 0 else math.inf
 
 
-def _with_latency(record: Record, outside: Times, own: Times, link: float, device: Device) -> Record:
+def _with_latency(
+    record: Record, outside: Times, own: Times, link: float, device: Device, *, is_longest: bool = True
+) -> Record:
     """Return a record with the latency by this process's clock, or with the reason why it is not proven."""
     samples = tuple(each - link for each in _slopes(outside))
     claimed = slope({count: stats.median(times) for count, times in own.items()}) - link
@@ -231,7 +243,7 @@ def _with_latency(record: Record, outside: Times, own: Times, link: float, devic
         kernels={},
         proof=replace(proof, launches=tuple(outside), claimed=claimed, link=link, within=within),
     )
-    if claimed <= 0:
+    if not 0 < claimed < math.inf:
         unknown = replace(found, proof=replace(proof, claimed=None))
         return _not_proven(unknown, "clock", "by its own clock, its time does not grow with the number of launches")
     bend = _bend(outside)
@@ -239,6 +251,12 @@ def _with_latency(record: Record, outside: Times, own: Times, link: float, devic
     if half > MOST_UNKNOWN:
         limit = f"and {percent(MOST_UNKNOWN)} are allowed"
         return _not_proven(found, "uncertainty", f"its latency is known to {percent(half)} only, {limit}; {DISTURBED}")
+    times = {count: stats.median(of) for count, of in outside.items()}
+    if not is_longest and times[max(times)] < LEAST_CONSTANTS * CONSTANT:
+        return _not_proven(found, "proportion", f"its longest chain takes {duration(times[max(times)])} only")
+    if (off := abs((slope(times) - link) / latency - 1)) > within:  # the times of a repeat differ from all repeats'
+        why = f"its latency in each repeat is {percent(off)} off the one by all repeats"
+        return _not_proven(found, "proportion", why)
     if bend > max(BENT, half):
         why = f"its time is not in proportion to the number of launches: {percent(bend)} off"
         return _not_proven(found, "proportion", why)

@@ -354,6 +354,8 @@ class WorkerPool:
         self, job: Job, policy: Policy, device: Device, op: Op = "run", memory: int | None = None, *, slot: int = 0
     ) -> Begun:
         """Return a job with a worker that is ready, and the request for the worker."""
+        if self.fence:
+            self._close_candidates(but=job.backend)
         request, hearing = self._request(job, policy, device, op, memory, slot)
         if self._failed_starts.get(job.backend, 0) >= MAX_FAILED_STARTS:
             return Begun(job, request, hearing, GIVEN_UP)
@@ -483,6 +485,12 @@ class WorkerPool:
         self._opened = {key for key in self._opened if key[0] != name}
         for key in [key for key in self._workers if key[0] == name]:
             self._workers.pop(key).kill()
+
+    def _close_candidates(self, but: str) -> None:
+        """Kill the workers of all own code but one: each of them has memory that the judge shares."""
+        for name in {name for name, _ in self._workers} - {but}:
+            if self.specs[name] not in backends.BACKENDS.values():
+                self.close_worker(name)
 
     def _worker(self, key: Key, device: Device | None = None) -> WorkerProcess | RankWorkers:
         """Return a backend's worker; a new one if none runs. `device` is the first rank's."""

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-TRIED = 8  # launches of the chain that is timed first
-
 
 def orders(backend: Backend, case: Case, device: torch.device) -> dict[str, dict[str, list[int] | None]]:
     """Return the order in memory of the dimensions of each input that a call reads, and of each of its results."""
@@ -36,8 +34,8 @@ def make(
     places: Sequence[Description],
     *,
     any_strides: bool,
-) -> tuple[chain.Chain, float]:
-    """Return a case's chain on a backend, and the seconds of one of its launches by this process's clock.
+) -> chain.Chain:
+    """Return a case's chain on a backend.
 
     With `any_strides` the inputs of a case with a layout have other strides than this layout's, drawn at random.
     """
@@ -49,10 +47,7 @@ def make(
     copies: Any = {name: copy(t) for name, t in first.items()}
     given = Inputs(**copies)
     prepared, memory = _prepared(backend, case, given if any_strides else lay_out(case.layout, given))
-    made = chain.Chain(prepared, first, memory, [mapped.tensors(place) for place in places])
-    count = min(TRIED, len(places))
-    made.launch(count)
-    return made, timed(made, count)["seconds"] / count
+    return chain.Chain(prepared, first, memory, [mapped.tensors(place) for place in places])
 
 
 def _prepared(backend: Backend, case: Case, own: Inputs) -> tuple[Prepared, dict[str, Tensor]]:

@@ -28,8 +28,8 @@ answers:
     {"op": "fit", ... as "run", "memory": bytes or null} -> the same, of a cell at the limit of memory (fit_cell.py)
     {"op": "bits", "device": {...}, "case": {...}, "seed": 0}  -> {"digests": {result: digest}} (same_bits.py)
     {"op": "orders", "device": {...}, "chain": {...}} -> {"orders": {...}} of a case's inputs and results (chained.py)
-    {"op": "chain", ... as "orders", "base": tensors, "places": [tensors, ...], "any_strides": false} -> {"seconds": of
-       a launch}, with the case's chain of launches in the judge's memory
+    {"op": "chain", ... as "orders", "base": tensors, "places": [tensors, ...], "any_strides": false} -> {}, with
+       the case's chain of launches in the judge's memory
     {"op": "go", "launches": n} -> {"seconds": of all, "uncaptured": text}, after a chain of n launches
     {"op": "examine", "device": {...}}                        -> {"facts": {...}} (machine_facts.py)
     {"op": "judge", "device": {...}, "do": ..., ...} -> the judge's answer (judge/service.py), in a worker without a
@@ -354,8 +354,8 @@ class Worker:
         if request["op"] == "orders":
             return {"orders": chained.orders(self.backend, case, where)}
         memory = request["base"], request["places"]
-        self._chain, seconds = chained.make(self.backend, case, where, *memory, any_strides=request["any_strides"])
-        return {"seconds": seconds}
+        self._chain = chained.make(self.backend, case, where, *memory, any_strides=request["any_strides"])
+        return {}
 
     def _newly_imported(self) -> dict[str, str]:
         """Return path -> hash of the files that a person's own code imported in the latest job."""

@@ -181,6 +181,26 @@ def test_times() -> None:
         assert why in str(record.reason)
 
 
+def test_times_that_differ_between_repeats() -> None:
+    """Fault: it sleeps in the shortest chains of some repeats, and in the middle ones of others. Found: not proven.
+
+    The median time of each length is honest, and in each repeat a launch seems faster than it is.
+    """
+    each, pad = 1e-3, 0.6
+    outside = {count: [each * count] * 9 for count in (250, 500, 1000)}
+    for repeat in range(8):
+        count, share = ((250, 1.143), (500, 0.286))[repeat % 2]
+        outside[count][repeat] += pad * each * 1000 / share
+    claimed = {count: [(1 - pad) * each * count] * 9 for count in outside}
+    assert untrusted._with_latency(OK, outside, claimed, 0.0, CPU).failing == "proportion"
+
+
+def test_a_chain_is_long_unless_memory_ends_it() -> None:
+    times = {count: [1e-3 * count] * 7 for count in (1, 2, 4)}
+    assert untrusted._with_latency(OK, times, times, 0.0, CPU, is_longest=True).status == "ok"
+    assert untrusted._with_latency(OK, times, times, 0.0, CPU, is_longest=False).failing == "proportion"
+
+
 def test_a_faster_link_is_open() -> None:
     """Fault: it links in 1 us, where the judge needs 10 us. Found: nothing; its latency is 9 us too low."""
     record = proven(lambda n: 201e-6 * n, link=10e-6)
@@ -188,30 +208,44 @@ def test_a_faster_link_is_open() -> None:
     assert record.measurements["time"].values[0] == pytest.approx(191e-6)
 
 
+class Counted:
+    """Chains whose launches take 1 ms, and their links 0.2 ms, or 0.1 ms where all is contiguous."""
+
+    name, chains, uncaptured, is_plain = "own", 0, "", False
+    pool: Any = type("Pool", (), {"close_worker": lambda *_: None})()
+
+    def run(self, count: int) -> tuple[float, float]:
+        self.chains += 1
+        return count * 1e-3, count * 1e-3
+
+    def keep(self, _: int) -> None: ...
+    def link(self, count: int, *, plain: bool) -> float:
+        return count * (1e-4 if plain else 2e-4)
+
+    def right(self, record: Record) -> Record:
+        return record
+
+
 def test_the_number_of_chains_is_not_known() -> None:
     """Fault: a cheat is honest in the last chain, which ends with SIGKILL. Found: it does not know which one it is."""
     found = set()
-
-    class Counted:
-        name, chains, uncaptured = "own", 0, ""
-        pool: Any = type("Pool", (), {"close_worker": lambda *_: None})()
-
-        def run(self, count: int) -> tuple[float, float]:
-            self.chains += 1
-            return count, count
-
-        def keep(self, _: int) -> None: ...
-        def link(self, _: int) -> float:
-            return 0.0
-
-        def right(self, record: Record) -> Record:
-            return record
-
     for _ in range(40):
         counted: Any = Counted()
-        untrusted._timed(counted, OK, 1000, 1e-3, CPU)
+        untrusted._timed(counted, OK, 1000, CPU)
         found.add(counted.chains)
     assert len(found) > 1
+
+
+def test_stated_orders_make_no_link_dearer(pool: WorkerPool) -> None:
+    """Fault: it states orders whose link costs more than its own. Found: the link on contiguous tensors counts."""
+    counted: Any = Counted()
+    record = untrusted._timed(counted, OK, 1000, CPU)
+    assert record.measurements["time"].values[0] == pytest.approx(0.9e-3)
+    made = chains_of(pool, "attention")
+    orders = {"inputs": {}, "results": {"out": [3, 2, 1, 0]}}
+    answer = made._judged({"do": "chain", "case": to_json(CASE), "bytes": 2**20, "orders": orders})
+    assert not answer["is_plain"]
+    assert made.link(3, plain=True) > 0
 
 
 # What is open
