@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -48,9 +49,9 @@ def check_texts(name: str, given: Iterable[Any] | None, what: str = "a text") ->
 
 
 def path_of(given: Any, name: str = "path") -> Path:
-    """Return an argument as a path. Raises UserError for any other value."""
+    """Return an argument as a path, without a ~ for the home folder. Raises UserError for any other value."""
     check_types({name: given}, {name: (PATH,)})
-    return Path(given)
+    return Path(os.path.expanduser(given))
 
 
 def has_items(given: Any) -> TypeGuard[Iterable[Any]]:

@@ -177,6 +177,19 @@ def test_results_are_saved_and_exported(found: attnbench.Results, tmp_path: Path
         shown.save("shown.pdf")
 
 
+def test_files_are_written_to_the_home_folder(
+    found: attnbench.Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    attnbench.measure("fake", seqlen=1024, out="~/a.jsonl", **FAKE)
+    found.save("~/b.jsonl")
+    found.to_csv("~/c.csv")
+    found.report().save("~/d.md")
+    found.plot("latency").save("~/e.json")
+    written = {file.name for file in (tmp_path / "home").iterdir()}
+    assert written == {"a.jsonl", "b.jsonl", "c.csv", "d.md", "e.json"}
+
+
 def test_a_figure_is_drawn_by_a_notebook(found: attnbench.Results, tmp_path: Path) -> None:
     plot = found.plot("latency")
     bundle = plot._repr_mimebundle_()
