@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -119,10 +121,19 @@ def tune(given: Options) -> None:
 
 
 def check_module(wanted: output.Wanted) -> None:
-    """Raise UserError where Python could not import the module that is to be written."""
+    """Raise UserError where Python could not import the module that is to be written, or a library in its place."""
     for name, path in wanted:
-        if name == "module" and path and not (path.stem.isidentifier() and path.suffix == ".py"):
-            raise UserError(f"--format module={path}: Python imports no file of this name; give attention_choice.py")
+        if name == "module" and path:
+            from attnbench.run.shipped_backends import modules_to_paste
+
+            if not path.stem.isidentifier() or keyword.iskeyword(path.stem) or path.suffix != ".py":
+                raise UserError(
+                    f"--format module={path}: Python imports no file of this name; give attention_choice.py"
+                )
+            if path.stem in sys.stdlib_module_names or path.stem in modules_to_paste():
+                raise UserError(
+                    f"--format module={path}: it would hide the library {path.stem}; give attention_choice.py"
+                )
 
 
 def plan_check(wanted: output.Wanted) -> Callable[[Run], object]:
