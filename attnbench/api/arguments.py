@@ -74,8 +74,8 @@ def margin_of(given: Any) -> float:
     if isinstance(given, str):
         return parse(given, "margin")
     check_types({"margin": given}, {"margin": (NUMBER, TEXT)})
-    if not 0 < given < 1:  # excludes nan too
-        raise UserError(f'margin: {given!r} is not between 0 and 1; write 0.03 or "3%"')
+    if not 0 <= given < 1:  # excludes nan too
+        raise UserError(f'margin: {given!r} is not from 0 to below 1; write 0.03 or "3%"')
     return float(given)
 
 
