@@ -18,6 +18,7 @@ from attnbench.core.files import GONE, RUN_FILES, working_folder, write_file
 from attnbench.core.flops import Convention
 from attnbench.core.record import Run
 from attnbench.core.text import count
+from attnbench.render.document import Document, with_damage
 from attnbench.results import export_rows, run_file
 from attnbench.results.cells import Cell
 from attnbench.results.cells import cells as cells_of
@@ -104,7 +105,7 @@ class Results:
             one_of("metric", metric, METRICS)
         check_types({"by": by}, {"by": (TEXT, NONE)})
         axis = None if by is None else one_of("by", BY_OPTION.get(by, by), BY)
-        return Shown(document(self.cells, self.runs, metrics=metrics, by=axis, files=self.files))
+        return self._shown(document(self.cells, self.runs, metrics=metrics, by=axis, files=self.files))
 
     def compare(self, *others: Other, to: str | None = None, price: Sequence[str] = ()) -> Shown:
         """Return what `attnbench compare` shows of the machines of these and other results, which may be run files.
@@ -118,7 +119,7 @@ class Results:
         every = [self, *map(results_of, others)]
         found = without_copies(pair for one in every for pair in zip(one._names(), one.runs, strict=True))
         files, runs = [file for file, _ in found], [run for _, run in found]
-        return Shown(document(compare(files, runs, to, (), texts_of("price", price), None, None, None)))
+        return self._shown(document(compare(files, runs, to, (), texts_of("price", price), None, None, None)))
 
     def gate(
         self,
@@ -147,7 +148,10 @@ class Results:
         if isinstance(baseline, (str, Path)):
             path_of(baseline, "baseline")
             baseline = pick(Path(baseline), self.runs[0])
-        before = results_of(baseline).runs
+        earlier = results_of(baseline)
+        before = earlier.runs
+        if lost := earlier._lost():
+            raise UserError(f"{lost[0]}, and the baseline lacks what is lost; restore the file, or measure again")
         if not before:
             raise UserError("baseline: these results hold no run to compare with")
         asked = Request(
@@ -159,6 +163,7 @@ class Results:
             allow_wrong,
         )
         judgement = judge(before[0], self.runs[0], asked, before[1:])
+        judgement.check_whole(self.problems[0] if self.problems else "", is_cut_off=not self._lost())
         return Verdict(document_of(judgement), judgement)
 
     def recommend(self) -> Shown:
@@ -166,7 +171,7 @@ class Results:
         from attnbench.analysis.recommend.asked_for import competing
         from attnbench.analysis.recommend.document import document
 
-        return Shown(document(list(cells_of(self.runs, by_machine=True)), competing(None), every=True))
+        return self._shown(document(list(cells_of(self.runs, by_machine=True)), competing(None), every=True))
 
     def plot(self, figure: str = "throughput", panel: str = "") -> Plot:
         """Return a figure of the page: throughput, utilization, speedup, latency, memory, ...
@@ -184,6 +189,8 @@ class Results:
         path = path_of(path)
         if len(self.runs) != 1:
             raise UserError(f"a run file holds one run; these are {len(self.runs)}")
+        if lost := self._lost():
+            raise UserError(f"{lost[0]}; restore the file, or measure again, before it is saved")
         if path.suffix != ".jsonl":
             raise UserError(f"{path}: the name of a run file ends with .jsonl")
         if path.exists():
@@ -221,6 +228,14 @@ class Results:
 
         one_of("format", format, trackers.JSON_FORMATS)
         return self._put(path, lambda: str(trackers.content(format, self.cells)))
+
+    def _lost(self) -> list[str]:
+        """Return the problems by which records are lost: all but a last line that is cut off."""
+        return [problem for problem in self.problems if not problem.endswith(run_file.INTERRUPTED)]
+
+    def _shown(self, document: Document) -> Shown:
+        """Return a document with a caution on the files of which records are lost."""
+        return Shown(with_damage(document, {Path(one.partition(":")[0]): one for one in self._lost()}))
 
     def _names(self) -> tuple[Path, ...]:
         """Return a name for each run: the name of its file, where it is known."""

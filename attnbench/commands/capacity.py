@@ -15,6 +15,7 @@ from attnbench.commands import complete, options, output
 from attnbench.commands.shared import live, read_runs, results_line, tell
 from attnbench.core.errors import UserError, one_of
 from attnbench.core.text import count
+from attnbench.render.document import with_damage
 
 if TYPE_CHECKING:
     from attnbench.core.record import Search
@@ -97,7 +98,7 @@ def capacity(given: Options) -> None:
             raise UserError(f"{wrong[0]} is no search of attnbench capacity; attnbench report shows it")
         if others:
             tell(f"attnbench: left out: {count(len(others), 'run')} without a search, which attnbench report shows")
-        shown = output.with_damage(document(runs, given.allow_wrong), damage)
+        shown = with_damage(document(runs, given.allow_wrong), damage)
         raise typer.Exit(output.write(shown, wanted))
     ended = _searched(given)
     shown = plan_document(ended.measured) if given.dry_run else document([ended.measured], given.allow_wrong)

@@ -10,6 +10,7 @@ import typer
 from attnbench.commands import complete, options, output
 from attnbench.commands.shared import measured, read_runs, words
 from attnbench.core.errors import UserError
+from attnbench.render.document import with_damage
 
 which = options.Panel("Which claims")
 
@@ -66,7 +67,7 @@ def claims(given: Options) -> None:
         raise typer.Exit(output.write(listing(claimed), wanted))
     if given.results:
         read, damage = read_runs(given.results)
-        shown = output.with_damage(document(claimed, [run for _, run in read]), damage)
+        shown = with_damage(document(claimed, [run for _, run in read]), damage)
         raise typer.Exit(output.write(shown, wanted))
 
     from attnbench.analysis.report import planned

@@ -9,9 +9,10 @@ from pathlib import Path
 import typer
 
 from attnbench.commands import options
-from attnbench.commands.output import FORMATS, Output, with_damage, write
+from attnbench.commands.output import FORMATS, Output, write
 from attnbench.commands.shared import read_runs, tell
 from attnbench.core.errors import UserError
+from attnbench.render.document import with_damage
 
 what = options.Panel("What to compare")
 

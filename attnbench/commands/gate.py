@@ -21,7 +21,8 @@ from attnbench.commands.shared import (
     tell,
     words,
 )
-from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_INCONCLUSIVE, EXIT_PASS, UserError, one_of
+from attnbench.core.errors import EXIT_CANNOT_WRITE, UserError, one_of
+from attnbench.render.document import with_damage
 
 if TYPE_CHECKING:
     from attnbench.analysis.ab.settle import Request as Settle
@@ -181,10 +182,7 @@ def gate(given: Options) -> None:
         path, what = next(iter(of_baseline.items()))
         raise UserError(f"{path}: {what}, and the baseline lacks what is lost; restore the file, or measure again")
     judgement = judge(runs[0][1], now, request, [run for _, run in runs[1:]])
-    gone = judgement.only_missing() if damage != CUT_OFF else []  # a run that is cut off fails anyway
-    if damage and request.missing == "fail" and (gone or judgement.exit_code in (EXIT_PASS, EXIT_INCONCLUSIVE)):
-        lost = some(gone) or "a wrong result"
-        raise UserError(f"{current}: {damage}, and {lost} may be in what is lost; restore the file, or measure again")
+    judgement.check_whole(f"{current}: {damage}" if damage else "", is_cut_off=damage == CUT_OFF)
     if any(len(without_copies([pair, (current, now)])) == 1 for pair in runs):
         tell(f"attnbench: {current} is judged against itself, or a copy or a part of it, which shows no change")
     else:
@@ -215,7 +213,7 @@ def write(
     from attnbench.analysis.gate import github, junit
     from attnbench.analysis.gate.document import document_of
 
-    document = output.with_damage(document_of(judgement, every, command), damage or {})
+    document = with_damage(document_of(judgement, every, command), damage or {})
     writers = {"junit": partial(junit.render, judgement), "github": partial(github.workflow_commands, judgement)}
     code = output.write(document, wanted, writers)
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
@@ -223,7 +221,7 @@ def write(
         from attnbench.render import markdown
 
         try:
-            short = output.with_damage(document_of(judgement, command=command), damage or {})
+            short = with_damage(document_of(judgement, command=command), damage or {})
             github.append_summary(markdown.render(short), Path(summary))
         except UserError as error:
             tell(f"attnbench: {error}")

@@ -8,9 +8,10 @@ from pathlib import Path
 import typer
 
 from attnbench.commands import options
-from attnbench.commands.output import Output, with_damage, write
+from attnbench.commands.output import Output, write
 from attnbench.commands.shared import read_runs, tell
 from attnbench.core.text import count
+from attnbench.render.document import with_damage
 
 which = options.Panel("What to follow")
 matters = options.Panel("What counts as a change")

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from attnbench.commands.options import files
 from attnbench.commands.shared import put, tell
 from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_DONE, UserError, one_of
 from attnbench.core.files import RUN_FILES
-from attnbench.core.text import count, no_command, some
+from attnbench.core.text import no_command
 
 if TYPE_CHECKING:
     from attnbench.render.document import Document
@@ -118,23 +118,6 @@ def _input_kind(file: Path) -> str:
             return "a program"
     kinds = {".py": "Python code", ".yaml": "YAML", ".yml": "YAML"}
     return kinds.get(file.suffix) or kinds.get(target.suffix, "")
-
-
-def with_damage(document: Document, damage: Mapping[Path, str]) -> Document:
-    """Return a document with a caution on what cannot be read of its files, `damage`, if there is any.
-
-    For programs, a mapping in the document's JSON gets the key "damage": file -> what is lost.
-    """
-    from attnbench.render.document import Caution
-
-    if not damage:
-        return document
-    told = some(what if str(path) in what else f"{path}: {what}" for path, what in damage.items())
-    what = f"{count(len(damage), 'file')} cannot be read in whole: {told}."
-    caution = Caution(what, "The lost records are missing here.", "Restore the files, or measure again.")
-    lost = {str(path): what for path, what in damage.items()}
-    data = {**document.data, "damage": lost} if isinstance(document.data, Mapping) else document.data
-    return replace(document, cautions=(caution, *document.cautions), data=data)
 
 
 def write(document: Document, wanted: Wanted, writers: Writers | None = None) -> int:

@@ -14,6 +14,7 @@ from attnbench.commands import options, output
 from attnbench.commands.shared import command_line, measured, read_runs, tell, with_latencies
 from attnbench.commands.tune import module_name, of_choice_file, plan_check
 from attnbench.core.errors import EXIT_BY_SIGNAL
+from attnbench.render.document import with_damage
 
 if TYPE_CHECKING:
     from attnbench.core.record import Run
@@ -82,7 +83,7 @@ def recommend(given: Options) -> None:
     file = outcome.path if outcome else None
 
     def made(every: bool) -> Document:
-        return output.with_damage(document(cells, competes, models, settings.tp or 1, file, every, bits), damage)
+        return with_damage(document(cells, competes, models, settings.tp or 1, file, every, bits), damage)
 
     from attnbench.analysis.choose.document import Choices
 

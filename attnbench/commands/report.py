@@ -15,6 +15,7 @@ from attnbench.commands import complete, options, output
 from attnbench.commands.shared import read_runs, tell
 from attnbench.core.errors import EXIT_DONE, UserError, one_of
 from attnbench.core.text import count, listed, printable
+from attnbench.render.document import with_damage
 
 if TYPE_CHECKING:
     from attnbench.analysis.claims.claim_file import Setting
@@ -144,14 +145,14 @@ def report(given: Options) -> None:
         from attnbench.analysis.report import one_cell
 
         shown = one_cell.document(one_cell.select(cells, given.cell))
-        raise typer.Exit(output.write(output.with_damage(shown, damage), wanted))
+        raise typer.Exit(output.write(with_damage(shown, damage), wanted))
     if given.model is not None:
         from attnbench.analysis.models import step_document
         from attnbench.core.models import find
 
         found = find(given.model)
         found.heads(of := 1 if given.tp is None else given.tp)
-        raise typer.Exit(output.write(output.with_damage(step_document.document(cells, found, of), damage), wanted))
+        raise typer.Exit(output.write(with_damage(step_document.document(cells, found, of), damage), wanted))
     if given.pictures:
         _draw(cells, given.pictures, given.figure, given.panel or "")
     if not wanted:
@@ -167,7 +168,7 @@ def report(given: Options) -> None:
             cells, runs, metrics=given.metric or [], by=columns, lines=lines, files=results, with_grids=grids
         )
     shown = complete(shown, formats - {"html"} if own else formats, cells, runs, results)
-    shown = replace(output.with_damage(shown, damage), exit_code=EXIT_DONE)
+    shown = replace(with_damage(shown, damage), exit_code=EXIT_DONE)
     raise typer.Exit(output.write(shown, wanted, _trackers(formats, cells)))
 
 

@@ -15,13 +15,13 @@ import typer
 
 from attnbench import __version__
 from attnbench.commands import options
-from attnbench.commands.output import with_damage
 from attnbench.commands.report import own_document
 from attnbench.commands.shared import read_runs, tell
 from attnbench.core.errors import EXIT_DONE, UserError
 from attnbench.core.files import read_plain, write_file
 from attnbench.core.formats import size
 from attnbench.core.text import count
+from attnbench.render.document import with_damage
 
 if TYPE_CHECKING:
     from attnbench.analysis.site.findings import RunFile

@@ -14,6 +14,7 @@ from attnbench.commands.shared import measured, read_runs, words
 from attnbench.core.errors import UserError, one_of
 from attnbench.core.files import RUN_FILES
 from attnbench.core.step import PHASES
+from attnbench.render.document import with_damage
 
 which = options.Panel("Which step")
 
@@ -78,7 +79,7 @@ def step(given: Options) -> None:
 
     if runs:
         read, damage = read_runs(runs)
-        raise typer.Exit(output.write(output.with_damage(document([run for _, run in read]), damage), wanted))
+        raise typer.Exit(output.write(with_damage(document([run for _, run in read]), damage), wanted))
 
     from attnbench.analysis.report import planned
     from attnbench.backends import STEPS

@@ -17,6 +17,7 @@ from attnbench.commands.shared import command_line, measured, read_runs, with_la
 from attnbench.core.axes import AXES
 from attnbench.core.errors import UserError
 from attnbench.core.models import PHASES
+from attnbench.render.document import with_damage
 
 if TYPE_CHECKING:
     from attnbench.core.case import Case
@@ -102,7 +103,7 @@ def tune(given: Options) -> None:
         read, damage = read_runs(given.results)
         cells = cells_of(with_latencies([run for _, run in read]), by_machine=True)
         choices = Choices(cells, competing(given.backend, cells), bits, given.vary_in_training, name)
-        shown = output.with_damage(choices.document(), damage)
+        shown = with_damage(choices.document(), damage)
         raise typer.Exit(output.write(shown, wanted, choices.writers(command_line(outputs=True))))
     if given.dry_run and (named := [name for name, _ in wanted if name in output.CHOICES]):
         raise UserError(f"--format {named[0]}: a dry run measures nothing to choose from; leave it out")

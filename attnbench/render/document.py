@@ -7,11 +7,12 @@ escaping, wrapping, colours and signs. Only an HTML page shows `page`, `charts`,
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from attnbench.core.errors import EXIT_DONE
-from attnbench.core.text import one_line
+from attnbench.core.text import count, one_line, some
 
 if TYPE_CHECKING:
     from attnbench.render.html.charts import Charts
@@ -315,3 +316,18 @@ class Document:
     rows: Sequence[Mapping[str, Any]] = field(default=(), repr=False)  # rows of the CSV format
     columns: Collection[str] = ()  # the keys of `rows`, needed where there may be no rows
     exit_code: int = EXIT_DONE  # exit code of the command that shows it (core/errors.py)
+
+
+def with_damage(document: Document, damage: Mapping[Path, str]) -> Document:
+    """Return a document with a caution on what cannot be read of its files, `damage`, if there is any.
+
+    For programs, a mapping in the document's JSON gets the key "damage": file -> what is lost.
+    """
+    if not damage:
+        return document
+    told = some(what if str(path) in what else f"{path}: {what}" for path, what in damage.items())
+    what = f"{count(len(damage), 'file')} cannot be read in whole: {told}."
+    caution = Caution(what, "The lost records are missing here.", "Restore the files, or measure again.")
+    lost = {str(path): what for path, what in damage.items()}
+    data = {**document.data, "damage": lost} if isinstance(document.data, Mapping) else document.data
+    return replace(document, cautions=(caution, *document.cautions), data=data)

@@ -147,6 +147,23 @@ def test_what_the_commands_say_of_results(found: attnbench.Results, tmp_path: Pa
         attnbench.load([]).gate(found)
 
 
+def test_a_damaged_file_passes_no_gate(found: attnbench.Results, tmp_path: Path) -> None:
+    """What is lost may be a wrong result: refused as by the command, never saved, always said."""
+    *lines, last = found.save(tmp_path / "whole.jsonl").read_text().splitlines()
+    (tmp_path / "damaged.jsonl").write_text("\n".join([*lines, last[:200], ""]))
+    damaged = attnbench.load(tmp_path / "damaged.jsonl")
+    for refused in (
+        lambda: damaged.gate(found),
+        lambda: found.gate(damaged),
+        lambda: found.gate(tmp_path / "damaged.jsonl"),
+        lambda: damaged.save(tmp_path / "again.jsonl"),
+    ):
+        with pytest.raises(attnbench.UserError, match=r"restore the file, or measure again"):
+            refused()
+    for shown in (damaged.report(), damaged.recommend()):
+        assert "cannot be read in whole" in str(shown)
+
+
 def test_a_slower_run_fails_the_gate(found: attnbench.Results, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTNBENCH_FAKE", "speed=0.9")
     slower = attnbench.measure("fake", seqlen=[1024, "2k"], rounds=5, **FAKE)

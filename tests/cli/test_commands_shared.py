@@ -12,11 +12,11 @@ from tool import Tool
 from typer.testing import CliRunner
 
 from attnbench.backends.fake import Fake, busy_with_others
-from attnbench.commands import options, output
+from attnbench.commands import options
 from attnbench.commands.command_line import command_line as program
 from attnbench.commands.shared import command_line
 from attnbench.core.errors import UserError
-from attnbench.render.document import Document
+from attnbench.render.document import Document, with_damage
 from attnbench.results import run_file
 from attnbench.results.run_file import lines
 
@@ -91,7 +91,7 @@ def test_the_options_reach_the_command_as_one_value() -> None:
 
 def test_what_is_lost_of_files_is_in_the_json_of_a_document() -> None:
     damage = {Path("a.jsonl"): "1 line of it cannot be read"}
-    shown = output.with_damage(Document("claims", "", data={"value": 1}), damage)
+    shown = with_damage(Document("claims", "", data={"value": 1}), damage)
     assert shown.data == {"value": 1, "damage": {"a.jsonl": "1 line of it cannot be read"}}
     assert "a.jsonl: 1 line of it cannot be read" in str(shown.cautions[0])
 

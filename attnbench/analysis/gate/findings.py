@@ -22,7 +22,7 @@ from attnbench.core.errors import (
     UserError,
 )
 from attnbench.core.record import Run
-from attnbench.core.text import count
+from attnbench.core.text import count, some
 from attnbench.results import run_file
 from attnbench.results.case_names import full_name
 from attnbench.results.cells import Cell, Key, by_key, cells
@@ -87,6 +87,16 @@ class Judgement:
         failures = [f for f in self.findings if self.exit_code_of(f) == EXIT_REGRESSION]
         alone = self.exit_code == EXIT_REGRESSION and all(f.verdict == "missing" for f in failures)
         return [f.name for f in failures] if alone else []
+
+    def check_whole(self, damage: str, *, is_cut_off: bool = False) -> None:
+        """Raise UserError where the damage of the current file, "FILE: what is lost", may hide a failure.
+
+        A run that is cut off at its end fails anyway where cells are missing.
+        """
+        gone = [] if is_cut_off else self.only_missing()
+        if damage and self.request.missing == "fail" and (gone or self.exit_code in (EXIT_PASS, EXIT_INCONCLUSIVE)):
+            lost = some(gone) or "a wrong result"
+            raise UserError(f"{damage}, and {lost} may be in what is lost; restore the file, or measure again")
 
     @cached_property
     def exit_code(self) -> int:
