@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
@@ -48,9 +49,9 @@ def check_texts(name: str, given: Iterable[Any] | None, what: str = "a text") ->
 
 
 def path_of(given: Any, name: str = "path") -> Path:
-    """Return an argument as a path. Raises UserError for any other value."""
+    """Return an argument as a path, without a ~ for the home folder. Raises UserError for any other value."""
     check_types({name: given}, {name: (PATH,)})
-    return Path(given)
+    return Path(os.path.expanduser(given))
 
 
 def has_items(given: Any) -> TypeGuard[Iterable[Any]]:
@@ -73,8 +74,8 @@ def margin_of(given: Any) -> float:
     if isinstance(given, str):
         return parse(given, "margin")
     check_types({"margin": given}, {"margin": (NUMBER, TEXT)})
-    if not 0 < given < 1:  # excludes nan too
-        raise UserError(f'margin: {given!r} is not between 0 and 1; write 0.03 or "3%"')
+    if not 0 <= given < 1:  # excludes nan too
+        raise UserError(f'margin: {given!r} is not from 0 to below 1; write 0.03 or "3%"')
     return float(given)
 
 

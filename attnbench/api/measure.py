@@ -22,6 +22,7 @@ from attnbench.api.arguments import (
     Values,
     check_texts,
     check_types,
+    path_of,
     settings,
 )
 from attnbench.api.results import Results, of_runs
@@ -143,7 +144,7 @@ def measure(
             settings=replaced,
             device=device,
             rounds=int(rounds),
-            out=Path(out) if out is not None else None,
+            out=path_of(out) if out is not None else None,
             pythons=tuple(f"{name}={path}" for name, path in (python or {}).items()),
             allow_busy=allow_busy,
             here=own.here,

@@ -194,7 +194,7 @@ class Results:
         if path.suffix != ".jsonl":
             raise UserError(f"{path}: the name of a run file ends with .jsonl")
         if path.exists():
-            raise run_file.there_already(path)
+            raise UserError(f"{path} is there already and is not overwritten; choose another name")
         return write_file(path, run_file.encoded(self.runs[0]))
 
     def to_csv(self, path: str | Path | None = None) -> str:

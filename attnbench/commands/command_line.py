@@ -45,7 +45,7 @@ COMMANDS = (
     "baseline",
     "env",
 )
-_HOME = re.compile(r"(?<=[=,])~(?=/)")  # a ~ that a shell does not expand, as in --out=~/x and in lists
+_HOME = re.compile(r"((?<=[=,])|(?<=^-\w))~(?=/)")  # a ~ that a shell does not expand: --out=~/x, -o~/x, in lists
 _NO_HOME = "this user has none; set HOME to a folder"  # as in containers
 PATHS = {"RUN", "DIR", "FILE", "PATH", "BASELINE", "CURRENT", "MODEL"}  # metavars of paths; several are joined by "|"
 # Parameters whose value is the file of a document, and their options. Any other --out names a run file.

@@ -87,8 +87,20 @@ def check_file(option: str, file: Path, others: Sequence[Path | None] = ()) -> N
     if file.name.endswith(RUN_FILES) or target.endswith(RUN_FILES):
         raise UserError(f"{option}: that is the name of a run file; choose another")
     there = file if file.exists() else next(folder for folder in file.absolute().parents if folder.exists())
-    if file.is_dir() or (there != file and not there.is_dir()) or not os.access(there, os.W_OK):
-        raise UserError(f"{option}: cannot be written; choose another place")
+    if why := _refusal(file, there):
+        raise UserError(f"{option}: cannot be written: {why}; choose another place")
+
+
+def _refusal(file: Path, there: Path) -> str:
+    """Return why a file cannot be written; "" where it can. `there` is the file, or its nearest folder that exists."""
+    if file.is_dir():
+        return "it is a folder"
+    if there != file and not there.is_dir():
+        return f"{there} is not a folder"
+    if os.access(there, os.W_OK):
+        return ""
+    is_read_only = os.statvfs(there).f_flag & os.ST_RDONLY
+    return f"{'a read-only file system' if is_read_only else 'no permission to write'} at {there}"
 
 
 def _input_kind(file: Path) -> str:

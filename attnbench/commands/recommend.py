@@ -12,7 +12,7 @@ import typer
 
 from attnbench.commands import options, output
 from attnbench.commands.shared import command_line, measured, read_runs, tell, with_latencies
-from attnbench.commands.tune import check_module, of_choice_file, plan_check
+from attnbench.commands.tune import module_name, of_choice_file, plan_check
 from attnbench.core.errors import EXIT_BY_SIGNAL
 from attnbench.render.document import with_damage
 
@@ -59,7 +59,7 @@ def recommend(given: Options) -> None:
     hung up, interrupted, terminated.
     """
     wanted = given.wanted((*output.FORMATS, *output.CHOICES))
-    check_module(wanted)
+    name = module_name(wanted)
     if shown := of_choice_file(given, wanted, "every"):
         raise typer.Exit(output.write(shown, wanted))
     if given.results:
@@ -87,7 +87,7 @@ def recommend(given: Options) -> None:
 
     from attnbench.analysis.choose.document import Choices
 
-    writers = Choices(cells, competes, bits).writers(command_line(outputs=True))
+    writers = Choices(cells, competes, bits, name=name).writers(command_line(outputs=True))
     tables = [(name, path) for name, path in wanted if name == "table"]
     others = [(name, path) for name, path in wanted if name != "table"]
     codes = [output.write(made(True), others, writers) if others else 0, output.write(made(given.every), tables)]

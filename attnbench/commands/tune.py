@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keyword
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -91,7 +93,7 @@ def tune(given: Options) -> None:
     from attnbench.results.cells import cells as cells_of
 
     bits = parse_bits(given.bits)
-    check_module(wanted)
+    name = module_name(wanted)
     if given.tokens:
         raise UserError("--tokens: tune has batches of its own; give --batch")
     if shown := of_choice_file(given, wanted, "vary_in_training", "resume", "trust"):
@@ -100,7 +102,7 @@ def tune(given: Options) -> None:
         given.refuse_measuring("model", "phase", "tp", "suite", "axes", "tokens", "resume", "trust")
         read, damage = read_runs(given.results)
         cells = cells_of(with_latencies([run for _, run in read]), by_machine=True)
-        choices = Choices(cells, competing(given.backend, cells), bits, vary=given.vary_in_training)
+        choices = Choices(cells, competing(given.backend, cells), bits, given.vary_in_training, name)
         shown = with_damage(choices.document(), damage)
         raise typer.Exit(output.write(shown, wanted, choices.writers(command_line(outputs=True))))
     if given.dry_run and (named := [name for name, _ in wanted if name in output.CHOICES]):
@@ -113,17 +115,34 @@ def tune(given: Options) -> None:
         from attnbench.analysis.report import planned
 
         raise typer.Exit(output.write(planned.document(outcome.run), wanted))
-    choices = Choices(cells_of([outcome.run], by_machine=True), bits=bits, vary=given.vary_in_training)
+    choices = Choices(cells_of([outcome.run], by_machine=True), bits=bits, vary=given.vary_in_training, name=name)
     shown, writers = choices.document(outcome.path), choices.writers(command_line(outputs=True))
     code = output.write(shown, wanted, writers)
     raise typer.Exit(outcome.exit_code or code)
 
 
-def check_module(wanted: output.Wanted) -> None:
-    """Raise UserError where Python could not import the module that is to be written."""
-    for name, path in wanted:
-        if name == "module" and path and not (path.stem.isidentifier() and path.suffix == ".py"):
-            raise UserError(f"--format module={path}: Python imports no file of this name; give attention_choice.py")
+def module_name(wanted: output.Wanted) -> str:
+    """Return the name of the module that is to be written, or the usual one.
+
+    Raises UserError where Python could not import it, and where it would hide a library.
+    """
+    from attnbench.analysis.choose.module import NAME
+
+    found = NAME
+    for form, path in wanted:
+        if form == "module" and path:
+            from attnbench.run.shipped_backends import modules_to_paste
+
+            if not path.stem.isidentifier() or keyword.iskeyword(path.stem) or path.suffix != ".py":
+                raise UserError(
+                    f"--format module={path}: Python imports no file of this name; give attention_choice.py"
+                )
+            if path.stem in sys.stdlib_module_names or path.stem in modules_to_paste():
+                raise UserError(
+                    f"--format module={path}: it would hide the library {path.stem}; give attention_choice.py"
+                )
+            found = path.stem
+    return found
 
 
 def plan_check(wanted: output.Wanted) -> Callable[[Run], object]:

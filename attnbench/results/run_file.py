@@ -57,6 +57,7 @@ MOST_DAMAGED = 1000  # most damaged lines of a file that is still read
 MOST_OTHERS = 100_000  # most lines that set rounds, or have types that a newer attnbench may write
 GZIP = b"\x1f\x8b"  # the beginning of a gzip file
 _CONFLICT = (b"<<<<<<< ", b"=======\n", b">>>>>>> ", b"||||||| ")  # lines around a conflict in git
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _POINTER = b"version https://git-lfs.github.com/spec/"
 
 
@@ -147,7 +148,7 @@ class RunFile:
     def append(self, record: Record) -> None:
         """Append a record, which is in the file when this returns.
 
-        Raises UserError where the disk is full, and where the file is no longer at its path.
+        Raises UserError where it cannot be written, and where the file is no longer at its path.
         """
         self.add_lines(_record(record, self._schema))
 
@@ -165,9 +166,10 @@ class RunFile:
         try:
             self._put(lines)
         except OSError as error:
+            mend = "make room" if error.errno in _NO_ROOM else "put that right"
             raise UserError(
                 f"cannot write {self.path}: {_what(error)}; it has all earlier records; "
-                f"make room, then {self._going_on(self.path)}"
+                f"{mend}, then {self._going_on(self.path)}"
             ) from None
 
     def close(self) -> None:

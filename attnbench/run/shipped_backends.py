@@ -25,6 +25,12 @@ def code(run: Run, backend: str, case: Case, scale: str = "") -> str:
     return ours.paste.text(case, scale) if ours and ours.paste else ""
 
 
+def modules_to_paste() -> set[str]:
+    """Return the names of the modules that code to paste imports, of all backends that ship: "flash_attn"."""
+    pastes = [paste for name in BACKENDS if (paste := _loaded(name).paste)]
+    return {line.split()[1].partition(".")[0] for paste in pastes for line in paste.imports}
+
+
 def libraries(backend: str) -> tuple[str, ...]:
     """Return the names in pip of the libraries, beside torch, that a backend uses; () for one that does not ship."""
     ours = _loaded(backend) if backend in BACKENDS else None

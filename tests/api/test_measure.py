@@ -107,7 +107,7 @@ def test_what_a_person_can_mend_is_a_user_error(more: dict[str, Any], said: str)
     [
         (lambda of: of.gate(of, margin=[3]), "^margin: 3 is not a text"),
         (lambda of: of.gate(of, margin="x"), "margin: 'x' is not a margin"),
-        (lambda of: of.gate(of, margin=3), "margin: 3 is not between 0 and 1"),
+        (lambda of: of.gate(of, margin=3), "margin: 3 is not from 0 to below 1"),
         (lambda of: of.gate(3), "^path: 3 is not a path"),
         (lambda of: of.gate("x" * 5000), "^baseline: no file can have the name 'xxx"),
         (lambda of: of.report(by=["dtype"]), "^by: .'dtype'. is not a text"),
@@ -142,6 +142,7 @@ def test_what_the_commands_say_of_results(found: attnbench.Results, tmp_path: Pa
     assert {f.verdict for f in verdict.findings} == {"unchanged"}
     baseline_files.save(found.runs[0], "main", tmp_path / "baselines")
     assert found.gate("main", margin="5%", metrics=["latency"])
+    assert found.gate("main", margin=0).findings
     with pytest.raises(attnbench.UserError, match="gate judges the results of one run; these are of 0"):
         attnbench.load([]).gate(found)
 
@@ -176,7 +177,7 @@ def test_a_slower_run_fails_the_gate(found: attnbench.Results, monkeypatch: pyte
 
 def test_results_are_saved_and_exported(found: attnbench.Results, tmp_path: Path) -> None:
     assert attnbench.load(found.save(tmp_path / "again.jsonl")).runs == found.runs
-    with pytest.raises(attnbench.UserError, match="is there already"):
+    with pytest.raises(attnbench.UserError, match="is there already and is not overwritten; choose another name"):
         found.save(tmp_path / "again.jsonl")
     assert found.to_csv(tmp_path / "a.csv") == (tmp_path / "a.csv").read_text()
     assert found.to_csv().count("\n") == 11
@@ -192,6 +193,19 @@ def test_results_are_saved_and_exported(found: attnbench.Results, tmp_path: Path
         assert shown.save(tmp_path / f"shown.{ending}").stat().st_size or ending in ("json", "csv")
     with pytest.raises(attnbench.UserError, match="a document's name ends with"):
         shown.save("shown.pdf")
+
+
+def test_files_are_written_to_the_home_folder(
+    found: attnbench.Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    attnbench.measure("fake", seqlen=1024, out="~/a.jsonl", **FAKE)
+    found.save("~/b.jsonl")
+    found.to_csv("~/c.csv")
+    found.report().save("~/d.md")
+    found.plot("latency").save("~/e.json")
+    written = {file.name for file in (tmp_path / "home").iterdir()}
+    assert written == {"a.jsonl", "b.jsonl", "c.csv", "d.md", "e.json"}
 
 
 def test_a_figure_is_drawn_by_a_notebook(found: attnbench.Results, tmp_path: Path) -> None:

@@ -196,14 +196,14 @@ def asserting(tmp_path: Path) -> Any:
 SMALL = {"seqlen": "4k", "direction": "fwd", "device": "fake"}
 
 
-@pytest.mark.parametrize("margin", ["3", "three", "nan", None, True, [0.03], math.nan, math.inf, 3, 1, 0, -0.03])
+@pytest.mark.parametrize("margin", ["3", "three", "nan", None, True, [0.03], math.nan, math.inf, 3, 1, -0.03])
 def test_a_margin_that_is_none_is_refused(asserting: Any, margin: Any) -> None:
     with pytest.raises(UserError, match=r"^margin: [^\n]+$"):
         asserting().assert_not_slower("fake", than="fake", margin=margin, **SMALL)
 
 
 def test_a_margin_is_a_number_or_the_text_of_the_option() -> None:
-    assert [arguments.margin_of(one) for one in ("3%", "0.03", 0.03, "300%")] == [0.03, 0.03, 0.03, 3.0]
+    assert [arguments.margin_of(one) for one in ("3%", "0.03", 0.03, "300%", 0)] == [0.03, 0.03, 0.03, 3.0, 0.0]
 
 
 @pytest.mark.parametrize("link", ["", "main", "main/{}"])

@@ -11,8 +11,12 @@ from tool import Tool
 def test_a_home_with_backslashes(tool: Tool) -> None:
     home = tool.folder / r"a\new"
     home.mkdir()
-    tool("run", "--device", "fake", "-b", "fake", "--seqlen", "1k", "--out=~/run.jsonl", HOME=str(home))
-    assert (home / "run.jsonl").is_file()
+    files = [home / "run.jsonl", home / "other.jsonl"]
+    for file in files:
+        tool("run", "--device", "fake", "-b", "fake", "--seqlen", "1k", f"--out=~/{file.name}", HOME=str(home))
+        assert file.is_file()
+    tool("compare", *files, "-o~/compared.txt", HOME=str(home))
+    assert (home / "compared.txt").is_file()
     tool("report", Path("missing.jsonl"), code=2, HOME=r"C:\Users\me")
 
 

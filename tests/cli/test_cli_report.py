@@ -105,8 +105,9 @@ def test_json_and_html_are_formats_too(measured: Tool, tmp_path: Path) -> None:
     ("options", "said"),
     [
         (("--json", "-f", "bmf"), "--format: bmf and json cannot both be printed"),
-        (("-f", "md=run.jsonl/report.md"), "--format md=run.jsonl/report.md: cannot be written; choose another place"),
-        (("--html", "."), "--format html=.: cannot be written; choose another place"),
+        (("-f", "md=run.jsonl/report.md"), "--format md=run.jsonl/report.md: cannot be written: /"),
+        (("--html", "."), "--format html=.: cannot be written: it is a folder; choose another place"),
+        (("-f", "csv=/proc/sys/kernel/x.csv"), "--format csv=/proc/sys/kernel/x.csv: cannot be written: "),
         (("-f", "md=same", "-f", "csv=same"), "--format: same is given twice; one would overwrite the other"),
         (("-f", "csv", "-m", "latency"), "--metric: for tables only (--format table, md)"),
         (("--html", "page.html", "--all"), "--all: for tables only"),

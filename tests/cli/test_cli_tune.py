@@ -113,10 +113,18 @@ def test_recommend_writes_the_choice_of_run_files(tool: Tool) -> None:
     tool("recommend", file, "-f", "choice=c.json", "-f", "module=m.py")
     assert json.loads((tool.folder / "c.json").read_text())["gpu"] == "NVIDIA H100 80GB HBM3"
     assert "scaled_dot_product_attention" in (tool.folder / "m.py").read_text()
-    tool("tune", file, "-f", "module=m.py")  # a module of an earlier tune is replaced, and no other code
+    shown = tool("tune", file, "-f", "module=m.py").out  # a module of an earlier tune is replaced, and no other code
+    for text in (shown, (tool.folder / "m.py").read_text()):
+        assert "import m\n" in text
+        assert "import attention_choice" not in text
+    assert "\nm.register_transformers()" in tool("tune", file, "-f", "module=m.py", "--json").out.replace("\\n", "\n")
     tool.write("other.py", OTHER)
     assert "Python code, which would be overwritten" in tool("tune", file, "-f", "module=other.py", code=2).err
-    assert "Python imports no file of this name" in tool("tune", file, "-f", "module=2.py", code=2).err
+    for name in ("2", "class"):
+        assert "Python imports no file of this name" in tool("tune", file, "-f", f"module={name}.py", code=2).err
+    for name in ("torch", "flash_attn", "warnings"):
+        error = tool("tune", file, "-f", f"module=sub/{name}.py", code=2).err
+        assert f"would hide the library {name}; give attention_choice.py" in error
     for words in (("--seqlen", "1k"), ("-b", "sdpa"), ("--bits", "deterministic"), ("--vary-in-training",)):
         assert "with a choice file nothing is measured" in tool("tune", "c.json", *words, code=2).err
     other = RESULTS / "20261129-230118-default-nvidia-h200.jsonl.gz"

@@ -218,6 +218,14 @@ def test_a_full_disk_names_the_command_that_goes_on(path: Path, changes: dict[st
     assert str(error.value).endswith("make room, then " + command.format(path))
 
 
+def test_room_is_asked_for_only_where_it_lacks(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FullDisk, "code", errno.EPERM)  # as after chattr +i
+    path.write_bytes(run_file.encoded(replace(RUN, records=())))
+    with pytest.raises(UserError) as error, closing(run_file.RunFile(path, FullDisk(path, "a+b"))) as file:
+        file.append(RECORDS[0])
+    assert f"put that right, then attnbench run --resume {path}" in str(error.value)
+
+
 def test_what_no_reader_takes_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "run.jsonl"
     with pytest.raises(UserError, match=r"softcap: 1e\+31 is outside the possible range"):

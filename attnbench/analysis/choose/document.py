@@ -15,7 +15,7 @@ from attnbench.analysis.cautions import stated
 from attnbench.analysis.choose import engines
 from attnbench.analysis.choose.choice_file import ChoiceFile, Chosen, choice_file
 from attnbench.analysis.choose.choice_file import text as choice_text
-from attnbench.analysis.choose.module import module, module_regions
+from attnbench.analysis.choose.module import NAME, module, module_regions
 from attnbench.analysis.choose.regions import BORDER, Region, regions, single, unknown_borders
 from attnbench.analysis.recommend import problem_names
 from attnbench.analysis.recommend.cautions import CAUTIONS, DEFAULT, FACTS, Recommended, how_to_prove
@@ -36,7 +36,6 @@ from attnbench.results.cells import Cell, runs_of
 from attnbench.results.export_rows import MadeRows
 
 COLUMNS = ("batch", "keys", "use", "alike", "latency", "gain", "at worst")
-MODULE = "attention_choice"  # the name of the module, which examples give it
 NOTE = (
     "Latency: at the first and at the last measured length. Gain: over PyTorch's default, at both. At worst: its "
     "latency over the fastest's."
@@ -48,13 +47,15 @@ ROWS = ("step", "shape", "batch_first", "batch_last", "seqlen_k_first", "seqlen_
 class Choices:
     """The choices for the cases of the cells of one machine, among the backends that are wanted.
 
-    `bits` are the properties that their bits must be known to have (results/bits.py); `vary` is as for `regions`.
+    `bits` are the properties that their bits must be known to have (results/bits.py); `vary` is as for `regions`;
+    `name` is the module's.
     """
 
     cells: Sequence[Cell]
     wanted: Callable[[str], bool] = lambda _: True
     bits: tuple[str, ...] = ()
     vary: bool = False
+    name: str = NAME
 
     @cached_property
     def problems(self) -> list[Problem]:
@@ -82,7 +83,7 @@ class Choices:
         line = shlex.join(["attnbench", *command])
         return {
             "choice": lambda: choice_text(self.file),
-            "module": lambda: module(self.problems, self.runs, line, vary=self.vary),
+            "module": lambda: module(self.problems, self.runs, line, vary=self.vary, name=self.name),
         }
 
     def document(self, file: Path | None = None) -> Document:
@@ -100,9 +101,9 @@ class Choices:
         parts = regions(found, vary=self.vary)
         files = [file] if file else []
         asked = Recommended(found, self.cells, (), 1, found, found, files, runs=runs)
-        answer = (*disturbed.doubt(runs), *_answer(found, parts, self.runs[-1], self.vary))
+        answer = (*disturbed.doubt(runs), *_answer(found, parts, self.runs[-1], self.vary, self.name))
         chosen = any(region.use for region in parts)
-        lines = engines.settings(found, MODULE)
+        lines = engines.settings(found, self.name)
         return Document(
             command="tune",
             title=f"Which attention to call on {found[0].device}, by shape",
@@ -148,7 +149,7 @@ def of_file(choices: ChoiceFile) -> Document:
     )
 
 
-def _answer(found: Sequence[Problem], parts: Sequence[Region], run: Run, vary: bool) -> Iterator[str]:
+def _answer(found: Sequence[Problem], parts: Sequence[Region], run: Run, vary: bool, name: str) -> Iterator[str]:
     answered = [region for region in parts if region.use]
     if not answered:
         bits = listed(name.replace("_", "-") for name in found[0].bits)
@@ -174,7 +175,7 @@ def _answer(found: Sequence[Problem], parts: Sequence[Region], run: Run, vary: b
             f"{count(len(gains), 'measured case')}, and at most {times(max(gains))}."
         )
     yield from _of_one_name(found)
-    yield from _of_module(found, parts, run, vary)
+    yield from _of_module(found, parts, run, vary, name)
     if unknown := unknown_borders(parts):
         yield (
             f"{count(len(unknown), 'border')} between regions "
@@ -208,7 +209,7 @@ def _of_one_name(found: Sequence[Problem]) -> Iterator[str]:
             )
 
 
-def _of_module(found: Sequence[Problem], parts: Sequence[Region], run: Run, vary: bool) -> Iterator[str]:
+def _of_module(found: Sequence[Problem], parts: Sequence[Region], run: Run, vary: bool, name: str) -> Iterator[str]:
     """Yield what the module calls, and what it costs where it cannot call the fastest."""
     own = [region for region in module_regions(found, run, vary=vary) if region.use]
     if not own:
@@ -219,7 +220,7 @@ def _of_module(found: Sequence[Problem], parts: Sequence[Region], run: Run, vary
     others = dict.fromkeys(region.use for region in parts if region.use and region.use not in uses)
     covered, every = len({problem.key for region in own for problem in region.problems}), len(found)
     yield (
-        f"-f module={MODULE}.py writes a module that calls {', '.join(uses)}, for {covered} of {count(every, 'case')}"
+        f"-f module={name}.py writes a module that calls {', '.join(uses)}, for {covered} of {count(every, 'case')}"
         + (
             f"; at worst it takes {times(worst.loss)} as long as the fastest that was measured"
             if worst.loss > 1.005

@@ -26,6 +26,7 @@ from attnbench.core.record import Run
 from attnbench.run.shipped_backends import code, libraries
 
 TEMPLATE = Path(__file__).with_name("attention_choice.py.txt")
+NAME = "attention_choice"  # of the module, unless a person gives its file another
 CALLS_NONE = (
     "a module would call none of these backends: it takes single calls of libraries on dense tensors, such as "
     "sdpa-*, fa2, fa3 and fa4 (docs/tune.md)"
@@ -117,11 +118,11 @@ def module_regions(problems: Sequence[Problem], run: Run, *, vary: bool) -> list
     return kept
 
 
-def module(problems: Sequence[Problem], runs: Sequence[Run], command: str, *, vary: bool) -> str:
+def module(problems: Sequence[Problem], runs: Sequence[Run], command: str, *, vary: bool, name: str = NAME) -> str:
     """Return the text of the module for the problems of one machine, from its runs, of which the newest comes last.
 
-    `vary` is as for `regions`; `command` is the command that makes it again. Raises UserError where it would call
-    nothing.
+    `vary` is as for `regions`; `command` is the command that makes it again; `name` is the module's. Raises UserError
+    where it would call nothing.
     """
     run = runs[-1]
     found = module_regions(problems, run, vary=vary)
@@ -142,8 +143,9 @@ def module(problems: Sequence[Problem], runs: Sequence[Run], command: str, *, va
     }
     values = {
         "meta": pprint.pformat(meta, sort_dicts=False, width=110),
-        "calls": "\n\n\n".join(_function(name, call) for call, name in names.items()),
+        "calls": "\n\n\n".join(_function(own, call) for call, own in names.items()),
         "table": _table(rows),
+        "module": name,
     }
     return re.sub(r"\{(" + "|".join(values) + r")\}", lambda of: values[of[1]], TEMPLATE.read_text())
 
