@@ -36,6 +36,10 @@ OPEN: dict[str, str] = {}  # name -> why it is not found
 HOLES = {
     "a faster link": "the seconds of a link in the judge's process are subtracted, and a kernel may link faster, for "
     "example within its launch: its latency may be too low by up to those seconds, which a report shows",
+    "a chosen sum": "a kernel that alters its last bits so that the sum of its results' bits stays the same makes its "
+    "heads, or rows under a causal mask, independent chains",
+    "hard inputs": "the check with hard inputs is made by the kernel's process, which may compute otherwise there",
+    "import": "an import that hangs ends after five minutes",
     "without fences": "where a fence does not hold, a process may stop the parent and the judge, read their memory, or "
     "leave its group and outlive SIGKILL; a report names such fences",
     "dk and dv in part": "rows of out and dq alone are compared in every launch; dk and dv left out in a share "

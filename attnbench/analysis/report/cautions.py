@@ -177,7 +177,7 @@ def _by(lead: float) -> str:
 
 def _drifts(of: Reported) -> list[tuple[float, Cell]]:
     """Return the cells that became slower, or faster, while they were measured, except those that time the host."""
-    drifts = ((c.value("drift") or 0.0, c) for c in of.measured if not c.is_host_bound())
+    drifts = ((c.value("drift") or 0.0, c) for c in _by_seconds(of) if not c.is_host_bound())
     return [(drift, c) for drift, c in drifts if abs(drift) > DRIFT]
 
 
