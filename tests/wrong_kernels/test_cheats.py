@@ -20,6 +20,7 @@ import torch
 from right_attention import attention
 
 import forked_worker
+from attnbench import backends
 from attnbench.core import chain
 from attnbench.core.case import Case, Shape
 from attnbench.core.json import from_json, to_json
@@ -312,6 +313,18 @@ def test_a_wrong_result_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
     found = judge.answer({"do": "rule"})
     assert not from_json(Accuracy, found["accuracy"]).ok
     assert found["checked"] == 3
+
+
+def test_no_candidate_lives_while_another_is_judged(pool: WorkerPool) -> None:
+    """Fault: a candidate writes to the memory of another one, which the judge shares with both. Found: it has ended."""
+    pool.specs = {"own": f"{FILE}:attention", "other": f"{FILE}:attention", "eager": backends.BACKENDS["eager"]}
+    for name in pool.specs:
+        pool.ask(name, {"op": "import"}, 60.0)
+    other, eager = pool._workers["other", 1], pool._workers["eager", 1]
+    pool.fence = lambda _: {}  # as with --untrusted
+    pool.check(Job(CASE, "own", 0, Forecast(0.0, 0.0, 0)), Policy(), CPU)
+    assert not other.alive
+    assert eager.alive
 
 
 # The command
