@@ -212,6 +212,18 @@ def test_memory_and_first_calls_are_followed_too() -> None:
     assert {row["metric"] for row in shown.rows} == {"first_call"}
 
 
+def test_memory_that_was_none_is_a_value() -> None:
+    """A call that needs no memory has a history too; what is below the gate's floor of 1 MiB counts as the floor."""
+    runs = nightly(14, lambda _: 1.0)
+    for day, one in enumerate(runs):
+        records = [ok(r.case, r.backend, 300, memory_peak=477 * 2**20 * (day >= 8)) for r in one.records]
+        runs[day] = replace(one, records=tuple(records))
+    shown = document(runs, Request(fail_on=0.01))
+    assert shown.exit_code == 1
+    assert "memory_peak +47600%, in one step" in shown.answer[1]
+    assert document(runs[:8], Request(fail_on=0.01, metrics=("memory_peak",))).exit_code == 0
+
+
 def test_cells_that_change_together_are_one_step_between_two_runs() -> None:
     """Cells that change together are one step, between the two runs that most cells show, not by an uncertain cell."""
     runs = nightly(20, lambda day: 1 / 1.05 if day >= 8 else 1)
