@@ -19,6 +19,7 @@ from attnbench.commands.shared import (
     read_runs,
     read_with_damage,
     tell,
+    undecided,
     words,
 )
 from attnbench.core.errors import EXIT_CANNOT_WRITE, EXIT_INCONCLUSIVE, EXIT_PASS, UserError, one_of
@@ -183,8 +184,7 @@ def gate(given: Options) -> None:
     judgement = judge(runs[0][1], now, request, [run for _, run in runs[1:]])
     gone = judgement.only_missing() if damage != CUT_OFF else []  # a run that is cut off fails anyway
     if damage and request.missing == "fail" and (gone or judgement.exit_code in (EXIT_PASS, EXIT_INCONCLUSIVE)):
-        lost = some(gone) or "a wrong result"
-        raise UserError(f"{current}: {damage}, and {lost} may be in what is lost; restore the file, or measure again")
+        raise undecided(current, damage, some(gone) or "a wrong result")
     if any(len(without_copies([pair, (current, now)])) == 1 for pair in runs):
         tell(f"attnbench: {current} is judged against itself, or a copy or a part of it, which shows no change")
     else:

@@ -9,7 +9,8 @@ import typer
 
 from attnbench.commands import options
 from attnbench.commands.output import Output, with_damage, write
-from attnbench.commands.shared import read_runs, tell
+from attnbench.commands.shared import read_runs, tell, undecided
+from attnbench.core.errors import EXIT_PASS
 from attnbench.core.text import count
 
 which = options.Panel("What to follow")
@@ -70,4 +71,10 @@ def history(given: Options) -> None:
         if undated := sum(seconds_started(run) is None for run in runs):
             tell(f"attnbench: left out: {count(undated, 'run')} whose date is not known")
         runs = since(runs, given.since)
-    raise typer.Exit(write(with_damage(document(runs, request, given.every), damage), wanted))
+    shown = document(runs, request, given.every)
+    if given.fail_on is not None and shown.exit_code == EXIT_PASS:
+        left_out = {path for path, run in read if not any(run is one for one in runs)}
+        for path, what in damage.items():
+            if path not in left_out:
+                raise undecided(path, what, "a worse cell")
+    raise typer.Exit(write(with_damage(shown, damage), wanted))

@@ -121,6 +121,12 @@ def read_with_damage(path: Path, *, cut: bool = False) -> tuple[Run, str]:
     return run, lost[0].removeprefix(f"{path}: ").partition(";")[0] if lost else ""
 
 
+def undecided(path: Path, damage: str, lost: str) -> UserError:
+    """Return the error of a judgement that may be another with what cannot be read of a file."""
+    what = damage if str(path) in damage else f"{path}: {damage}"
+    return UserError(f"{what}, and {lost} may be in what is lost; restore the file, or measure again")
+
+
 def read_runs(paths: Sequence[Path]) -> tuple[list[tuple[Path, Run]], dict[Path, str]]:
     """Return the runs of files, and of all run files below folders, each once (results/given_again.py).
 

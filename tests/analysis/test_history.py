@@ -144,6 +144,9 @@ def test_a_cell_that_is_wrong_or_failed_in_the_latest_run_is_named() -> None:
             runs[i] = replace(runs[i], records=records)
         (caution,) = document(runs).cautions
         assert caution.what.startswith("1 cell with a history has no figure in the latest run: fa2 4k d128 full fwd")
+        verdict = str(document(runs, Request(fail_on=0.03)).verdict)
+        assert "PASS" in verdict
+        assert "not decided in the latest run: fa2 4k d128 full fwd bf16 b4 h16 (WRONG)" in verdict
     every = [replace(r, status="failed") for r in runs[-1].records]
     assert document([*runs[:-1], replace(runs[-1], records=tuple(every))]).cautions[0].what.startswith("2 cells")
 
