@@ -10,6 +10,7 @@ import typer
 from attnbench.commands import options
 from attnbench.commands.output import Output, write
 from attnbench.commands.shared import read_runs, tell
+from attnbench.core.errors import EXIT_PASS
 from attnbench.core.text import count
 from attnbench.render.document import with_damage
 
@@ -52,6 +53,7 @@ def history(given: Options) -> None:
     from attnbench.analysis.history.acknowledged import acknowledged
     from attnbench.analysis.history.document import Request, document
     from attnbench.analysis.history.series import DEFAULT, of_branch, since
+    from attnbench.results.run_file import undecided
     from attnbench.results.run_setup import seconds_started
 
     wanted = given.wanted()
@@ -71,4 +73,10 @@ def history(given: Options) -> None:
         if undated := sum(seconds_started(run) is None for run in runs):
             tell(f"attnbench: left out: {count(undated, 'run')} whose date is not known")
         runs = since(runs, given.since)
-    raise typer.Exit(write(with_damage(document(runs, request, given.every), damage), wanted))
+    shown = document(runs, request, given.every)
+    if given.fail_on is not None and shown.exit_code == EXIT_PASS:
+        left_out = {path for path, run in read if not any(run is one for one in runs)}
+        for path, what in damage.items():
+            if path not in left_out:
+                raise undecided(what if str(path) in what else f"{path}: {what}", "a worse cell")
+    raise typer.Exit(write(with_damage(shown, damage), wanted))

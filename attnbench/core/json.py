@@ -58,7 +58,9 @@ def from_json(cls: type[T], data: Mapping[str, Any]) -> T:
         lacking = [name for name in _required_fields(cls) if name not in values]
         if not lacking:
             raise
-        raise ValueError(f"a {cls.__name__.lower()} without {', '.join(lacking)}") from None
+        name = cls.__name__.lower()
+        article = "an" if name[0] in "aeiou" else "a"
+        raise ValueError(f"{article} {name} without {', '.join(lacking)}") from None
 
 
 @cache

@@ -21,6 +21,7 @@ from attnbench.core.record import Forecast, Record, Run
 from attnbench.core.sizes import MOST_SECONDS
 
 LARGEST, SHORTEST = 1e30, 1e-15  # bounds in any unit; in seconds, SHORTEST is less than any clock's step
+SLOWEST = 1e6  # Hz, less than any clock of a device; 0 is a clock that could not be read
 MOST = 2**48  # bound of counts: bytes, tokens, rounds
 UNITS = (  # the unit of each measurement by name; measurements of a newer attnbench may have any unit
     ("s", r"time(_rank\d+)?|attention|call|compute|enqueue|first_call|plan|span(_events)?|step_traced|sustained"),
@@ -57,7 +58,7 @@ def check_record(record: Record) -> None:
         if not found.values:
             raise ValueError(f"{name}: no samples")
         for value in found.values:
-            if not lowest <= value <= LARGEST:
+            if not lowest <= value <= LARGEST or (unit(name) == "Hz" and 0 < value < SLOWEST):
                 raise ValueError(f"{name}: {value:g} {found.unit} cannot have been measured")
     check_without_samples(record)
 

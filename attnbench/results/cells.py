@@ -35,6 +35,7 @@ from attnbench.results.uncertainty import (
 )
 
 IMPOSSIBLE = 2.0  # times the rate of a large matmul; cells that compute reach less than 1.1
+ABOVE_PEAK = 1.02  # times the peak at the highest clock: up to this, a gauge or a boost may be off
 CLOCK_HELD = 0.985  # share of the best clock; the gauge and the GPU's boost cause smaller differences
 # By importance: the status of a cell whose rounds ended differently is the first of theirs.
 _HEAVIEST_FIRST: Sequence[Status] = (*WRONG, "ok", "failed", "timeout", "oom", "skipped")
@@ -210,12 +211,37 @@ class Cell:
             longer = self.value("new_inputs")
             where = f"a call on new inputs takes {times(longer)} as long as the next" if longer else ""
             return f"{where or 'in another run it was slower on new inputs'}: results are probably stored"
+        if self.is_above_the_peak:
+            return "its rate is above what the device can do"
         share = (self.value("utilization_ceiling") or 0.0) if self.source.convention == "exact" else 0.0
         # These store no results: the matmul was slow.
         ships = self.run.specs.get(self.backend, "").startswith("attnbench.")
         if share <= IMPOSSIBLE or ships:
             return ""
         return f"{times(share)} as fast as a large matmul: results are stored, or other work slowed the matmul"
+
+    @property
+    def is_above_the_peak(self) -> bool:
+        """Whether it computes attention at a rate that no device of this model can reach."""
+        return self.is_exact and (self._beats_tensor_cores or self._beats_memory)
+
+    @property
+    def _beats_tensor_cores(self) -> bool:
+        """Whether it computes faster than the datasheet's peak, scaled to the highest clock.
+
+        A peak that a person gave (run --peak) does not count, as its error is no fault of attnbench.
+        """
+        peak, clock, top = self.rates.peak, self.rates.clock, self.run.environment.clock_max_hz
+        if not peak or self.run.peak or self.source.convention != "exact":
+            return False
+        limit = peak * max(1.0, top / clock) if clock and top else peak
+        return (self.value("tflops") or 0.0) * 1e12 > ABOVE_PEAK * limit
+
+    @property
+    def _beats_memory(self) -> bool:
+        """Whether a step of generation reads faster than the datasheet's memory allows, with nothing in L2."""
+        is_cold = all(row.record.l2 == "cold" for row in self.ok)
+        return self.case.is_decode and is_cold and (self.value("bandwidth_utilization") or 0.0) > ABOVE_PEAK
 
     @cached_property
     def uncertainty(self) -> Uncertainty | None:

@@ -264,21 +264,25 @@ def _samples(found: Mapping[str, _Taken]) -> Samples:
     _check_room((times,))
     numbers, ends = [*chain.from_iterable(values)], accumulate(map(len, values), initial=0)
     number = len(numbers) - sum(len(values[i]) for i in pairs) + times
-    places, least = _places(tuple(found), tuple(map(attrgetter("unit"), taken)), pairs)
-    if any(map(lt, map(min, values), least)):
+    places, least, clocks = _places(tuple(found), tuple(map(attrgetter("unit"), taken)), pairs)
+    hertz = chain.from_iterable(values[i][::2] if i in pairs else values[i] for i in clocks)
+    if any(map(lt, map(min, values), least)) or any(0 < value < bounds.SLOWEST for value in hertz):
         raise ValueError("a value that cannot have been measured")
     return Samples(places, array("d", (number, *ends, *numbers)))
 
 
 @lru_cache(maxsize=4096)
-def _places(names: Sequence[str], units: Sequence[str], pairs: Sequence[int]) -> tuple[Places, Sequence[float]]:
-    """Return the indices of measurements, one mapping for all records with the same names, and the least value of each.
+def _places(
+    names: Sequence[str], units: Sequence[str], pairs: Sequence[int]
+) -> tuple[Places, Sequence[float], Sequence[int]]:
+    """Return the indices of measurements, the least value of each, and which are clocks, for all records of the names.
 
     `pairs` are the indices of measurements with (value, times) pairs. Raises ValueError where a name has a wrong unit.
     """
     each = enumerate(zip(names, units, strict=True))
     places = {intern(name): (place, intern(unit), place in pairs) for place, (name, unit) in each}
-    return places, [*map(bounds.least, names, units)]
+    clocks = [place for place, name in enumerate(names) if bounds.unit(name) == "Hz"]
+    return places, [*map(bounds.least, names, units)], clocks
 
 
 # Fields within the bounds of bounds.py; core.json reads a line with another value, and `check_record` names the field.

@@ -396,13 +396,15 @@ def with_records(run: Run, records: Sequence[Record]) -> Run:
 
 
 def _check_of_run(record: Record, run: Run, planned: Mapping[tuple[Case, str], Forecast]) -> None:
-    """Raise ValueError for a record without its time, for a timed record in a search, and for one of another run.
+    """Raise ValueError for a record without its time or its check, a timed record in a search, or one of another run.
 
     Another run has other cells, or other forecasts, because the rates of its device differ. The forecast seconds of a
     job are not compared, because the first job of a round takes longer.
     """
     if record.status == "ok" and "time" not in record.measurements and not run.search:
         raise ValueError("its status is ok, but it has no time")
+    if record.status == "ok" and not _is_checked(record):
+        raise ValueError("its status is ok, but no row of its result was checked")
     if run.search and not record.measurements.keys().isdisjoint(("time", "sustained")):
         raise ValueError("it has a time, and the file is a search's")
     if not planned:
@@ -411,6 +413,12 @@ def _check_of_run(record: Record, run: Run, planned: Mapping[tuple[Case, str], F
         raise ValueError("the run's plan has no such cell, so the line is another run's")
     if (had := record.forecast) and (had.call, had.nbytes) != (plan.call, plan.nbytes):
         raise ValueError("the run's plan has another forecast of the cell, so the line is another run's")
+
+
+def _is_checked(record: Record) -> bool:
+    """Return whether rows of a result were compared, or checksums: a backward with dropout may show no row."""
+    found = record.accuracy
+    return found is not None and bool((found.rows and found.heads) or (record.case.dropout_p and found.errors))
 
 
 def _rounds(line: bytes, most: int) -> int:
@@ -625,3 +633,8 @@ def unfinished(run: Run) -> list[tuple[Job, bool]]:
     last = {(r.case, r.backend, r.round): r for r in run.records}
     found = [(job, last.get((job.case, job.backend, job.round))) for job in run.plan]
     return [(job, record is not None) for job, record in found if record is None or record.resumable]
+
+
+def undecided(damage: str, lost: str) -> UserError:
+    """Return the error for a verdict that `lost`, in what is lost of a file ("FILE: ..."), could turn."""
+    return UserError(f"{damage}, and {lost} may be in what is lost; restore the file, or measure again")

@@ -91,6 +91,11 @@ def test_what_is_too_noisy_is_inconclusive_and_may_be_let_pass() -> None:
     assert of_one(noisy, noisy, inconclusive="pass")[2] == 0
 
 
+def test_what_no_device_can_reach_improves_nothing() -> None:
+    verdict, reason, code = of_one(rounds(seqlens=(1024,)), rounds(seqlens=(1024,), tflops=3000))
+    assert (verdict, reason, code) == ("inconclusive", "its rate is above what the device can do", 3)
+
+
 def test_margins_are_per_metric_and_cell() -> None:
     changed = rounds(tflops=300 / 1.06)
     own = Margins({"latency": 0.02}, (("triton 4k *", {"latency": 0.2}), ("triton 9k *", {"latency": 0.1})))

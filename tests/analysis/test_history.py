@@ -144,6 +144,9 @@ def test_a_cell_that_is_wrong_or_failed_in_the_latest_run_is_named() -> None:
             runs[i] = replace(runs[i], records=records)
         (caution,) = document(runs).cautions
         assert caution.what.startswith("1 cell with a history has no figure in the latest run: fa2 4k d128 full fwd")
+        verdict = str(document(runs, Request(fail_on=0.03)).verdict)
+        assert "PASS" in verdict
+        assert "not decided in the latest run: fa2 4k d128 full fwd bf16 b4 h16 (WRONG)" in verdict
     every = [replace(r, status="failed") for r in runs[-1].records]
     assert document([*runs[:-1], replace(runs[-1], records=tuple(every))]).cautions[0].what.startswith("2 cells")
 
@@ -210,6 +213,18 @@ def test_memory_and_first_calls_are_followed_too() -> None:
     shown = document(runs, Request(metrics=("first_call",)))
     assert shown.answer[0].startswith("Of 1 cell 1 became worse (first_call of 1)")
     assert {row["metric"] for row in shown.rows} == {"first_call"}
+
+
+def test_memory_that_was_none_is_a_value() -> None:
+    """A call that needs no memory has a history too; what is below the gate's floor of 1 MiB counts as the floor."""
+    runs = nightly(14, lambda _: 1.0)
+    for day, one in enumerate(runs):
+        records = [ok(r.case, r.backend, 300, memory_peak=477 * 2**20 * (day >= 8)) for r in one.records]
+        runs[day] = replace(one, records=tuple(records))
+    shown = document(runs, Request(fail_on=0.01))
+    assert shown.exit_code == 1
+    assert "memory_peak +47600%, in one step" in shown.answer[1]
+    assert document(runs[:8], Request(fail_on=0.01, metrics=("memory_peak",))).exit_code == 0
 
 
 def test_cells_that_change_together_are_one_step_between_two_runs() -> None:

@@ -34,7 +34,7 @@ def measured(which: Case, backend: str, seconds: float, plan: float | None = Non
 
 
 def cells(records: Iterable[Record]) -> list[Cell]:
-    return cells_of([run(records)])
+    return cells_of([run(records, peak=dict.fromkeys(("bf16", "fp8"), 1e18))])  # the times are invented
 
 
 def test_a_step_has_each_kind_of_layers_as_often_as_the_model() -> None:

@@ -325,11 +325,12 @@ def test_what_is_built_once_a_step_is_told() -> None:
 
 
 def test_what_is_hardly_known_is_not_recommended() -> None:
-    loud = [1e-9, 1e-5, 3e-2]
+    loud = [1e-9, 6e-4, 3e-2]
     scattered = ok(CASE, "sdpa", FAST, time=loud)
     problem = one(scattered, ok(CASE, "fa2", SLOW), ok(CASE, "triton", 100))
     assert problem.fastest == ()
     assert used([problem]) == [None], "nor is what reads slower, though it is known well"
+    assert used([one(ok(CASE, "fa2", SLOW), ok(CASE, "sdpa", 3000))]) == ["fa2"], "no device can do 3000 TFLOP/s"
     assert used([one(ok(CASE, "fa2", SLOW, n=1), ok(CASE, "sdpa", FAST))]) == [None], "nothing is known of one call"
     known = document(cells([run([scattered, ok(CASE, "fa2", SLOW)])])).answer
     assert known == ("On NVIDIA H200 nothing can be recommended: sdpa may be faster, since it is hardly known.",)
@@ -437,7 +438,7 @@ def test_another_machine_changes_no_answer() -> None:
     both = [ok(CASE, name, FAST, time=(50e-6 + gap,) * 30, span=(47e-6,) * 30) for name, gap in gaps.items()]
     without = [ok(CASE, "eager", FAST, time=(90e-6,) * 30)]
     other = run(without, device=replace(builders.H200, name="NVIDIA H100"))
-    rows = document(cells([run(both), other], by_machine=True)).rows
+    rows = document(cells([run(both, peak={"bf16": 1e16}), other], by_machine=True)).rows
     (row,) = (row for row in rows if row["device"] == "NVIDIA H200")
     assert (row["alike"], row["latency"]) == ("cudnn; ulysses", pytest.approx(47e-6))
 
@@ -483,7 +484,7 @@ def test_no_backend_is_alone_where_another_run_of_the_machine_has_a_right_one() 
     assert [row["use"] for row in apart.rows] == [None]
 
 
-@pytest.mark.parametrize(("of_both", "step"), [(SLOW, TRAINING), (2 * FAST, "fwd_bwd")])
+@pytest.mark.parametrize(("of_both", "step"), [(SLOW, TRAINING), (1.2 * FAST, "fwd_bwd")])
 def test_both_passes_have_one_answer(of_both: float, step: str) -> None:
     """Both passes have one answer, whether they were timed together or separately."""
     passes = [replace(CASE, direction=d) for d in ("fwd", "bwd")]

@@ -70,6 +70,8 @@ def test_a_figure_that_no_device_can_reach_is_a_fault_of_ours() -> None:
     def said(record: Record, **changes: Any) -> bool:
         text = warned(record, **changes)
         assert "This is a fault of attnbench; please report it" in text or "above what" not in text
+        (cell,) = cells([run([record], **changes)])
+        assert cell.is_ranked == (cell.is_exact and "above what" not in text)
         return "1 figure above what the device can do: triton" in text
 
     assert said(ok(case(), "triton", 1100.0))

@@ -147,6 +147,8 @@ CASES: Sequence[tuple[str, str, int, str]] = (
     ("site ok.jsonl --out ok.jsonl", "", 2, "is a file; give the name of a folder"),
     ("site ok.jsonl --out made --published nowhere", "", 2, "'nowhere' is no address"),
     ("history ok.jsonl slow.jsonl", "", 0, ""),
+    ("history slow.jsonl lost-round.jsonl", "", 0, ""),
+    ("history slow.jsonl lost-round.jsonl --fail-on 3%", "", 2, "1 line of it cannot be read, and a worse cell may be"),
     ("history none.jsonl", "", 2, "cannot read none.jsonl"),
     ("cluster report ok.jsonl slow.jsonl", "", 3, "NOT JUDGED: too few units"),
     ("cluster report wrong.jsonl", "", 5, "WRONG RESULTS"),

@@ -229,6 +229,19 @@ def test_a_sample_that_nothing_can_have_measured_is_damage(unit: str, value: flo
             decode.record(text({**line, "measurements": found}))
 
 
+def test_a_clock_of_a_few_hertz_is_damage_and_of_none_is_missing() -> None:
+    line = {"type": "record", **to_json(ok(case(), "triton", 300.0))}
+
+    for hertz in (0.0, 1.0):
+        for samples in ({"values": [1.98e9, hertz]}, {"runs": [[1.98e9, 40], [hertz, 2]]}):
+            found = text({**line, "measurements": {"clock_held": {"unit": "Hz", **samples}}})
+            if not hertz:
+                assert decode.record(found)
+                continue
+            with pytest.raises(ValueError, match="clock_held: 1 Hz cannot have been measured"):
+                decode.record(found)
+
+
 @pytest.mark.parametrize(
     ("mask", "pairs", "why"),
     [

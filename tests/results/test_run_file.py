@@ -114,6 +114,18 @@ def test_an_ok_without_its_time_is_damage_but_in_a_search_where_a_time_is(path: 
     assert problem == f"{path}:3: damaged line left out (ValueError: it has a time, and the file is a search's)"
 
 
+@pytest.mark.parametrize(
+    ("part", "by"), [(b'"accuracy":', b'"exactness":'), (b'"rows":64', b'"rows":0'), (b'"heads":4', b'"heads":0')]
+)
+def test_an_ok_without_a_check_is_damage(path: Path, part: bytes, by: bytes) -> None:
+    path.write_bytes(path.read_bytes().replace(part, by, 1))
+    found, (problem,) = run_file.read(path)
+    assert found.records == RECORDS[1:]
+    assert problem.endswith(
+        ":2: damaged line left out (ValueError: its status is ok, but no row of its result was checked)"
+    )
+
+
 def test_a_record_that_no_plan_holds_is_damage(path: Path) -> None:
     text = path.read_text()
     first = text.splitlines()[1]

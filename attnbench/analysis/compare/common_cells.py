@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from attnbench.analysis.compare.machines import Machine, impossible
+from attnbench.analysis.compare.machines import Machine
 from attnbench.core.axes import AXES, Axis
 from attnbench.core.case import Case
 from attnbench.core.errors import UserError
@@ -158,7 +158,7 @@ def why_missing(machine: Machine, key: Key) -> tuple[str, str]:
     if cell is None:
         return (NOT_RUN if key in machine.planned else NOT_PLANNED), ""
     if cell.status == "ok":
-        return NO_TIME, impossible(cell) or "no sample of its time"
+        return NO_TIME, cell.not_computed or "no sample of its time"
     return case_names.ENDINGS[cell.status], one_line(cell.reason or "no reason given")
 
 

@@ -16,7 +16,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from attnbench.analysis.report.cautions import is_above_the_peak
 from attnbench.core.case import Case
 from attnbench.core.checkout import DIRTY
 from attnbench.core.errors import UserError, did_you_mean
@@ -143,9 +142,9 @@ class Machine:
     def log_rounds(self) -> Mapping[Key, Mapping[int, float]]:
         """Cell -> round -> natural logarithm of the latency in seconds, or energy in joules, for cells with a figure.
 
-        A time that cannot be the computation's (`impossible`) is no figure.
+        A time that cannot be the computation's (Cell.not_computed) is no figure.
         """
-        known = {key: cell for key, cell in self.cells.items() if cell.value(self.metric) and not impossible(cell)}
+        known = {key: cell for key, cell in self.cells.items() if cell.value(self.metric) and not cell.not_computed}
         rounds = {key: cell.rounds(self.metric) for key, cell in known.items()}
         return {key: {n: math.log(value) for n, value in found.items() if value} for key, found in rounds.items()}
 
@@ -256,11 +255,6 @@ class Machine:
         (results/20261121-060508-sustained-nvidia-h200.jsonl).
         """
         return self.cells[key].value("sustained_power") if self.metric == "sustained_latency" else None
-
-
-def impossible(cell: Cell) -> str:
-    """Return why a cell's time cannot be the computation's; "" if nothing shows that."""
-    return cell.not_computed or ("its rate is above what the device can do" if is_above_the_peak(cell) else "")
 
 
 def _cannot_run(run: Run, record: Record) -> bool:

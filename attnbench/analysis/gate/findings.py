@@ -95,8 +95,7 @@ class Judgement:
         """
         gone = [] if is_cut_off else self.only_missing()
         if damage and self.request.missing == "fail" and (gone or self.exit_code in (EXIT_PASS, EXIT_INCONCLUSIVE)):
-            lost = some(gone) or "a wrong result"
-            raise UserError(f"{damage}, and {lost} may be in what is lost; restore the file, or measure again")
+            raise run_file.undecided(damage, some(gone) or "a wrong result")
 
     @cached_property
     def exit_code(self) -> int:

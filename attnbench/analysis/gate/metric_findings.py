@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from scipy import special  # type: ignore[import-untyped]
 
 from attnbench.analysis.gate.hypothesis_tests import MORE_ROUNDS, decide
-from attnbench.analysis.gate.margins import RULES, Margins
+from attnbench.analysis.gate.margins import RULES, TIMED, Margins
 from attnbench.analysis.gate.repeated_looks import decide_in_looks
 from attnbench.analysis.gate.rounds import Rounds, round_values, timer_tick
 from attnbench.analysis.gate.verdicts import Decision, Finding, signed
@@ -76,9 +76,8 @@ def metric_findings(
             values = [value for run in runs for value in run], [*pair.after.values()]
             rounds = len(values[0]), len(values[1])
             held_down = metric == "latency" and (pair.old.held_down or pair.new.held_down)
-            compared.append(
-                Finding(*pair.new.key, metric, "inconclusive", rounds, values, pair.margin, held_down=held_down)
-            )
+            finding = Finding(*pair.new.key, metric, "inconclusive", rounds, values, pair.margin, held_down=held_down)
+            compared.append(replace(finding, reason=pair.new.not_computed if metric in TIMED else ""))
             test = _test(metric, (runs[0], values[1]), pair.margin, paired, smallest)
             further = tuple(_logarithms(metric, run) for run in runs[1:]) if test.family else ()
             tests.append(replace(test, earlier=further, control=pair.new.backend in controls))
@@ -160,8 +159,13 @@ def _logarithms(metric: str, values: Sequence[float]) -> list[float]:
 
 
 def _decided(finding: Finding, test: Rounds, decision: Decision, pairs: int | None = None) -> Finding:
-    """Return a finding with its decision, which rests on the first pairs of rounds of an A/B, or on all rounds."""
+    """Return a finding with its decision, which rests on the first pairs of rounds of an A/B, or on all rounds.
+
+    A finding that has a reason rests on a latency that is not the computation's, which is no improvement.
+    """
     before, after = (side[:pairs] for side in finding.values)
+    if finding.reason and decision.verdict == "improved":
+        return replace(finding, decision=decision)
     return replace(
         finding,
         verdict=decision.verdict,

@@ -40,6 +40,7 @@ from attnbench.render.document import (
 )
 from attnbench.results import case_names, disturbed
 from attnbench.results.case_names import full_name
+from attnbench.results.cells import Cell
 from attnbench.results.export_rows import case_columns
 from attnbench.results.metrics import METRICS
 from attnbench.results.run_setup import seconds_started
@@ -74,6 +75,9 @@ def document(runs: Sequence[Run], request: Request | None = None, every: bool = 
     shown = [trend for trend in found if every or trend.changed or trend.accepted]
     shown.sort(key=lambda trend: -abs(trend.change))
     changed = events(found)
+    cells = {trend.series.cell for trend in found}
+    latest = without_figure(runs, request.join_units)
+    lost = [cell for device, cell in latest if (device, cell.backend, cell.case) in cells]
     rows = list(_rows(found))
     return Document(
         command="history",
@@ -81,9 +85,9 @@ def document(runs: Sequence[Run], request: Request | None = None, every: bool = 
         answer=(*disturbed.doubt(runs), *_answer(found)),
         machines=tuple(_machines(found)),
         blocks=(*_events_table(changed, found), *_cells_table(shown, found), *_acknowledged_table(found)),
-        cautions=tuple(_cautions(runs, found, changed, request)),
+        cautions=tuple(_cautions(found, lost, changed, request)),
         notes=((Span(_note(found), "quiet"),),),
-        verdict=_verdict(request, found),
+        verdict=_verdict(request, found, lost),
         appendix=(Section("figures", "Figures over date", tuple(map(_plot, shown))),) if shown else (),
         data={"cells": [_data(trend) for trend in found], "events": list(map(_event_data, changed))},
         rows=rows,
@@ -92,13 +96,21 @@ def document(runs: Sequence[Run], request: Request | None = None, every: bool = 
     )
 
 
-def _verdict(request: Request, found: Sequence[Trend]) -> Verdict | None:
+def _verdict(request: Request, found: Sequence[Trend], lost: Sequence[Cell]) -> Verdict | None:
     if request.fail_on is None:
         return None
     limit = percent(request.fail_on)
     if worse := request.failing(found):
         return Verdict(f"FAIL: {_cells(worse)} worse by more than {limit}: {some(map(named, worse))}", "bad")
-    return Verdict(f"PASS: no cell is shown to be worse by more than {limit}", "good")
+    passed = f"PASS: no cell is shown to be worse by more than {limit}"
+    if lost:
+        return Verdict(f"{passed}; not decided in the latest run: {_endings(lost)}", "warning")
+    return Verdict(passed, "good")
+
+
+def _endings(lost: Sequence[Cell]) -> str:
+    """Return cells with how they ended: "fa2 4k d128 causal fwd bf16 b1 h16 (WRONG)"."""
+    return some(f"{full_name(cell.backend, cell.case)} ({case_names.ENDINGS[cell.status]})" for cell in lost)
 
 
 def _answer(found: Sequence[Trend]) -> Iterator[str]:
@@ -274,15 +286,13 @@ def _cells(trends: Iterable[Trend]) -> str:
 
 
 def _cautions(
-    runs: Sequence[Run], found: Sequence[Trend], changed: Sequence[Event], request: Request
+    found: Sequence[Trend], lost: Sequence[Cell], changed: Sequence[Event], request: Request
 ) -> Iterator[Caution]:
     cells = {trend.series.cell for trend in found}
-    latest = without_figure(runs, request.join_units)
-    if lost := [cell for device, cell in latest if (device, cell.backend, cell.case) in cells]:
-        endings = some(f"{full_name(cell.backend, cell.case)} ({case_names.ENDINGS[cell.status]})" for cell in lost)
+    if lost:
         have = "has" if len(lost) == 1 else "have"
         yield Caution(
-            f"{count(len(lost), 'cell')} with a history {have} no figure in the latest run: {endings}.",
+            f"{count(len(lost), 'cell')} with a history {have} no figure in the latest run: {_endings(lost)}.",
             "The findings above end before that run.",
             "attnbench report of that run says why.",
         )

@@ -60,8 +60,10 @@ def series(runs: Sequence[Run], join_units: bool = False, metrics: Sequence[str]
     labels = _labels(ordered, join_units)
     found: dict[tuple[str, str, Case, str], list[Point]] = {}
     places = {id(run): place for place, run in enumerate(ordered)}
-    measured = [(cell, metric, value) for cell in cells(ordered) for metric in metrics if (value := cell.value(metric))]
+    measured = ((cell, metric, cell.value(metric)) for cell in cells(ordered) for metric in metrics)
     for cell, metric, value in measured:
+        if value is None or max(value, RULES[metric].floor) <= 0:  # a level is a logarithm
+            continue
         points = found.setdefault((labels[places[id(cell.run)]], cell.backend, cell.case, metric), [])
         points.append(Point(cell.run, value, cell.half_interval("latency") if metric == "latency" else None))
     return [

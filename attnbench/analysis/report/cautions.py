@@ -27,7 +27,6 @@ from attnbench.results.uncertainty import MIN_SAMPLES_INTERVAL
 
 DRIFT = 0.02
 DISAGREE = 0.02
-ABOVE_PEAK = 1.02  # times the peak at the highest clock: up to this, a gauge or a boost may be off
 ABOVE_CEILING = 1.1  # times the rate of a large matmul: the two were measured under unlike conditions
 
 
@@ -225,29 +224,6 @@ def _unproven(of: Reported) -> Iterator[dict[str, Any]]:
         yield {**values, "l2": policy.l2, "todo": other if kind == "cuda" else "Trust sizes beyond the cache."}
 
 
-def is_above_the_peak(cell: Cell) -> bool:
-    """Return whether a cell that computes attention has a rate that no device of this model can reach."""
-    return cell.is_exact and (_beats_tensor_cores(cell) or _beats_memory(cell))
-
-
-def _beats_tensor_cores(cell: Cell) -> bool:
-    """Return whether a cell computes faster than the datasheet's peak, scaled to the highest clock.
-
-    A peak that a person gave (run --peak) does not count, as its error is no fault of attnbench.
-    """
-    peak, clock, top = cell.rates.peak, cell.rates.clock, cell.run.environment.clock_max_hz
-    if not peak or cell.run.peak or cell.source.convention != "exact":
-        return False
-    limit = peak * max(1.0, top / clock) if clock and top else peak
-    return (cell.value("tflops") or 0.0) * 1e12 > ABOVE_PEAK * limit
-
-
-def _beats_memory(cell: Cell) -> bool:
-    """Return whether a step of generation reads faster than the datasheet's memory allows, with nothing in L2."""
-    is_cold = all(row.record.l2 == "cold" for row in cell.ok)
-    return cell.case.is_decode and is_cold and (cell.value("bandwidth_utilization") or 0.0) > ABOVE_PEAK
-
-
 def _without_peak(of: Reported) -> Iterator[dict[str, Any]]:
     cells = [c for c in of.measured if c.rates.peak is None and c.run.environment.device.kind == "cuda"]
     for device in dict.fromkeys(c.run.environment.device.name for c in cells):
@@ -339,7 +315,7 @@ CAUTIONS: Sequence[Rule[Reported]] = (
         "Launch fewer kernels, or capture them in a CUDA graph.",
     ),
     Rule(  # figures that no device of this model can reach, at its highest clock
-        lambda of: in_cells(filter(is_above_the_peak, of.measured)),
+        lambda of: in_cells(c for c in of.measured if c.is_above_the_peak),
         "{figures} above what the device can do: {names}.",
         "Their work or their time is counted wrongly: do not use them.",
         "This is a fault of attnbench; please report it with the run file.",
