@@ -4,8 +4,8 @@ The first launch reads inputs that nobody could know before. Each later one read
 changed by the last results (`link`): its k and v are as new as its q, and no result is worth keeping. A sum of all last
 results changes every element, or else one head, or with a causal mask the first rows, could run ahead of the others. So
 a launch can begin only when the one before it has ended, unless a kernel alters its results so that the sum is known.
-The link is public and cheap, and changes no value by more than a quarter, so that inputs keep their distribution along
-the chain.
+The link is public and cheap, and changes no value by more than a quarter, or of the least normal one, so that inputs
+keep their distribution along the chain.
 """
 
 from __future__ import annotations
