@@ -94,7 +94,9 @@ def recommend(given: Options) -> None:
     raise typer.Exit((outcome and outcome.gravest) or max(codes))
 
 
-def _measured(given: Options, settings: Settings, bits: tuple[str, ...], check: Callable[[Run], object]) -> Outcome:
+def _measured(
+    given: Options, settings: Settings, bits: tuple[str, ...], check: Callable[[Run], object] | None
+) -> Outcome:
     """Measure a short run; stderr shows the progress and names the run file."""
     from attnbench.run.run_suite import Request
 

@@ -145,11 +145,11 @@ def module_name(wanted: output.Wanted) -> str:
     return found
 
 
-def plan_check(wanted: output.Wanted) -> Callable[[Run], object]:
-    """Return the check of a planned run, which refuses one without a backend that a wanted module could call."""
+def plan_check(wanted: output.Wanted) -> Callable[[Run], object] | None:
+    """Return a check that refuses a planned run of which a module could call no backend; None without a module."""
     from attnbench.analysis.choose.module import check_plan
 
-    return check_plan if any(name == "module" for name, _ in wanted) else id
+    return check_plan if any(name == "module" for name, _ in wanted) else None
 
 
 def of_choice_file(given: Any, wanted: output.Wanted, *more: str) -> Document | None:

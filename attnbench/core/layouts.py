@@ -69,12 +69,10 @@ def find_packed(given: Inputs) -> Tensor | None:
 
 
 def as_slice(t: Tensor, *more: int) -> Tensor:
-    """Return the same values as a view of a tensor that is longer in its last dimensions, by `more`, and else dense.
+    """Return the same values as a view of a dense tensor that is longer by `more`, one number for each dimension.
 
-    By default it has one more row and 8 more columns; with columns by eights, rows begin at multiples of 16 bytes, as
-    kernels want them.
+    With a multiple of 8 for the last dimension, rows begin at multiples of 16 bytes, as kernels want them.
     """
-    more = (0,) * (t.dim() - len(more)) + more if more else (0,) * (t.dim() - 2) + (1, 8)
     larger = t.new_ones([n + extra for n, extra in zip(t.shape, more, strict=True)])
     part = larger[tuple(map(slice, t.shape))]
     part.copy_(t)

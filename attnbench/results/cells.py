@@ -389,12 +389,13 @@ def cells(
             own += _cells_of(source, keys)
         eager = {cell.case: cell.rounds("latency") for cell in own if cell.backend == "eager" and cell.status == "ok"}
         for source, _ in group:
-            source.eager, source.library = eager, _library(own) if source.run.own_code else {}
+            source.eager = eager
+            source.fastest_library = _fastest_library(own) if source.run.own_code else {}
         found += sorted(own, key=lambda cell: (case_rank(cell.case), backend_rank(cell.backend)))
     return found
 
 
-def _library(cells: Iterable[Cell]) -> dict[Case, dict[int, float]]:
+def _fastest_library(cells: Iterable[Cell]) -> dict[Case, dict[int, float]]:
     """Return case -> round -> latency, of the fastest exact backend that is no person's own code."""
     found: dict[Case, Cell] = {}
     for cell in cells:

@@ -328,7 +328,7 @@ def speedup(row: Row) -> float | None:
 def gain(row: Row) -> float | None:
     """Of own code: the latency of the fastest other backend, over the latency, in one round where both have one."""
     own = row.record.backend in row.source.run.own_code
-    return _over(row.seconds_in(row.source.library), latency(row)) if own else None
+    return _over(row.seconds_in(row.source.fastest_library), latency(row)) if own else None
 
 
 @metric("Peak memory added by one call", "B", "lower", formats.size, whole=True)

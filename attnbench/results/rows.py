@@ -53,7 +53,9 @@ class Source:
     rows: Sequence[Sequence[Row]] = ()  # the rounds of each cell
     beside: Together | None = None  # facts of all runs that are compared; None for a single record
     eager: Latencies = field(default_factory=dict)  # of eager
-    library: Latencies = field(default_factory=dict)  # of the fastest exact backend that is not a person's own code
+    fastest_library: Latencies = field(
+        default_factory=dict
+    )  # of the fastest exact backend that is not a person's own code
     _rates: dict[str, Rates] = field(default_factory=dict)
 
     @cached_property

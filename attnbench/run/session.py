@@ -181,7 +181,7 @@ class Session:
     def refuse_broken_code(self, option: str = "") -> None:
         """Raise UserError where a person's code cannot be used; attnbench's own backends are skipped with a reason.
 
-        So is untrusted code, unless none can be used.
+        Untrusted code is skipped too, where other untrusted code can be used.
         """
         own = [name for name in self.probes if is_user_code(self.pool.specs[name])]
         broken = [name for name in own if not self.probes[name].usable]

@@ -230,7 +230,9 @@ class CellSteps(Cell):
             "are 0, as in out.sum().backward()": dout.new_ones(()).expand_as(dout),
             "are 0 over the batch": dout[:1].expand_as(dout),
             "are 0 over the sequence": dout[:, :1].expand_as(dout),
-            "put heads first, as a slice of a larger tensor": as_slice(dout.transpose(1, 2)).transpose(1, 2),
+            "put heads first, as a slice of a larger tensor": as_slice(dout.transpose(1, 2), 0, 0, 1, 8).transpose(
+                1, 2
+            ),
         }
         for how, other in others.items():
             dense, strided = (self._results_for(of) for of in (other.contiguous(), other))
